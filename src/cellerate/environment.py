@@ -1,0 +1,130 @@
+"""What machine this is: versions, cores, memory, devices. The facts a bug report or a benchmark needs.
+
+A leaf of its own because `env`, result files and error messages all state the same facts.
+Nothing here imports a framework unless `devices` asks for it.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import cellerate
+from cellerate.errors import BackendError
+
+BACKENDS = ("tensorflow", "jax", "torch")
+_PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "pyarrow", "tokenizers")
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, or None. Does not import it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require(package: str, extra: str, purpose: str) -> None:
+    """Raises `BackendError` naming the extra to install if `package` cannot be imported."""
+    if importlib.util.find_spec(package) is None:
+        raise BackendError(
+            f"{purpose} needs the package {package!r}, which is not installed. "
+            f"Install it with: pip install 'cellerate[{extra}]'"
+        )
+
+
+def installed_backends() -> list[str]:
+    """The Keras backends that are installed here, in Keras's own order."""
+    return [name for name in BACKENDS if importlib.util.find_spec(name) is not None]
+
+
+def select_backend(name: str | None = None) -> str:
+    """Chooses the Keras backend for this process, before Keras is imported.
+
+    Order: the argument, then `KERAS_BACKEND`, then the one Keras's own configuration file names,
+    then the first installed of jax, tensorflow, torch.
+
+    Args:
+        name: "tensorflow", "jax", "torch" or None.
+
+    Returns:
+        The backend's name; `KERAS_BACKEND` is set to it.
+
+    Raises:
+        BackendError: The name is unknown, or that backend is not installed.
+    """
+    chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend()
+    installed = installed_backends()
+    if chosen is None:
+        if not installed:
+            raise BackendError(
+                "no Keras backend is installed. Install one with: pip install 'cellerate[jax]' "
+                "(or cellerate[torch], cellerate[tensorflow])"
+            )
+        chosen = next(b for b in ("jax", "tensorflow", "torch") if b in installed)
+    if chosen not in BACKENDS:
+        raise BackendError(
+            f"unknown backend {chosen!r}: expected one of {', '.join(BACKENDS)}"
+            + ("" if name else " (it comes from KERAS_BACKEND or Keras's configuration file)")
+            + "."
+        )
+    if chosen not in installed:
+        here = ", ".join(installed) or "none"
+        raise BackendError(
+            f"backend {chosen!r} is not installed (installed here: {here}). "
+            f"Install it with: pip install 'cellerate[{chosen}]'"
+        )
+    os.environ["KERAS_BACKEND"] = chosen
+    # TensorFlow prints a page of start-up notes on stderr unless told otherwise.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return chosen
+
+
+def machine() -> dict[str, Any]:
+    """What computes here: CPU model, usable cores, memory in bytes, operating system."""
+    import psutil
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The installed version of Cellerate and of every package that matters to a result."""
+    found = {name: package_version(name) for name in _PACKAGES}
+    return {"cellerate": cellerate.__version__} | {k: v for k, v in found.items() if v is not None}
+
+
+def resident_memory_bytes() -> int:
+    """The resident memory of this process, in bytes."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _configured_backend() -> str | None:
+    """The backend that Keras's own `keras.json` names, or None."""
+    import json
+
+    path = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras")) / "keras.json"
+    try:
+        backend = json.loads(path.read_text()).get("backend")
+    except (OSError, ValueError, AttributeError):
+        return None
+    # Keras writes "tensorflow" there by itself on first import, so a name that is not installed is no choice.
+    return backend if backend in installed_backends() else None
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,58 @@
+"""Every exception Cellerate raises on purpose, and the exit code the command line gives it.
+
+A module of its own, and a leaf, so that any other module can raise without importing more::
+
+    CellerateError                        exit code
+    ├── ConfigError   (also ValueError)   2   an argument or setting is wrong
+    ├── DataError     (also ValueError)   3   the input data cannot be used
+    ├── ModelError    (also ValueError)   4   the model file or model does not fit the task
+    ├── CheckpointError (also ValueError) 4   a checkpoint is damaged or belongs to another run
+    ├── BackendError  (also RuntimeError) 5   a backend or an optional package is missing
+    └── OutputError   (also OSError)      6   the result could not be written
+
+A message states the argument, what was expected, what came, and how to fix it.
+"""
+
+from typing import ClassVar
+
+
+class CellerateError(Exception):
+    """Base of every error Cellerate raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(CellerateError, ValueError):
+    """An argument or a setting has a value that cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(CellerateError, ValueError):
+    """The input data are missing, empty, malformed or too short."""
+
+    exit_code = 3
+
+
+class ModelError(CellerateError, ValueError):
+    """A model file is damaged, or the model does not fit what was asked of it."""
+
+    exit_code = 4
+
+
+class CheckpointError(CellerateError, ValueError):
+    """A checkpoint is damaged, or belongs to a run with other settings or data."""
+
+    exit_code = 4
+
+
+class BackendError(CellerateError, RuntimeError):
+    """A Keras backend or an optional package is not installed or cannot run here."""
+
+    exit_code = 5
+
+
+class OutputError(CellerateError, OSError):
+    """A result could not be written; nothing half-written is left behind."""
+
+    exit_code = 6

@@ -1,0 +1,113 @@
+"""Writing files so that a crash, a full disk or a kill never leaves half of one.
+
+A leaf of its own because models, checkpoints, caches and reports all end in the same three calls:
+write beside the target, flush to the disk, rename over it.
+"""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cellerate.errors import OutputError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
+    errno.EACCES: "permission denied; choose a folder you may write to",
+    errno.EPERM: "permission denied; choose a folder you may write to",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "a folder of that name is in the way; choose another name",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
+}
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    """Turns an `OSError` met while writing `path` into one that says what to do."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return OutputError(f"cannot write {path}: {reason}.")
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; on success it is flushed and renamed over `path`.
+
+    The temporary name keeps the suffix of `path`, because Keras and others choose a format by it.
+    Whatever goes wrong inside the block, the temporary file is removed and `path` is as it was.
+
+    Args:
+        path: The file to write. Missing parent folders are made.
+
+    Yields:
+        The path to write to.
+
+    Raises:
+        OutputError: The file could not be written (no space, no permission, a folder in the way).
+
+    Example:
+        >>> with atomic_write("out/vectors.npy") as beside:
+        ...     np.save(beside, vectors)
+    """
+    target = Path(path)
+    # OSErrors raised by the block itself that are not about writing (a missing *input* file, say) carry
+    # another filename; callers read their inputs before they open the block.
+    beside: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+        beside = Path(name)
+        yield beside
+        _flush(beside)
+        # mkstemp makes the file private (0600); a result gets the permissions any new file would.
+        beside.chmod(0o666 & ~_umask())
+        beside.replace(target)
+        beside = None
+        _flush(target.parent)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise output_error(target, error) from error
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises `OutputError` at once if `path` could not be written: before hours of training, not after."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        with tempfile.NamedTemporaryFile(prefix=f".{target.stem}.", dir=target.parent):
+            pass
+    except OSError as error:
+        raise output_error(target, error) from error
+
+
+def cache_dir() -> Path:
+    """The folder for encoded corpora: `CELLERATE_CACHE`, else `$XDG_CACHE_HOME/cellerate`, else `~/.cache`."""
+    if chosen := os.environ.get("CELLERATE_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cellerate"
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

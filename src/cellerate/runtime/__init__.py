@@ -1,0 +1,1 @@
+"""Sampling and generation that know neither Keras nor a framework."""

@@ -1,0 +1,1 @@
+"""The three tasks, text, series and embed: what strings data, model, loop and metric together."""
