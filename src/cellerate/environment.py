@@ -101,6 +101,21 @@ def versions() -> dict[str, str]:
     return {"cellerate": cellerate.__version__} | {k: v for k, v in found.items() if v is not None}
 
 
+def backend_devices(backend: str) -> list[str]:
+    """The devices one backend sees, asked in a process of its own (a process can hold one Keras backend)."""
+    import subprocess
+    import sys
+
+    ask = "import keras; print('\\n'.join(keras.distribution.list_devices()))"
+    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    found = subprocess.run(  # noqa: S603 (our own interpreter, a constant program)
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        return [f"cannot be imported: {(found.stderr.strip().splitlines() or ['no message'])[-1]}"]
+    return found.stdout.split()
+
+
 def resident_memory_bytes() -> int:
     """The resident memory of this process, in bytes."""
     import psutil

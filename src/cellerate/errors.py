@@ -8,7 +8,8 @@ A module of its own, and a leaf, so that any other module can raise without impo
     ├── ModelError    (also ValueError)   4   the model file or model does not fit the task
     ├── CheckpointError (also ValueError) 4   a checkpoint is damaged or belongs to another run
     ├── BackendError  (also RuntimeError) 5   a backend or an optional package is missing
-    └── OutputError   (also OSError)      6   the result could not be written
+    ├── OutputError   (also OSError)      6   the result could not be written
+    └── TrainingError (also RuntimeError) 7   training diverged
 
 A message states the argument, what was expected, what came, and how to fix it.
 """
@@ -56,3 +57,9 @@ class OutputError(CellerateError, OSError):
     """A result could not be written; nothing half-written is left behind."""
 
     exit_code = 6
+
+
+class TrainingError(CellerateError, RuntimeError):
+    """Training went wrong in a way no input check could foresee: the loss is no longer a number."""
+
+    exit_code = 7

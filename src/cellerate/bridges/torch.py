@@ -1,0 +1,104 @@
+"""What Cellerate asks of torch itself: whether a GPU is there, compiling a generation step, datasets.
+
+One file a framework, imported only when that backend runs; nothing else in Cellerate imports torch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
+
+
+def gpu_available() -> bool:
+    """Whether torch computes on a GPU here: the test Keras's cuDNN path makes."""
+    return torch.cuda.is_available() and torch.backends.cudnn.is_available()
+
+
+def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loops: bool = False) -> Step:
+    """Prepares a generation step, once for each shape of `ids`.
+
+    A single step is traced to the plain torch operations it comes down to (an FX graph): Keras's own Python
+    costs several times the arithmetic of one step. A loop is run as it is, since a trace would unroll it, and
+    so is a step that looks at the values of its tensors, which no trace can follow.
+
+    Args:
+        function: `(values, state, ids) -> (state, logits or None)`, where `values` stand for `variables` in
+            order, `state` is a tuple of tensors and `ids` an int32 tensor. It must be pure.
+        variables: The Keras variables it reads. Their values are arguments of the traced graph, so that
+            further training is seen at once.
+        loops: Whether the function loops over many time steps.
+
+    Returns:
+        `(state, ids) -> (state, logits)` with the logits as a NumPy array; the state stays on the device.
+    """
+    count = len(variables)
+    programs: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def flat(*tensors: Any) -> list[Any]:
+        state, logits = function(tensors[:count], tensors[count:-1], tensors[-1])
+        return [*state] if logits is None else [*state, logits]
+
+    def run(state: tuple[Any, ...], ids: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray | None]:
+        values = [variable.value for variable in variables]
+        device = next((tensor.device for tensor in (*state, *values)), None)
+        tensors = (*values, *state, torch.from_numpy(ids).to(device))
+        program = flat if loops else programs.get(ids.shape)
+        if program is None:
+            # Not in inference mode: the trace records what the operations do to ordinary tensors.
+            with torch.no_grad():
+                try:
+                    program = make_fx(flat)(*tensors)
+                except RuntimeError:
+                    # The step cannot be traced. If it is wrong as well, the plain run below says so.
+                    program = flat
+            programs[ids.shape] = program
+        with torch.inference_mode():
+            outputs = program(*tensors)
+        new_state = tuple(outputs[: len(state)])
+        return new_state, outputs[-1].cpu().numpy() if len(outputs) > len(state) else None
+
+    return run
+
+
+class _Batches(torch.utils.data.IterableDataset):
+    """One epoch of a source of batches; the workers of a loader share it out among themselves."""
+
+    def __init__(self, source: Any, epoch: int) -> None:
+        super().__init__()
+        self.source, self.epoch = source, epoch
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        # A loader takes from its workers in turn, so worker w of n has batches w, w + n, w + 2n, ...
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, len(self.source), step):
+            yield _as_tensors(self.source.batch(self.epoch, index))
+
+
+def torch_dataset(source: Any, epoch: int) -> torch.utils.data.IterableDataset:
+    """One epoch of a `cellerate.data.batches.BatchSource` as a dataset, batches in order.
+
+    Args:
+        source: The batches.
+        epoch: Which epoch; the dataset's attribute `epoch` may be set to another between two passes.
+
+    Returns:
+        A dataset with the structure of `source.batch`, for `DataLoader(dataset, batch_size=None)`.
+    """
+    return _Batches(source, epoch)
+
+
+def _as_tensors(batch: Any) -> Any:
+    """A batch with each array made a tensor that shares its memory."""
+    if isinstance(batch, dict):
+        return {name: _as_tensors(part) for name, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple([_as_tensors(part) for part in batch])
+    return torch.from_numpy(batch)

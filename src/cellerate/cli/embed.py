@@ -1,0 +1,52 @@
+"""`cellerate embed`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.output import emit, emit_json
+
+
+def embed(
+    model: Annotated[Path, typer.Argument(help="A model of `train embed`.", show_default=False)],
+    lines: Annotated[Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the vectors: *.npy or *.parquet.")
+    ] = Path("vectors.npy"),
+    column: Annotated[
+        str | None, typer.Option(help="The column of a Parquet file.", show_default=False)
+    ] = None,
+    errors: Annotated[
+        Literal["strict", "replace"],
+        typer.Option(help="Characters the model never saw, and bytes that are not UTF-8: refuse or replace."),
+    ] = "strict",
+    batch_size: Annotated[int, typer.Option(help="Lines a batch.")] = 256,
+    backend: Backend = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Write one vector a line, in the order of the lines; empty lines have a vector, too.
+
+    Example:
+
+        cellerate embed lines.keras lines.txt -o vectors.parquet
+    """
+    from cellerate.environment import select_backend
+    from cellerate.files import check_writable
+
+    select_backend(backend)
+    from cellerate.data.lines import read_lines
+    from cellerate.tasks.embed import check_vectors_path, embed_lines, load_line_model, save_vectors
+
+    check_vectors_path(output)
+    check_writable(output)
+    line_model = load_line_model(model)
+    texts = read_lines(lines, column=column, errors=errors, drop_empty=False)
+    vectors = embed_lines(line_model, texts, batch_size=batch_size, errors=errors)
+    save_vectors(vectors, output, texts)
+    if json:
+        emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
+    else:
+        emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}")

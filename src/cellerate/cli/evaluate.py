@@ -1,0 +1,59 @@
+"""`cellerate evaluate`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.output import emit, emit_json
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model that `train` wrote.", show_default=False)],
+    data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    part: Annotated[
+        Literal["all", "held-out"],
+        typer.Option(help="All of it, or the share that training on the same data held out (text and series)."),
+    ] = "all",
+    column: Annotated[
+        str | None, typer.Option(help="Lines: the column of a Parquet file.", show_default=False)
+    ] = None,
+    errors: Annotated[
+        Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
+    ] = "strict",
+    batch_size: Annotated[int, typer.Option(help="Rows a batch.")] = 128,
+    backend: Backend = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Judge a model: bits per character, forecast errors beside naive forecasts, or reconstruction.
+
+    Examples:
+
+        cellerate evaluate book.keras other.txt
+
+        cellerate evaluate ett.keras ETTh1.csv --part held-out --json
+    """
+    from cellerate.environment import select_backend
+
+    select_backend(backend)
+    from cellerate.tasks.evaluation import evaluate_model
+
+    found: dict[str, Any] = evaluate_model(
+        model, data, part=part, column=column, errors=errors, batch_size=batch_size
+    )
+    if json:
+        emit_json(found)
+        return
+    for name, value in found.items():
+        if isinstance(value, dict):
+            emit(name)
+            for inner, number in value.items():
+                emit(f"  {inner:<20} {_shown(number)}")
+        else:
+            emit(f"{name:<22} {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,152 @@
+"""Options that verbs share, and settings records turned into options.
+
+A module of its own so that a setting is declared once, in its dataclass with its docstring, and every verb
+that takes it has the same option, the same help and the same default.
+"""
+
+import dataclasses
+import inspect
+import re
+import tomllib
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cellerate.errors import ConfigError
+
+_F = typing.TypeVar("_F", bound=Callable[..., Any])
+
+
+def _load_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Fills the defaults of the verb's options from a TOML file."""
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        text = path.read_bytes().decode()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}.") from error
+    # One file may serve several verbs, each with a table of its own: [train.text], [generate] ...
+    table: Any = content
+    for word in context.command_path.split()[1:]:
+        table = table.get(word) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        table = content
+    known = {parameter.name: parameter for parameter in context.command.params if parameter.name != "config"}
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known or isinstance(value, dict):
+            options = ", ".join(sorted(n.replace("_", "-") for n in known if n and n != "help"))
+            raise ConfigError(f"{path}: {key!r} is no option of {context.command_path!r}. It has: {options}.")
+        given[name] = value
+    context.default_map = {**(context.default_map or {}), **given}
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A TOML file with values for these options; what is given on the command line wins.",
+        is_eager=True,
+        callback=_load_config,
+        show_default=False,
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        help="The Keras backend: tensorflow, jax or torch. Default: KERAS_BACKEND, else an installed one.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")]
+
+# Fields whose type is no command-line type, and how they are written there.
+_WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "jit_compile": (
+        Literal["auto", "on", "off"],
+        "auto",
+        lambda word: {"on": True, "off": False}.get(word, "auto"),
+    ),
+}
+
+
+def with_settings(keyword: str, settings: type, *, leave_out: Sequence[str] = (), panel: str) -> Callable[[_F], _F]:
+    """Adds an option for each field of a settings dataclass to a verb.
+
+    Args:
+        keyword: The argument under which the verb is given the finished `settings` record.
+        settings: A dataclass whose docstring has an `Attributes` section: the help of its options.
+        leave_out: Fields that are no options; the verb fills them in with `dataclasses.replace`.
+        panel: The heading of these options in the help.
+
+    Returns:
+        A decorator.
+    """
+    helps = attribute_docs(settings)
+    hints = typing.get_type_hints(settings)
+    fields = [field for field in dataclasses.fields(settings) if field.name not in leave_out]
+
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.name != keyword]
+        added = [_parameter(field, hints[field.name], helps[field.name], panel) for field in fields]
+
+        def verb(*arguments: Any, **options: Any) -> Any:
+            values = {field.name: options.pop(field.name) for field in fields}
+            for name, (_, _, read) in _WRITTEN.items():
+                if name in values:
+                    values[name] = read(values[name])
+            return function(*arguments, **options, **{keyword: settings(**values)})
+
+        verb.__name__, verb.__doc__, verb.__module__ = function.__name__, function.__doc__, function.__module__
+        verb.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+        return typing.cast(_F, verb)
+
+    return decorate
+
+
+def attribute_docs(settings: type) -> dict[str, str]:
+    """The text of each entry of the `Attributes` section of a docstring, by attribute."""
+    section = inspect.getdoc(settings) or ""
+    section = section.partition("Attributes:\n")[2]
+    entries: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if match := re.match(r"    (\w+): (.*)", line):
+            name, entries[match[1]] = match[1], match[2]
+        elif line.startswith("        ") and name:
+            entries[name] += " " + line.strip()
+        elif line.strip():
+            break
+    return entries
+
+
+def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Parameter:
+    default = field.default if field.default is not dataclasses.MISSING else None
+    if field.name in _WRITTEN:
+        hint, default, _ = _WRITTEN[field.name]
+    elif typing.get_origin(hint) is Sequence or hint == Sequence[str]:
+        hint, default = list[str], list(default or [])
+    flag = "--" + field.name.replace("_", "-")
+    if hint is bool:
+        flag += f"/--no-{field.name.replace('_', '-')}"
+    optional = NoneType in typing.get_args(hint)
+    option = typer.Option(
+        flag, help=help_text, rich_help_panel=panel, show_default=not optional and default not in ([], "")
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+    )

@@ -1,0 +1,43 @@
+"""What verbs print: results on stdout, everything else on stderr, and errors as one line.
+
+A module of its own so that every verb speaks alike and a script can rely on it.
+"""
+
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def emit(text: str) -> None:
+    """Prints a line of a result."""
+    print(text, flush=True)
+
+
+def emit_json(result: Mapping[str, Any]) -> None:
+    """Prints a result as one JSON object; a value that is no finite number becomes null."""
+    print(json.dumps(_finite(result), indent=2, default=str), flush=True)
+
+
+def note(text: str) -> None:
+    """Prints a sentence about what goes on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def command_to_resume() -> str:
+    """The command line of this process with `--resume`."""
+    words = [*sys.argv[1:]] + ([] if "--resume" in sys.argv else ["--resume"])
+    return shlex.join([os.path.basename(sys.argv[0]), *words])  # noqa: PTH119
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,88 @@
+"""What the three training verbs do alike around the training itself.
+
+A module of its own so that a run begins, reports and ends the same way whatever is trained.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cellerate.cli.output import command_to_resume, note
+
+if TYPE_CHECKING:
+    from cellerate.training.display import Display
+    from cellerate.training.loop import TrainingResult
+
+
+def training_display(quiet: bool) -> "Display":
+    """The display of a run."""
+    from cellerate.training.display import Silent, Terminal
+
+    return Silent() if quiet else Terminal()
+
+
+def training_report(result: "TrainingResult") -> dict[str, Any]:
+    """What `--json` says of a run."""
+    return {
+        "status": result.status,
+        "output": str(result.output),
+        "run_folder": str(result.folder),
+        "epochs": len(result.history),
+        "best_epoch": result.best_epoch,
+        "best_loss": result.best,
+        "seconds": result.seconds,
+        "precision": result.precision,
+        "history": list(result.history),
+    }
+
+
+def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[str]) -> None:
+    """Says where the results are and what to do next; an interrupted run exits with 130."""
+    if result.status == "interrupted":
+        where = f"after epoch {len(result.history)}" if result.history else "in its first epoch"
+        note(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
+        raise typer.Exit(130)
+    if quiet:
+        return
+    if result.status == "time limit":
+        note(f"stopped at the time limit. To go on:\n  {command_to_resume()}")
+    if result.status == "stopped early":
+        note(f"stopped early: epoch {result.best_epoch} was the best.")
+    note(f"model: {result.output}   history: {result.folder}/history.csv")
+    note("next:\n" + "\n".join(f"  {step}" for step in next_steps))
+
+
+@contextlib.contextmanager
+def reading_progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar for reading text, shown only where reading takes a while."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(bar_width=20),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal task
+        if task is None:
+            bar.start()
+            task = bar.add_task("", total=total)
+        bar.update(task, completed=done)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield report
+    finally:
+        bar.stop()

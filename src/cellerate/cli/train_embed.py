@@ -1,0 +1,68 @@
+"""`cellerate train embed`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import finish_training, training_display, training_report
+from cellerate.tasks.settings import AutoencoderArchitecture, LineData
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("data", LineData, leave_out=["path"], panel="Lines")
+@with_settings("architecture", AutoencoderArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+def train_embed(
+    lines: Annotated[Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
+    ],
+    data: LineData,
+    architecture: AutoencoderArchitecture,
+    training: TrainingSettings,
+    model: Annotated[
+        Path | None, typer.Option(help="Go on with this line model instead of a new one.", show_default=False)
+    ] = None,
+    resume: Resume = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a sequence autoencoder, whose encoder turns lines into vectors.
+
+    Examples:
+
+        cellerate train embed lines.txt -o lines.keras
+
+        cellerate train embed products.parquet --column title --latent 64 -o titles.keras
+    """
+    from cellerate.environment import select_backend
+
+    select_backend(backend)
+    from cellerate.tasks.embed import train_embed as run_training
+
+    run = run_training(
+        dataclasses.replace(data, path=lines),
+        output,
+        architecture=architecture,
+        model=model,
+        training=training,
+        resume=resume,
+        display=training_display(quiet),
+    )
+    if run.truncated and not quiet:
+        note(f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)")
+    if json:
+        emit_json({"training": training_report(run.training), "held_out": run.evaluation})
+    elif run.evaluation is not None:
+        emit(
+            f"held-out lines: {run.evaluation['token_accuracy']:.1%} of characters right with all before them "
+            f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
+            f"{run.evaluation['exact_lines']:.1%} of lines whole"
+        )
+    finish_training(run.training, quiet, next_steps=[f"cellerate embed {output} {lines} -o vectors.npy"])

@@ -1,0 +1,92 @@
+"""`cellerate train text`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import finish_training, reading_progress, training_display, training_report
+from cellerate.tasks.settings import TextArchitecture, TextData
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("data", TextData, leave_out=["paths"], panel="Text")
+@with_settings("architecture", TextArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+def train_text(
+    paths: Annotated[list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
+    ],
+    data: TextData,
+    architecture: TextArchitecture,
+    training: TrainingSettings,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Train this .keras model instead of building one.", show_default=False),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(help="Generate from this prompt before and after training.", show_default=False),
+    ] = None,
+    resume: Resume = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a next-character model on text.
+
+    Examples:
+
+        cellerate train text book.txt -o book.keras
+
+        cellerate train text src/ --include '*.py' --units 512 --layers 2 -o code.keras
+
+        cellerate train text book.txt -o book.keras --resume
+    """
+    from cellerate.environment import select_backend
+
+    select_backend(backend)
+    from cellerate.runtime.sampling import Sampling
+    from cellerate.tasks.text import TextModel, generate_text, load_text_model
+    from cellerate.tasks.text import train_text as run_training
+
+    def show_sample(title: str, text_model: TextModel) -> None:
+        if sample is not None:
+            pieces = generate_text(
+                text_model, sample, max_tokens=300, sampling=Sampling(temperature=0.6, seed=training.seed)
+            )
+            note(f"--- sample {title} ---\n{sample}{''.join(pieces)}\n---")
+
+    def on_ready(untrained: TextModel) -> None:
+        if not quiet:
+            note(
+                f"{untrained.record['data']['characters']:,} characters, vocabulary of "
+                f"{untrained.tokenizer.vocabulary_size}, {untrained.model.count_params():,} weights"
+            )
+        show_sample("before training", untrained)
+
+    with reading_progress(quiet) as reading:
+        run = run_training(
+            dataclasses.replace(data, paths=paths),
+            output,
+            architecture=architecture,
+            model=model,
+            training=training,
+            resume=resume,
+            display=training_display(quiet),
+            reading=reading,
+            on_ready=on_ready,
+        )
+    report = {"training": training_report(run.training), "held_out": run.evaluation}
+    if run.training.status != "interrupted":
+        show_sample("after training", load_text_model(output))
+    if json:
+        emit_json(report)
+    elif run.evaluation is not None:
+        emit(f"held-out: {run.evaluation['bits_per_character']:.3f} bits per character")
+    finish_training(run.training, quiet, next_steps=[f'cellerate generate {output} "..."', f"cellerate explain {output}"])

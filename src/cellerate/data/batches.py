@@ -1,0 +1,163 @@
+"""What a source of batches is, and the part that all sources over one long array share.
+
+A module of its own because training, evaluation, checkpoints and all three input pipelines need nothing
+of the data but this: how many batches, and batch number i of epoch e, a pure function of both.
+"""
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from cellerate.errors import ConfigError
+
+Batch = tuple[np.ndarray, ...]
+
+# Windows are gathered about this many bytes at a time: large enough that Python's share is small, small
+# enough to stay in the second-level cache until they are handed out.
+CHUNK_BYTES = 1 << 20
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """What training and evaluation need of the data.
+
+    Attributes:
+        batch_size: Rows of every batch.
+        item: What one item is called in displays: "windows", "characters", "lines".
+        items_per_batch: Items a full batch holds (text: batch size times length).
+    """
+
+    batch_size: int
+    item: str
+    items_per_batch: int
+
+    def __len__(self) -> int:
+        """Batches in an epoch; the same for every epoch."""
+        ...
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """Batch `index` of `epoch`: `(x, y)` or `(x, y, sample_weight)`, always the same."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Identifies data and settings: a checkpoint of another source is refused."""
+        ...
+
+
+class GatheredBatches:
+    """Cuts large gathers into batches. Subclasses say how windows `first` to `last - 1` are read."""
+
+    fixed_shapes: ClassVar[bool] = True  # every batch has the same shapes: one compiled program serves all
+    batch_size: int
+    item: str
+    items_per_batch: int
+    _windows: int  # windows an epoch, all of them full
+    _chunk: int  # batches a gather
+    _pad: bool  # fill the last batch up with rows of weight 0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: tuple[tuple[tuple[int, int], Batch], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_recent")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        GatheredBatches.__init__(self)
+
+    def __len__(self) -> int:
+        if self._pad:
+            return -(-self._windows // self.batch_size)
+        return self._windows // self.batch_size
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Batch `index` of `epoch`, in arrays of its own. Any order, any thread.
+
+        Raises:
+            IndexError: `index` is not one of the batches of an epoch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} was asked for; an epoch has batches 0 to {len(self) - 1}")
+        place = index % self._chunk * self.batch_size
+        key = (epoch, index // self._chunk)
+        with self._lock:
+            arrays = next((found for known, found in self._recent if known == key), None)
+            if arrays is None:
+                arrays = self._gather(*key)
+                # Two, for parallel readers that work on both sides of a border.
+                self._recent = ((key, arrays), *self._recent[:1])
+        return tuple([array[place : place + self.batch_size].copy() for array in arrays])
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """All batches of `epoch` from number `start` on, in order; equal to `batch`, and faster.
+
+        The arrays are views of one larger gather that nothing else uses, so they may be written to, but
+        one batch that is kept alive keeps its neighbours (about a megabyte) alive too.
+        """
+        for number in range(start // self._chunk, -(-len(self) // self._chunk)):
+            arrays = self._gather(epoch, number)
+            rows, size = len(arrays[0]), self.batch_size
+            begin = max(0, start - number * self._chunk) * size
+            for place in range(begin, rows, size):
+                yield tuple([array[place : place + size] for array in arrays])
+
+    def _gather(self, epoch: int, number: int) -> Batch:
+        first = number * self._chunk * self.batch_size
+        last = min(first + self._chunk * self.batch_size, len(self) * self.batch_size)
+        if not self._pad:
+            return self._read(epoch, first, last)
+        full = min(last, self._windows)
+        arrays = self._read(epoch, first, full)
+        weight = np.ones(last - first, np.float32)
+        weight[full - first :] = 0
+        if full < last:
+            arrays = tuple(
+                np.concatenate([array, np.repeat(array[-1:], last - full, axis=0)]) for array in arrays
+            )
+        return *arrays, weight
+
+    def _read(self, epoch: int, first: int, last: int) -> Batch:
+        raise NotImplementedError
+
+
+def iterate(source: BatchSource, epoch: int, start: int, stop: int) -> Iterator[tuple[Any, ...]]:
+    """Batches `start` to `stop - 1` of `epoch`, by the source's own `batches` where it has one."""
+    faster = getattr(source, "batches", None)
+    if faster is not None:
+        return itertools.islice(faster(epoch, start), stop - start)
+    return (source.batch(epoch, index) for index in range(start, stop))
+
+
+def array_fingerprint(values: np.ndarray) -> str:
+    """A content hash of an array: all of it up to 4 MB, else 64 stretches of it, and its shape and type."""
+    found = hashlib.blake2b(f"{values.shape} {values.dtype.str}".encode(), digest_size=16)
+    row_bytes = max(1, values.nbytes // max(1, len(values)))
+    if values.nbytes <= 4 << 20:
+        found.update(np.ascontiguousarray(values).tobytes())
+    else:
+        rows = max(1, (64 << 10) // row_bytes)
+        for first in np.linspace(0, len(values) - rows, 64).astype(np.int64):
+            found.update(np.ascontiguousarray(values[first : first + rows]).tobytes())
+    return found.hexdigest()
+
+
+def at_least(least: int, **settings: int) -> None:
+    """Raises `ConfigError` naming the first setting that is not a whole number of at least `least`."""
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts one after another; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def digest(content: bytes) -> str:
+    """A short content hash, as hexadecimal digits."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,159 @@
+"""Brings the columns of a series to mean 0 and deviation 1, and forecasts back to their own units.
+
+A module of its own because it outlives the data: it is stored with the model and read from files that
+may be damaged or hostile, long after the series it was fitted on.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cellerate.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from cellerate.data.series import SeriesPart
+
+_CHUNK_BYTES = 4 << 20
+_MOST_COLUMNS = 1_000_000
+
+
+class Scaler:
+    """A mean and a scale for each column; a value becomes `(value - mean) / scale`.
+
+    Args:
+        columns: Names, in the order of the columns.
+        mean: (C,) in the units of the data.
+        scale: (C,) positive, in the units of the data.
+
+    Raises:
+        ModelError: Lengths differ, or a number is not finite, or a scale is not positive.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], mean: Sequence[float] | np.ndarray, scale: Sequence[float] | np.ndarray
+    ) -> None:
+        self.columns = tuple(columns)
+        self.mean = _numbers("mean", mean, len(self.columns))
+        self.scale = _numbers("scale", scale, len(self.columns))
+        if not (self.scale > 0).all():
+            raise ModelError("the scaler's scale holds a number that is not positive; the file is damaged.")
+        self._mean32 = self.mean.astype(np.float32)
+        self._scale32 = self.scale.astype(np.float32)
+
+    @classmethod
+    def fit(cls, part: "SeriesPart") -> "Scaler":
+        """Mean and standard deviation of each column over the rows of `part`, in one streamed pass.
+
+        Fit on the training part only: statistics of later rows would tell the model about them. A column
+        that does not change gets a scale of 1.
+
+        Args:
+            part: The training part.
+
+        Returns:
+            A scaler for all columns of the series.
+
+        Raises:
+            DataError: The part is empty.
+
+        Source:
+            T. Chan, G. Golub and R. LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+            Sample Variances", 1979.
+        """
+        columns = part.data.columns
+        count = 0
+        mean = np.zeros(len(columns))
+        squares = np.zeros(len(columns))  # sum of squared distances from the mean
+        rows_a_chunk = max(1, _CHUNK_BYTES // (8 * len(columns)))
+        for chunk in part.chunks(rows_a_chunk):
+            values = chunk.astype(np.float64)
+            here = values.mean(axis=0)
+            total = count + len(values)
+            away = here - mean
+            squares += ((values - here) ** 2).sum(axis=0) + away**2 * (count * len(values) / total)
+            mean += away * (len(values) / total)
+            count = total
+        if not count:
+            raise DataError(f"the {part.name} part has no rows, so there is nothing to fit a scaler on.")
+        deviation = np.sqrt(squares / count)
+        # The deviation of a constant column is rounding noise, not a scale.
+        flat = deviation <= 1e-9 * np.abs(mean)
+        return cls(columns, mean, np.where(flat | (deviation < np.finfo(np.float32).tiny), 1.0, deviation))
+
+    def transform(self, values: np.ndarray, columns: Sequence[int] | None = None) -> np.ndarray:
+        """Scales values, in float32.
+
+        Args:
+            values: (..., C), any float dtype, C the columns asked for.
+            columns: Their positions among all; None: all of them, in order.
+
+        Returns:
+            (..., C) float32, a new array.
+        """
+        mean, scale = self._mean32, self._scale32
+        if columns is not None:
+            mean, scale = mean[columns], scale[columns]
+        scaled = np.subtract(values, mean, dtype=np.float32)
+        scaled /= scale
+        return scaled
+
+    def inverse_transform(
+        self, values: np.ndarray, columns: Sequence[int] | None = None, *, quantiles: bool = False
+    ) -> np.ndarray:
+        """Takes scaled values back to the units of the data.
+
+        Args:
+            values: (..., C), or (..., C, Q) with `quantiles`.
+            columns: Positions among all columns, `SeriesData.target_columns` for forecasts; None: all.
+            quantiles: The last axis holds quantiles, the one before it columns.
+
+        Returns:
+            Same shape, float64.
+        """
+        chosen = slice(None) if columns is None else list(columns)
+        mean, scale = self.mean[chosen], self.scale[chosen]
+        if quantiles:
+            mean, scale = mean[:, None], scale[:, None]
+        return values.astype(np.float64) * scale + mean
+
+    def to_config(self) -> dict[str, Any]:
+        """A JSON-able description that `from_config` takes."""
+        return {"columns": list(self.columns), "mean": self.mean.tolist(), "scale": self.scale.tolist()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Scaler":
+        """A scaler from `to_config`'s description.
+
+        Raises:
+            ModelError: The description is not one; a model file may hold anything.
+        """
+        if not isinstance(config, Mapping) or set(config) != {"columns", "mean", "scale"}:
+            raise ModelError(
+                "the scaler's description must have columns, mean and scale; the file is damaged."
+            )
+        columns = config["columns"]
+        if not isinstance(columns, list) or not 1 <= len(columns) <= _MOST_COLUMNS:
+            raise ModelError("the scaler's columns must be a list of names; the file is damaged.")
+        if not all(isinstance(name, str) for name in columns) or len(set(columns)) != len(columns):
+            raise ModelError("the scaler's columns must be names, each once; the file is damaged.")
+        return cls(columns, config["mean"], config["scale"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scaler) and self.to_config() == other.to_config()
+
+    __hash__ = None  # type: ignore[assignment]  # its arrays could be changed
+
+
+def _numbers(name: str, values: Any, count: int) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise ModelError(f"the scaler's {name} must be a list of {count} numbers; the file is damaged.")
+    for value in values:
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        # 1e30: what float32 holds, with room for the subtraction.
+        if not good or not math.isfinite(value) or abs(value) > 1e30:
+            raise ModelError(f"the scaler's {name} holds {value!r:.40}, not a number; the file is damaged.")
+    return np.array(values, dtype=np.float64)

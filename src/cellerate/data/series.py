@@ -1,0 +1,322 @@
+"""Opens time series: which columns, which rows follow one another, and what is training, validation and test.
+
+A module of its own because this is where the questions of a series are settled once (targets, time, gaps,
+missing values, several series in a table), so that everything behind it sees one matrix and its segments.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from cellerate.data.batches import digest
+from cellerate.data.gather import open_rows
+from cellerate.data.series_build import (
+    Columns,
+    Gaps,
+    Missing,
+    Storage,
+    build_series,
+    load_series,
+)
+from cellerate.data.tables import Table, file_digest, find_tables, open_table
+from cellerate.errors import ConfigError, DataError
+from cellerate.files import cache_dir
+
+_TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
+
+__all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesData:
+    """One matrix of values and what its rows and columns mean.
+
+    Attributes:
+        values: (N, C) float32 or float16, usually a memory map: the features, then targets that are none.
+        columns: Names of the C columns.
+        feature_columns: Positions of the features among the columns.
+        target_columns: Positions of the targets among the columns.
+        times: (N,) datetime64[us], or float64 where the time column holds numbers, or None.
+        segments: (first row, row after the last, series) of each stretch without a gap, in rising order.
+        step: The median time step: timedelta64 or float, None without times.
+        fingerprint: Hash of the files' content and of all settings.
+        cached: Whether the matrix was found ready in the cache.
+    """
+
+    values: np.ndarray
+    columns: tuple[str, ...]
+    feature_columns: tuple[int, ...]
+    target_columns: tuple[int, ...]
+    times: np.ndarray | None
+    segments: tuple[tuple[int, int, str], ...]
+    step: np.timedelta64 | float | None
+    fingerprint: str
+    cached: bool = False
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features, in the order of a batch's last axis."""
+        return tuple(self.columns[place] for place in self.feature_columns)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the targets, in the order of a target's last axis."""
+        return tuple(self.columns[place] for place in self.target_columns)
+
+    @property
+    def rows(self) -> int:
+        """Rows in segments: all that are used."""
+        return sum(stop - first for first, stop, _ in self.segments)
+
+    def whole(self) -> "SeriesPart":
+        """All rows as one part."""
+        return SeriesPart(self, "whole", tuple((first, first, stop) for first, stop, _ in self.segments))
+
+    def split(
+        self,
+        train: float = 0.7,
+        validation: float = 0.1,
+        *,
+        counts: tuple[int, int, int] | None = None,
+    ) -> "SeriesSplit":
+        """Cuts each series in time: first training, then validation, then test.
+
+        A row belongs to one part only, and so does every target. Inputs of the first validation and test
+        windows look back into the part before: at forecast time those rows are known.
+
+        Args:
+            train: Share of each series' rows, above 0.
+            validation: Share of each series' rows; what remains is the test part.
+            counts: Rows of training, validation and test of each series, instead of shares. Rows after
+                those are not used.
+
+        Returns:
+            The three parts; a part may be empty.
+
+        Raises:
+            ConfigError: The shares or counts are out of range.
+            DataError: A series has fewer rows than `counts` ask for.
+        """
+        if counts is None:
+            if not (0 < train <= 1 and 0 <= validation <= 1 and train + validation <= 1 + 1e-9):
+                raise ConfigError(
+                    f"train is {train} and validation {validation}; expected shares with train above 0 and a "
+                    f"sum of at most 1."
+                )
+        elif len(counts) != 3 or counts[0] < 1 or min(counts) < 0:
+            raise ConfigError(f"counts is {counts}; expected rows of training (1 or more), validation, test.")
+        parts: tuple[list[tuple[int, int, int]], ...] = ([], [], [])
+        for name in dict.fromkeys(series for _, _, series in self.segments):
+            own = [(first, stop) for first, stop, series in self.segments if series == name]
+            total = sum(stop - first for first, stop in own)
+            if counts is None:
+                edges = [0, round(total * train), round(total * min(1.0, train + validation)), total]
+            else:
+                edges = [0, counts[0], counts[0] + counts[1], sum(counts)]
+                if edges[3] > total:
+                    which = f"series {name!r}" if name else "the series"
+                    raise DataError(f"{which} has {total} rows, but counts {counts} need {edges[3]}.")
+            for part, low, high in zip(parts, edges[:3], edges[1:], strict=True):
+                before = 0
+                for first, stop in own:
+                    begin = first + max(0, low - before)
+                    end = min(stop, first + high - before)
+                    if begin < end:
+                        part.append((first, begin, end))
+                    before += stop - first
+        names = ("training", "validation", "test")
+        return SeriesSplit(*(SeriesPart(self, n, tuple(p)) for n, p in zip(names, parts, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesPart:
+    """The rows of a series that training, validation or test may predict.
+
+    Attributes:
+        data: The series.
+        name: "training", "validation", "test" or "whole".
+        bounds: (row from which inputs may be taken, first row of the part, row after its last), a stretch
+            each.
+    """
+
+    data: SeriesData
+    name: str
+    bounds: tuple[tuple[int, int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows in this part, without those it may look back on."""
+        return sum(stop - begin for _, begin, stop in self.bounds)
+
+    def spans(self, window: int) -> list[tuple[int, int]]:
+        """First row and row after the last of each stretch that windows of `window` input rows may use.
+
+        Raises:
+            DataError: The part is empty.
+        """
+        if not self.bounds:
+            raise DataError(f"the {self.name} part has no rows; give it a larger share of the series.")
+        return [(max(floor, begin - window), stop) for floor, begin, stop in self.bounds]
+
+    def chunks(self, rows: int) -> Iterator[np.ndarray]:
+        """The part's rows in order, at most `rows` at a time, as stored; resident memory stays small."""
+        reader = open_rows(self.data.values)
+        for _, begin, stop in self.bounds:
+            for first in range(begin, stop, rows):
+                out = np.empty((min(rows, stop - first), self.data.values.shape[1]), self.data.values.dtype)
+                reader.read(first, out)
+                yield out
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesSplit:
+    """The three parts of a series."""
+
+    train: SeriesPart
+    validation: SeriesPart
+    test: SeriesPart
+
+
+def open_series(
+    paths: Sequence[str | Path] | str | Path,
+    *,
+    targets: Sequence[str],
+    features: Sequence[str] | None = None,
+    time_column: str | None = None,
+    series_column: str | None = None,
+    missing: Missing = "error",
+    gaps: Gaps = "split",
+    dtype: Storage = "float32",
+    names: Sequence[str] | None = None,
+) -> SeriesData:
+    """Opens a time series from CSV, Parquet or `.npy` files.
+
+    Several files with the same columns are read one after another. Where a file does not go on in time
+    where the one before ended, and there is no series column, it is a series of its own.
+
+    CSV and Parquet are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that
+    already is that matrix is used where it lies. In both cases the values are mapped, not loaded.
+
+    Args:
+        paths: Files, folders or patterns.
+        targets: Columns to forecast.
+        features: Columns to forecast from; None: every column of numbers but time and series.
+        time_column: None: the column named date, time, timestamp, datetime or ds, or else the first one
+            of a time type, or else none.
+        series_column: The column that tells several series in one table apart.
+        missing: What to do with empty, NaN and infinite values. "error"; "drop": a series is cut there;
+            "ffill": the last value before it (rows before the first value are dropped); "interpolate": a
+            straight line between its neighbours, the nearest value at the ends. Note that a line looks
+            ahead.
+        gaps: What to do where the time step is not the usual one (under half or over one and a half of the
+            median). "split": no window crosses it; "error"; "ignore".
+        dtype: Of the stored matrix; "float16" halves it.
+        names: Column names for `.npy` files; None: "0", "1", ...
+
+    Returns:
+        The series.
+
+    Raises:
+        ConfigError: An argument has a value it cannot have.
+        DataError: A file is missing, empty or damaged, a column is missing or holds no numbers, times are
+            out of order, or values are missing and `missing` is "error". The message names file, column
+            and row.
+        OutputError: The cache folder cannot be written.
+    """
+    for name, value, choices in (
+        ("missing", missing, get_args(Missing)),
+        ("gaps", gaps, get_args(Gaps)),
+        ("dtype", dtype, get_args(Storage)),
+    ):
+        if value not in choices:
+            raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
+    if isinstance(targets, str) or not targets:
+        raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
+    files = find_tables(paths)
+    tables = [open_table(path, names) for path in files]
+    for table in tables[1:]:
+        if table.columns != tables[0].columns:
+            raise DataError(
+                f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
+                f"{', '.join(tables[0].columns)}; files of one series need the same columns, in one order."
+            )
+    columns = _choose(tables[0], list(targets), features, time_column, series_column)
+    place = {name: number for number, name in enumerate(columns.values)}
+    settings = {
+        "version": 1,
+        "files": [file_digest(path) for path in files],
+        "table": tables[0].columns,
+        "columns": dataclasses.asdict(columns),
+        "targets": list(targets),
+        "missing": missing,
+        "gaps": gaps,
+        "dtype": dtype,
+    }
+    # Files that begin a series of their own are named after the file, so names belong to the key.
+    settings["names"] = [path.stem for path in files] if len(files) > 1 else []
+    key = digest(json.dumps(settings, sort_keys=True).encode())
+    folder = cache_dir() / "series"
+    built = load_series(folder, key, tables)
+    cached = built is not None
+    if built is None:
+        built = build_series(folder, key, tables, columns, missing=missing, gaps=gaps, dtype=dtype)
+    return SeriesData(
+        values=built.values,
+        columns=tuple(columns.values),
+        feature_columns=tuple(place[name] for name in columns.features),
+        target_columns=tuple(place[name] for name in targets),
+        times=built.times,
+        segments=built.segments,
+        step=built.step,
+        fingerprint=key,
+        cached=cached,
+    )
+
+
+def _choose(
+    table: Table,
+    targets: list[str],
+    features: Sequence[str] | None,
+    time_column: str | None,
+    series_column: str | None,
+) -> Columns:
+    """Which columns are read, and as what."""
+    if isinstance(features, str):
+        raise ConfigError(f"features is {features!r}; expected a list of column names.")
+    asked = {"targets": targets, "features": list(features or ())}
+    asked |= {"time_column": [time_column] if time_column is not None else []}
+    asked |= {"series_column": [series_column] if series_column is not None else []}
+    for argument, wanted in asked.items():
+        for name in wanted:
+            if name not in table.columns:
+                raise DataError(
+                    f"{argument} names a column {name!r} that {table.path} does not have. It has: "
+                    f"{', '.join(table.columns)}."
+                )
+        if len(set(wanted)) < len(wanted):
+            raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
+    if time_column is None:
+        named = [name for name in table.columns if name.lower() in _TIME_NAMES]
+        typed = [name for name in table.columns if table.kinds[name] == "time"]
+        taken = {*targets, *(features or ()), series_column}
+        time_column = next((name for name in named + typed if name not in taken), None)
+    if features is None:
+        # A column without a name is an index that a program wrote along.
+        others = {time_column, series_column, ""}
+        features = [n for n in table.columns if table.kinds[n] == "number" and n not in others]
+        if not features:
+            raise DataError(f"{table.path} has no column of numbers to forecast from.")
+    elif not features:
+        raise ConfigError("features is empty; expected at least one column, or None for all of them.")
+    special = {"time": time_column, "series": series_column}
+    for what, column in special.items():
+        if column is not None and column in (*targets, *features):
+            raise ConfigError(f"the {what} column {column!r} cannot be a target or a feature as well.")
+    if time_column is not None and time_column == series_column:
+        raise ConfigError(f"{time_column!r} cannot be both the time column and the series column.")
+    values = list(dict.fromkeys([*features, *targets]))
+    return Columns(values, list(features), time_column, series_column)

@@ -1,0 +1,371 @@
+"""Reads tables from CSV, Parquet and NumPy files in blocks of rows, numbers and times apart.
+
+A module of its own because what a series means (targets, gaps, splits) should not know file formats; and so
+that a file larger than memory is only ever read in blocks.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from cellerate.errors import DataError
+
+Kind = Literal["number", "time", "other"]
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-"]
+_BLOCK_BYTES = 4 << 20
+_BLOCK_ROWS = 1 << 16
+_SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".parquet", ".pq", ".npy")
+# Day first with dots is the only common order there; with slashes it could be either, so none is guessed.
+_TIME_FORMATS = (
+    "%Y/%m/%d %H:%M:%S",
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%d",
+    "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Some rows of a table.
+
+    Attributes:
+        numbers: (rows, columns asked for) float64, NaN where a value is missing.
+        times: (rows,) datetime64[us], or float64 if the time column holds numbers; None if none is asked for.
+        series: (rows,) ids as text, or None.
+    """
+
+    numbers: np.ndarray
+    times: np.ndarray | None
+    series: list[str] | None
+
+
+class Table(Protocol):
+    """A table that is read in blocks.
+
+    Attributes:
+        path: The file.
+        columns: All names, in order.
+        kinds: What each column seems to hold, judged by its type or its first block.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    kinds: dict[str, Kind]
+
+    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
+        """The rows in order."""
+        ...
+
+
+def find_tables(paths: Sequence[str | Path] | str | Path) -> list[Path]:
+    """The table files that are meant: files, folders (the tables in them, sorted) or patterns with `*`.
+
+    Raises:
+        DataError: A path does not exist, or nothing is found.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found: list[Path] = []
+    for name in given:
+        path = Path(name)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.lower().endswith(_SUFFIXES))
+            if not inside:
+                raise DataError(f"the folder {path} holds no table ({', '.join(_SUFFIXES)}).")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        elif "*" in path.name:
+            matched = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+            if not matched:
+                raise DataError(f"no file matches {path}.")
+            found += matched
+        else:
+            raise DataError(f"there is no file {path}.")
+    if not found:
+        raise DataError("no file was given; expected at least one CSV, Parquet or .npy file.")
+    return found
+
+
+def open_table(path: Path, names: Sequence[str] | None = None) -> Table:
+    """Opens a table by its suffix: `.npy`, `.parquet` or `.pq`, everything else as CSV.
+
+    Args:
+        path: The file.
+        names: Column names for a `.npy` file; None: "0", "1", ...
+
+    Raises:
+        DataError: The file is empty, damaged, or has two columns of one name.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        table: Table = NpyTable(path, names)
+    elif suffix in (".parquet", ".pq"):
+        table = ParquetTable(path)
+    else:
+        table = CsvTable(path)
+    twice = sorted({name for name in table.columns if table.columns.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has more than one column named {twice[0]!r}; rename one of them.")
+    return table
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}.") from error
+
+
+class NpyTable:
+    """A two-dimensional `.npy` file (or a one-dimensional one, as one column), through a memory map."""
+
+    def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
+        self.path = path
+        try:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(f"{path} is not a usable .npy file: {error}") from error
+        if values.dtype.kind not in "fiub" or values.ndim not in (1, 2) or not values.size:
+            raise DataError(
+                f"{path} holds an array of shape {values.shape} and dtype {values.dtype}; expected numbers "
+                f"of shape (rows,) or (rows, columns)."
+            )
+        self.values = values.reshape(len(values), -1)
+        width = self.values.shape[1]
+        if names is not None and len(names) != width:
+            raise DataError(f"{path} has {width} columns, but {len(names)} names were given.")
+        self.columns = tuple(names) if names is not None else tuple(str(i) for i in range(width))
+        self.kinds: dict[str, Kind] = dict.fromkeys(self.columns, "number")
+
+    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
+        """See `Table.blocks`. A time or series column holds numbers here."""
+        places = [self.columns.index(name) for name in numbers]
+        rows = max(1, _BLOCK_BYTES // (8 * self.values.shape[1]))
+        for first in range(0, len(self.values), rows):
+            part = self.values[first : first + rows]
+            times = None if time is None else part[:, self.columns.index(time)].astype(np.float64)
+            ids = None if series is None else [f"{value:g}" for value in part[:, self.columns.index(series)]]
+            yield Block(part[:, places].astype(np.float64), times, ids)
+
+
+class _ArrowTable:
+    """What CSV and Parquet share: columns of Arrow arrays become NumPy."""
+
+    path: Path
+    columns: tuple[str, ...]
+    kinds: dict[str, Kind]
+
+    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
+        """See `Table.blocks`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = list(dict.fromkeys([*numbers, *[name for name in (time, series) if name is not None]]))
+        parser = _TimeParser(self.path, time or "")
+        row = 0
+        for part in self._parts(wanted, numbers):
+            values = np.empty((part.num_rows, len(numbers)))
+            for place, name in enumerate(numbers):
+                values[:, place] = _as_float(part.column(name), self.path, name, row)
+            times = parser.parse(part.column(time), row) if time is not None else None
+            ids = None
+            if series is not None:
+                ids = pc.cast(part.column(series), pa.string()).to_pylist()
+                if None in ids:
+                    place = row + ids.index(None) + 1
+                    raise DataError(
+                        f"{self.path}: the series column {series!r} is empty in data row {place}."
+                    )
+            yield Block(values, times, ids)
+            row += part.num_rows
+
+
+class CsvTable(_ArrowTable):
+    """A CSV file with a header. The separator is a comma, or a semicolon or tab if the header says so."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        self.path = path
+        try:
+            with pa.input_stream(str(path), compression="detect") as stream:
+                header = stream.read(1 << 16).split(b"\n", 1)[0]
+            separators = [mark for mark in (b",", b";", b"\t") if mark in header]
+            separator = separators[0].decode() if len(separators) == 1 else ","
+            self._parse = csv.ParseOptions(delimiter=separator)
+            self._read = csv.ReadOptions(block_size=_BLOCK_BYTES)
+            convert = csv.ConvertOptions(null_values=_MISSING, strings_can_be_null=True)
+            with csv.open_csv(str(path), self._read, self._parse, convert) as reader:
+                schema = reader.schema
+        except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeDecodeError) as error:
+            if "Empty CSV" in str(error):
+                raise DataError(f"{path} is empty; expected a header and rows.") from error
+            raise DataError(f"{path} cannot be read as CSV: {error}") from error
+        self.columns = tuple(schema.names)
+        self.kinds = {field.name: _kind(field.type) for field in schema}
+
+    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        # A second read, as text, finds the row of what is no number: the fast one does not tell.
+        asked = set(numbers)
+        types = {name: pa.float64() if name in asked else pa.string() for name in columns}
+        try:
+            yield from self._batches(types)
+        except pa.ArrowInvalid as error:
+            self._explain(list(numbers))
+            raise DataError(f"{self.path} cannot be read as CSV: {error}") from error
+
+    def _batches(self, types: dict[str, Any]) -> Iterator[Any]:
+        from pyarrow import csv
+
+        convert = csv.ConvertOptions(
+            column_types=types,
+            include_columns=list(types),
+            null_values=_MISSING,
+            strings_can_be_null=True,
+        )
+        with csv.open_csv(str(self.path), self._read, self._parse, convert) as reader:
+            yield from reader
+
+    def _explain(self, numbers: list[str]) -> None:
+        """Raises `DataError` at the first value that is no number."""
+        import pyarrow as pa
+
+        row = 0
+        try:
+            for part in self._batches(dict.fromkeys(numbers, pa.string())):
+                for name in numbers:
+                    _as_float(part.column(name), self.path, name, row)
+                row += part.num_rows
+        except pa.ArrowInvalid:
+            return  # not about numbers: the caller says what it was
+
+
+class ParquetTable(_ArrowTable):
+    """A Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        try:
+            with pq.ParquetFile(path) as file:
+                schema = file.schema_arrow
+        except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+        self.columns = tuple(schema.names)
+        self.kinds = {field.name: _kind(field.type) for field in schema}
+
+    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self.path) as file:
+                yield from file.iter_batches(batch_size=_BLOCK_ROWS, columns=columns)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{self.path} cannot be read as Parquet: {error}") from error
+
+
+class _TimeParser:
+    """Turns a time column into numbers; what its first value looks like decides for all of it."""
+
+    def __init__(self, path: Path, column: str) -> None:
+        self._path, self._column = path, column
+        self._format: str | None = None
+
+    def parse(self, values: Any, row: int) -> np.ndarray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if values.null_count:
+            place = row + values.is_null().to_pylist().index(True) + 1
+            raise DataError(f"{self._path}: the time column {self._column!r} is empty in data row {place}.")
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+            return np.asarray(pc.cast(values, pa.float64()))
+        if pa.types.is_temporal(values.type):
+            return np.asarray(pc.cast(values, pa.timestamp("us"), safe=False)).astype("datetime64[us]")
+        texts = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
+        if self._format is None:
+            ways = ("number", "iso", "zone", *_TIME_FORMATS)
+            self._format = next((way for way in ways if _times(texts[:1], way) is not None), "iso")
+        parsed = _times(texts, self._format)
+        if parsed is None:
+            bad = next(i for i in range(len(texts)) if _times(texts[i : i + 1], self._format) is None)
+            raise DataError(
+                f"{self._path}: the time column {self._column!r} holds {texts[bad].as_py()!r} in data row "
+                f"{row + bad + 1}, which is no time as expected there. Write times like 2016-07-01 00:00:00, "
+                f"all in one way."
+            )
+        return parsed
+
+
+def _times(texts: Any, way: str) -> np.ndarray | None:
+    """The times of Arrow strings written in one `way`, or None if one of them is not."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        if way == "number":
+            return np.asarray(pc.cast(texts, pa.float64()))
+        if way == "iso":
+            found = pc.cast(texts, pa.timestamp("us"))
+        elif way == "zone":
+            found = pc.cast(pc.cast(texts, pa.timestamp("us", "UTC")), pa.timestamp("us"))
+        else:
+            found = pc.strptime(texts, format=way, unit="us")
+    except pa.ArrowInvalid:
+        return None
+    return np.asarray(found).astype("datetime64[us]")
+
+
+def _kind(kind: Any) -> Kind:
+    import pyarrow as pa
+
+    types = pa.types
+    # Nothing but missing values in the first block: it may well hold numbers further on.
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return "number"
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "time"
+    return "other"
+
+
+def _as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
+    """Float64 with NaN for missing; `DataError` with the first value that is no number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = pc.utf8_trim_whitespace(values)
+        values = pc.if_else(pc.is_in(values, pa.array(_MISSING, values.type)), None, values)
+    try:
+        return np.asarray(pc.fill_null(pc.cast(values, pa.float64(), safe=False), float("nan")))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        for place, value in enumerate(values.to_pylist()):
+            try:
+                float("nan" if value is None else value)
+            except (TypeError, ValueError):
+                raise DataError(
+                    f"{path}: column {column!r} holds {value!r} in data row {row + place + 1}, which is no "
+                    f"number. Correct it, or leave the column out of targets and features."
+                ) from error
+        raise DataError(f"{path}: column {column!r} of type {values.type} holds no numbers.") from error

@@ -1,0 +1,475 @@
+"""Text to numbers and back: a character vocabulary, bytes, or a file made by the `tokenizers` package.
+
+A module of its own because a trained model carries its tokenizer: training, generation and the deployed
+runtime all need it, and none of them needs the readers and caches of `data.text` for it.
+"""
+
+import abc
+import codecs
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from cellerate import environment
+from cellerate.errors import DataError, ModelError
+
+CODE_POINTS = 0x110000
+_FILE_LIMIT_BYTES = 128 << 20  # the largest published tokenizer files have some 40 MB
+_VOCABULARY_LIMIT = 1 << 24
+
+
+class StreamDecoder(Protocol):
+    """Turns ids into text one by one, holding back what is not a whole character yet."""
+
+    def push(self, token: int) -> str:
+        """Takes the next id and returns the text that can be shown now, perhaps none."""
+
+    def finish(self) -> str:
+        """Returns what was still held back; an unfinished character becomes U+FFFD."""
+
+
+class StreamEncoder(Protocol):
+    """Turns a long text into ids chunk by chunk; the ids do not depend on where the chunks were cut."""
+
+    def push(self, text: str) -> np.ndarray:
+        """Takes the next chunk of text and returns the ids that are certain now."""
+
+    def finish(self) -> np.ndarray:
+        """Returns the ids of the text that was still held back."""
+
+
+class Tokenizer(abc.ABC):
+    """What every tokenizer can do.
+
+    Attributes:
+        kind: "characters", "bytes" or "file", as `to_config` writes it.
+        unit: What one id stands for, in displays: "characters", "bytes" or "tokens".
+        vocabulary_size: Ids are in [0, vocabulary_size).
+        dtype: The narrowest unsigned integer type that holds every id.
+    """
+
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    vocabulary_size: int
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The narrowest unsigned integer type that holds every id."""
+        return narrowest_dtype(self.vocabulary_size)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Turns text into ids.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            Ids, shape `(N,)`, of type `dtype`.
+
+        Raises:
+            DataError: A character has no id, or the text holds a lone surrogate.
+        """
+        encoder = self.stream_encoder()
+        return np.concatenate([encoder.push(text), encoder.finish()])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turns ids into text; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            DataError: An id is outside the vocabulary.
+        """
+        return self._decode(_checked_ids(ids, self.vocabulary_size))
+
+    @abc.abstractmethod
+    def stream_encoder(self) -> StreamEncoder:
+        """An encoder for a text that comes in chunks."""
+
+    @abc.abstractmethod
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder for ids that come one by one."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Everything `tokenizer_from_config` needs, ready for JSON."""
+        return {"kind": self.kind}
+
+    @abc.abstractmethod
+    def _decode(self, ids: np.ndarray) -> str: ...
+
+
+class CharacterTokenizer(Tokenizer):
+    """One id a character; the ids follow the characters' code points.
+
+    Args:
+        characters: The vocabulary, in any order; repeated characters count once.
+
+    Raises:
+        DataError: There is no character, or a lone surrogate is among them.
+    """
+
+    kind = "characters"
+    unit = "characters"
+
+    def __init__(self, characters: str) -> None:
+        check_text(characters)
+        self.characters = "".join(sorted(set(characters)))
+        if not self.characters:
+            raise DataError("the character vocabulary is empty: expected at least one character.")
+        self.vocabulary_size = len(self.characters)
+        self._codes = character_codes(self.characters)
+        # The last entry catches, by clipping, every code point above the vocabulary's largest.
+        self._table = np.full(
+            int(self._codes[-1]) + 2, self.vocabulary_size, narrowest_dtype(self.vocabulary_size + 1)
+        )
+        self._table[self._codes] = np.arange(self.vocabulary_size)
+
+    def lookup(self, text: str) -> np.ndarray:
+        """The id of each character, and `vocabulary_size` for one that has none."""
+        return self._table.take(character_codes(text), mode="clip")
+
+    def unknown(self, text: str, place: int, position: int) -> DataError:
+        """The error for `text[place]`, which the user knows as character number `position`."""
+        found = text[place]
+        return DataError(
+            f"character {found!r} (U+{ord(found):04X}) at position {position} is not in the vocabulary of "
+            f"{self.vocabulary_size} characters, which is made of the characters of the training text. "
+            "Leave that character out, or train with text that has it or with the bytes tokenizer."
+        )
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return self._codes[ids].astype("<u4").tobytes().decode("utf-32-le")
+
+    def stream_encoder(self) -> StreamEncoder:
+        """An encoder that holds nothing back."""
+        return _CharacterEncoder(self)
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder that holds nothing back."""
+        return _CharacterDecoder(self)
+
+    def to_config(self) -> dict[str, Any]:
+        """The vocabulary."""
+        return {"kind": self.kind, "characters": self.characters}
+
+
+class ByteTokenizer(Tokenizer):
+    """One id a byte of the text's UTF-8: any text at all, with 256 ids."""
+
+    kind = "bytes"
+    unit = "bytes"
+    vocabulary_size = 256
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def stream_encoder(self) -> StreamEncoder:
+        """An encoder that holds nothing back."""
+        return _ByteEncoder()
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder that holds back the bytes of an unfinished character."""
+        return _ByteDecoder()
+
+
+class FileTokenizer(Tokenizer):
+    """A `tokenizer.json` of the `tokenizers` package.
+
+    A long text is encoded in pieces of some 64 thousand characters. A piece ends where a line break stands
+    between two characters that are no white space; failing that within a million characters, at any line
+    break; failing that, there. So the ids are a function of the text alone, memory is bounded, and they are
+    the ids of the whole text for every tokenizer that joins no characters across such a line break.
+    Special tokens are not added, and truncation and padding settings of the file are switched off.
+    What becomes of characters the file does not know is its own rule.
+
+    Args:
+        json_text: The content of the file.
+
+    Raises:
+        BackendError: The package `tokenizers` is not installed.
+        DataError: The text is no tokenizer, or its vocabulary is empty or unreasonably large.
+    """
+
+    kind = "file"
+    unit = "tokens"
+
+    def __init__(self, json_text: str) -> None:
+        environment.require("tokenizers", "tokenizers", "a tokenizer file")
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        except Exception as error:  # the package raises plain Exception for every bad file
+            raise DataError(
+                f"not a tokenizer file of the package tokenizers ({error}). "
+                "Expected the tokenizer.json that Tokenizer.save writes."
+            ) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._json = json_text
+        # Ids may have gaps, so the count of tokens is not enough.
+        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 < self.vocabulary_size <= _VOCABULARY_LIMIT:
+            raise DataError(
+                f"the tokenizer file has a vocabulary of {self.vocabulary_size} ids: "
+                f"expected 1 to {_VOCABULARY_LIMIT}."
+            )
+
+    def encode_pieces(self, pieces: list[str]) -> np.ndarray:
+        """The ids of each piece, one after the other, each piece encoded by itself."""
+        try:
+            found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        except Exception as error:  # the package raises plain Exception here too
+            raise DataError(f"the tokenizer file cannot encode this text: {error}") from error
+        return np.concatenate([np.array([], self.dtype), *(np.array(one.ids, self.dtype) for one in found)])
+
+    def _decode(self, ids: np.ndarray) -> str:
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def stream_encoder(self) -> StreamEncoder:
+        """An encoder that holds back the piece whose end is not certain."""
+        return _PieceEncoder(self)
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder that holds back the tokens of an unfinished character."""
+        return _TokenDecoder(self)
+
+    def to_config(self) -> dict[str, Any]:
+        """The whole file."""
+        return {"kind": self.kind, "json": self._json}
+
+
+def character_codes(text: str) -> np.ndarray:
+    """The code point of each character, shape `(len(text),)`; a lone surrogate is its own code point."""
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def narrowest_dtype(size: int) -> np.dtype:
+    """The narrowest unsigned integer type that holds the ids 0 to size - 1."""
+    return np.min_scalar_type(max(size - 1, 0))
+
+
+def check_text(text: str) -> None:
+    """Raises `DataError` if `text` holds a lone surrogate, as an argument that is no UTF-8 does."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at position {error.start}, "
+            "which no file in UTF-8 can hold. It usually stands for a byte typed in a terminal that is not "
+            "set to UTF-8: give the text in UTF-8."
+        ) from error
+
+
+def open_tokenizer(spec: str) -> Tokenizer | None:
+    """Opens the tokenizer that an option names.
+
+    Args:
+        spec: "characters", "bytes", or the path of a `tokenizer.json`.
+
+    Returns:
+        The tokenizer; None for "characters", because that vocabulary comes from the text.
+
+    Raises:
+        DataError: The file is missing or is no tokenizer file.
+        BackendError: The package `tokenizers` is needed and not installed.
+    """
+    if spec == "characters":
+        return None
+    if spec == "bytes":
+        return ByteTokenizer()
+    path = Path(spec)
+    if not path.is_file():
+        raise DataError(
+            f"tokenizer {spec!r} not found: expected 'characters', 'bytes' or the path of a tokenizer.json."
+        )
+    try:
+        if path.stat().st_size > _FILE_LIMIT_BYTES:
+            raise DataError(f"a tokenizer file should have at most {_FILE_LIMIT_BYTES >> 20} MiB.")
+        return FileTokenizer(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the tokenizer file {spec}: {error}") from error
+    except DataError as error:
+        raise DataError(f"{spec}: {error}") from error
+
+
+def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
+    """Makes the tokenizer that `Tokenizer.to_config` described.
+
+    Args:
+        config: What `to_config` returned, perhaps by way of a file that somebody else wrote.
+
+    Raises:
+        ModelError: The configuration describes no tokenizer.
+        BackendError: It is a tokenizer file and the package `tokenizers` is not installed.
+    """
+    kind = config.get("kind") if isinstance(config, Mapping) else None
+    if kind == "bytes":
+        return ByteTokenizer()
+    try:
+        if kind == "characters":
+            characters = _config_text(config, "characters", CODE_POINTS)
+            tokenizer = CharacterTokenizer(characters)
+            if tokenizer.characters != characters:
+                raise DataError("its characters are not sorted and distinct.")
+            return tokenizer
+        if kind == "file":
+            return FileTokenizer(_config_text(config, "json", _FILE_LIMIT_BYTES))
+    except DataError as error:
+        raise ModelError(f"the model's tokenizer cannot be used: {error}") from error
+    raise ModelError(
+        "the model's tokenizer cannot be used: expected a mapping whose 'kind' is 'characters', 'bytes' or "
+        f"'file', got {str(kind if isinstance(config, Mapping) else config)[:80]!r}."
+    )
+
+
+def _config_text(config: Mapping[str, Any], name: str, limit: int) -> str:
+    value = config.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= limit:
+        came = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise DataError(f"{name!r} should be a string of 1 to {limit} characters, got {came}.")
+    return value
+
+
+def _checked_ids(ids: Iterable[int], size: int) -> np.ndarray:
+    found = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+    if not found.size:
+        return np.array([], np.intp)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise DataError(f"ids should be a flat sequence of integers, got {found.dtype} {found.shape}.")
+    if int(found.min()) < 0 or int(found.max()) >= size:
+        wrong = found[(found < 0) | (found >= size)][0]
+        raise DataError(f"id {wrong} is outside the vocabulary of {size} ids.")
+    return found
+
+
+class _CharacterEncoder:
+    """Nothing is held back; counts, so that an unknown character is reported at its place in the whole."""
+
+    def __init__(self, tokenizer: CharacterTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._position = 0
+
+    def push(self, text: str) -> np.ndarray:
+        ids = self._tokenizer.lookup(text)
+        size = self._tokenizer.vocabulary_size
+        if ids.size and ids.max() == size:
+            check_text(text)
+            place = int(np.argmax(ids == size))
+            raise self._tokenizer.unknown(text, place, self._position + place)
+        self._position += len(text)
+        return ids.astype(self._tokenizer.dtype, copy=False)
+
+    def finish(self) -> np.ndarray:
+        return np.array([], self._tokenizer.dtype)
+
+
+class _ByteEncoder:
+    def push(self, text: str) -> np.ndarray:
+        check_text(text)
+        return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+    def finish(self) -> np.ndarray:
+        return np.array([], np.uint8)
+
+
+class _PieceEncoder:
+    """Holds text back until it is certain where the piece ends; see `FileTokenizer`."""
+
+    piece_characters: ClassVar[int] = 1 << 16
+    longest_characters: ClassVar[int] = 1 << 20
+    _pieces_a_call: ClassVar[int] = 8  # an encoding takes some hundred bytes a token while it lives
+    _line_break: ClassVar[re.Pattern[str]] = re.compile(r"(?<=\S)\n(?=\S)")
+
+    def __init__(self, tokenizer: FileTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._held = ""
+
+    def push(self, text: str) -> np.ndarray:
+        return self._encode(text, final=False)
+
+    def finish(self) -> np.ndarray:
+        return self._encode("", final=True)
+
+    def _encode(self, text: str, *, final: bool) -> np.ndarray:
+        check_text(text)
+        held = self._held + text
+        pieces = []
+        start = 0
+        while start < len(held) and (end := self._end(held, start, final)) is not None:
+            pieces.append(held[start:end])
+            start = end
+        self._held = held[start:]
+        step = self._pieces_a_call
+        parts = [self._tokenizer.encode_pieces(pieces[i : i + step]) for i in range(0, len(pieces), step)]
+        return np.concatenate([np.array([], self._tokenizer.dtype), *parts])
+
+    def _end(self, held: str, start: int, final: bool) -> int | None:
+        """Where the piece that begins at `start` ends; None while later text could still decide."""
+        left = len(held) - start
+        limit = start + self.longest_characters
+        if left > self.piece_characters:
+            # A match looks one character ahead, inside `limit`: more text can never change an earlier match.
+            if match := self._line_break.search(held, start + self.piece_characters, limit):
+                return match.end()
+            if left > self.longest_characters:
+                return held.rfind("\n", start + self.piece_characters, limit) + 1 or limit
+        return len(held) if final else None
+
+
+class _CharacterDecoder:
+    def __init__(self, tokenizer: CharacterTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def push(self, token: int) -> str:
+        return self._tokenizer.decode([token])
+
+    def finish(self) -> str:
+        return ""
+
+
+class _ByteDecoder:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(_checked_ids([token], 256).astype(np.uint8).tobytes())
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _TokenDecoder:
+    """Shows the growth of the decoded text, with the last shown tokens as context.
+
+    A token's text can depend on the token before (a leading space, a piece of a UTF-8 character), so the
+    tokens shown last are decoded again together with the new ones, and the difference is what is new.
+    """
+
+    _longest_wait: ClassVar[int] = 16  # tokens: more than a character's four bytes can take
+
+    def __init__(self, tokenizer: FileTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []
+        self._waiting: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._waiting.append(token)
+        text = self._growth()
+        unfinished = not text or text.endswith("\ufffd")
+        if unfinished and len(self._waiting) < self._longest_wait:
+            return ""
+        self._shown, self._waiting = self._waiting, []
+        return text
+
+    def finish(self) -> str:
+        text = self._growth()
+        self._shown, self._waiting = self._waiting, []
+        return text
+
+    def _growth(self) -> str:
+        before = self._tokenizer.decode(self._shown)
+        return self._tokenizer.decode(self._shown + self._waiting)[len(before) :]

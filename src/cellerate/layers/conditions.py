@@ -1,0 +1,334 @@
+"""Which kernel Keras runs for one recurrent layer, and each condition that decides it.
+
+A module of its own because these are facts about Keras, one backend at a time, apart from how they are
+gathered over a model and written out (`explain`). The rules are those of `LSTM.inner_loop`,
+`GRU.inner_loop`, `RNN.inner_loop` and of each backend's `rnn.py`; what a backend offers is probed, not taken
+from its version.
+"""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import layers
+
+from cellerate.layers.graph import UNKNOWN
+
+KERNELS = {
+    "cudnn": "one fused cuDNN call for all time steps, on the GPU",
+    "cudnn-bidirectional": "one fused cuDNN call for both directions, on the GPU",
+    "xla-scan": "lax.scan: a loop compiled by XLA, both matrix products in each time step",
+    "xla-scan-projected": "lax.scan compiled by XLA, the input product done once for all time steps",
+    "xla-unrolled": "one copy of the cell for each time step, compiled by XLA",
+    "tf-while": "tf.while_loop in a graph: the cell, both matrix products, in each time step",
+    "tf-unrolled": "one copy of the cell for each time step in a TensorFlow graph",
+    "python-loop": "a Python loop that calls the Keras cell, both matrix products, in each time step",
+    "python-loop-projected": "a Python loop over time, the input product done once for all time steps",
+    "two-passes": "the forward and the backward layer run one after the other",
+    "one-call-a-step": "the inner layer is called once for each time step, all calls in one graph",
+    "vectorized-map": "the inner layer is mapped over the time steps by the backend",
+    "custom": "an inner loop of the layer's own, not Keras's",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """One thing that decides how fast a layer runs.
+
+    Attributes:
+        name: What is looked at.
+        holds: Whether it is as the faster kernel needs it; None if that is known only when the model is called.
+        found: What was found.
+        fix: What to change; empty where it holds.
+        matters: Whether it makes a difference on this machine and backend.
+    """
+
+    name: str
+    holds: bool | None
+    found: str
+    fix: str = ""
+    matters: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """Where a layer runs.
+
+    Attributes:
+        backend: "tensorflow", "jax" or "torch".
+        gpu: Whether that backend sees a GPU that Keras would use cuDNN on.
+        eager: Whether the model is compiled with `run_eagerly=True`.
+        xla: Whether TensorFlow compiles the model with XLA.
+        rnn: The backend's module of recurrent kernels in Keras.
+    """
+
+    backend: str
+    gpu: bool
+    eager: bool
+    xla: bool
+    rnn: Any
+
+    @classmethod
+    def of(cls, backend: str, model: Any) -> "Platform":
+        """Probes a backend, which must be installed; `model` tells how it is compiled."""
+        bridge = importlib.import_module(f"cellerate.bridges.{backend}")
+        compiled = bool(getattr(model, "compiled", False))
+        eager = compiled and bool(getattr(model, "run_eagerly", False))
+        xla = backend == "tensorflow" and compiled and not eager and bool(model.jit_compile)
+        rnn = importlib.import_module(f"keras.src.backend.{backend}.rnn")
+        return cls(backend, bridge.gpu_available(), eager, xla, rnn)
+
+    def has_cudnn(self, kernel: str) -> bool:
+        """Whether the backend's `lstm`, `gru` or `bidirectional_…` has a way to cuDNN at all."""
+        function = getattr(self.rnn, kernel, None)
+        # A backend without one has a stub that takes anything, or a function that never asks `cudnn_ok`.
+        return function is not None and "cudnn_ok" in inspect.unwrap(function).__code__.co_names
+
+    def has_projected(self, kernel: str) -> bool:
+        """Whether the backend's `lstm` or `gru` runs without cuDNN too, on a loop of its own."""
+        return (self.backend, kernel) in {("torch", "lstm"), ("torch", "gru"), ("jax", "gru")}
+
+
+def plain_kernel(layer: layers.RNN, here: Platform) -> str:
+    """The loop over Keras's own cell, which every recurrent layer can run."""
+    if here.backend == "torch" or (here.backend == "tensorflow" and here.eager):
+        return "python-loop"
+    unrolled = layer.unroll
+    if here.backend == "jax":
+        return "xla-unrolled" if unrolled else "xla-scan"
+    return "tf-unrolled" if unrolled else "tf-while"
+
+
+def recurrent(layer: layers.RNN, mask: str | None, here: Platform) -> tuple[str, list[Condition]]:
+    """The kernel of one recurrent layer, and its conditions.
+
+    Args:
+        layer: Any `keras.layers.RNN`.
+        mask: None, `UNKNOWN`, or what makes the mask that reaches it.
+        here: The backend and device.
+    """
+    fused = {layers.LSTM: "lstm", layers.GRU: "gru"}
+    kind = next((name for cls, name in fused.items() if isinstance(layer, cls)), None)
+    own_loop = _own_inner_loop(layer)
+    if own_loop is not None:
+        return "custom", [Condition("inner loop", None, own_loop, "nothing: it is not Keras's", False)]
+    if kind is None:
+        return plain_kernel(layer, here), [*_not_fused(layer, here), *_loop(layer, here, plain_kernel(layer, here))]
+
+    cudnn = _cudnn_conditions(layer, kind, mask, here)
+    needed = _needed(kind, here)
+    if here.has_cudnn(kind) and here.gpu and all(c.holds is not False for c in cudnn):
+        kernel = "cudnn"
+    elif here.has_projected(kind) and all(c.holds is not False for c in cudnn if c.name in needed):
+        kernel = "xla-scan-projected" if here.backend == "jax" else "python-loop-projected"
+    else:
+        kernel = plain_kernel(layer, here)
+    conditions = [
+        dataclasses.replace(c, matters=c.name in needed or (here.gpu and here.has_cudnn(kind))) for c in cudnn
+    ]
+    # No change to the model brings a GPU.
+    conditions = [dataclasses.replace(c, matters=False) if c.name == "GPU" else c for c in conditions]
+    return kernel, conditions + ([] if kernel == "cudnn" else _loop(layer, here, kernel))
+
+
+def bidirectional(layer: layers.Bidirectional, mask: str | None, here: Platform) -> tuple[str, list[Condition]]:
+    """The kernel of a `Bidirectional` wrapper, and the conditions of running both directions in one call."""
+    forward, backward = layer.forward_layer, layer.backward_layer
+    kind = next((k for k, c in (("lstm", layers.LSTM), ("gru", layers.GRU)) if isinstance(forward, c)), None)
+    if kind is None or not isinstance(backward, type(forward)):
+        return "two-passes", []
+    fused = here.has_cudnn(f"bidirectional_{kind}")
+    found = [
+        Condition(
+            "one call for both directions",
+            fused,
+            f"Keras {'has' if fused else 'has no'} fused bidirectional {kind.upper()} on {here.backend}",
+            "" if fused else "none in Keras: each direction runs as shown below",
+            False,
+        )
+    ]
+    if not fused:
+        return "two-passes", found
+    cell, other = forward.cell, backward.cell
+    same = (
+        cell.units == other.units
+        and cell.activation is other.activation
+        and cell.recurrent_activation is other.recurrent_activation
+    )
+    found += [
+        Condition("stateful", not layer.stateful, f"stateful={layer.stateful}", "stateful=False"),
+        Condition(
+            "dropout",
+            not (cell.dropout or other.dropout),
+            f"dropout={cell.dropout:g}",
+            "a keras.layers.Dropout before the layer instead of its dropout argument",
+        ),
+        Condition("same cells", same, f"units {cell.units} and {other.units}", "equal cells both ways"),
+    ]
+    usable = here.gpu and all(c.holds for c in found)
+    for inner in (forward, backward):
+        usable = usable and all(c.holds is not False for c in _cudnn_conditions(inner, kind, mask, here))
+    found = [dataclasses.replace(c, fix="" if c.holds else c.fix, matters=c.matters and here.gpu) for c in found]
+    return ("cudnn-bidirectional" if usable else "two-passes"), found
+
+
+def time_distributed(layer: layers.TimeDistributed, steps: int | None, here: Platform) -> tuple[str, list[Condition]]:
+    """The kernel of a `TimeDistributed` wrapper, and whether it is needed at all."""
+    needless = isinstance(layer.layer, layers.Dense | layers.Dropout | layers.Activation | layers.LayerNormalization)
+    inner = type(layer.layer).__name__
+    condition = Condition(
+        "wrapper needed",
+        not needless,
+        f"TimeDistributed({inner})",
+        f"use {inner} itself: it treats each time step alike already" if needless else "",
+    )
+    return ("vectorized-map" if steps is None else "one-call-a-step"), [condition]
+
+
+def _cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -> list[Condition]:
+    """What Keras asks before it runs an LSTM or GRU on cuDNN, in the words of the layer's arguments."""
+    has = here.has_cudnn(kind)
+    device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
+    conditions = [
+        _condition("cuDNN kernel", has, f"Keras {'has' if has else 'has no'} cuDNN {kind.upper()} on {here.backend}",
+                   "none in Keras for this backend"),
+        _condition("GPU", here.gpu, device, "run on a machine with a GPU and this backend's GPU build"),
+        _condition("use_cudnn", layer.use_cudnn in ("auto", True), f"use_cudnn={layer.use_cudnn!r}", 'use_cudnn="auto"'),
+        _condition("activation", _is(layer.activation, keras.activations.tanh, keras.ops.tanh),
+                   _name(layer.activation), 'activation="tanh"'),
+        _condition("recurrent_activation",
+                   _is(layer.recurrent_activation, keras.activations.sigmoid, keras.ops.sigmoid),
+                   _name(layer.recurrent_activation), 'recurrent_activation="sigmoid"'),
+        _condition("recurrent_dropout", not layer.recurrent_dropout, f"{layer.recurrent_dropout:g}",
+                   "recurrent_dropout=0, with dropout or Dropout layers instead"),
+        _condition("unroll", not layer.unroll, f"unroll={layer.unroll}", "unroll=False"),
+        _condition("use_bias", layer.use_bias, f"use_bias={layer.use_bias}", "use_bias=True"),
+    ]  # fmt: skip
+    if kind == "gru":
+        conditions.append(
+            _condition("reset_after", layer.reset_after, f"reset_after={layer.reset_after}", "reset_after=True")
+        )
+    conditions.append(_mask_condition(mask, here))
+    if here.backend == "jax" and kind == "lstm":
+        # JAX's cuDNN binding lowers float32 and float64 only, and fails while compiling, after Keras chose it.
+        dtype = layer.compute_dtype
+        conditions.append(
+            _condition("dtype", dtype in ("float32", "float64"), dtype,
+                       'dtype="float32" on this layer; with use_cudnn="auto" on a GPU this dtype fails to compile, '
+                       "and use_cudnn=False runs it as a scan")
+        )  # fmt: skip
+    return conditions
+
+
+def _mask_condition(mask: str | None, here: Platform) -> Condition:
+    if mask is None:
+        return Condition("mask", True, "none")
+    if mask == UNKNOWN:
+        return Condition("mask", None, UNKNOWN, "call the layer without a mask")
+    without = "drop the mask: pad, and give the padding a sample_weight of 0 in the loss"
+    if here.backend == "tensorflow":
+        return Condition(
+            "mask",
+            None,
+            f"from {mask}; cuDNN takes it if every row is right-padded and none is all padding, else the call fails",
+            f"pad on the right, or {without}",
+        )
+    return Condition("mask", False, f"from {mask}", without)
+
+
+def _needed(kind: str, here: Platform) -> frozenset[str]:
+    """The conditions of the backend's own loop with one input product for all steps."""
+    if not here.has_projected(kind):
+        return frozenset()
+    names = {"use_cudnn", "recurrent_dropout", "mask"}
+    if kind == "gru":
+        names.add("reset_after")
+    if here.backend == "jax":
+        names.add("unroll")
+    return frozenset(names)
+
+
+def _not_fused(layer: layers.RNN, here: Platform) -> list[Condition]:
+    """Why a layer that is neither LSTM nor GRU has nothing but the plain loop."""
+    better = {layers.LSTMCell: "lstm", layers.GRUCell: "gru"}
+    kind = next((name for cls, name in better.items() if type(layer.cell) is cls), None)
+    if kind is not None and type(layer) is layers.RNN:
+        gains = here.has_projected(kind) or (here.gpu and here.has_cudnn(kind))
+        return [
+            Condition(
+                "fused layer", False, f"RNN({type(layer.cell).__name__})", f"keras.layers.{kind.upper()}", gains
+            )
+        ]
+    if isinstance(layer.cell, layers.StackedRNNCells):
+        gains = here.gpu or here.backend == "torch"
+        fix = "one LSTM or GRU layer for each cell, return_sequences=True on all but the last"
+        return [Condition("fused layer", False, f"{len(layer.cell.cells)} stacked cells in one RNN", fix, gains)]
+    return [
+        Condition(
+            "fused layer", False, f"Keras has no fused kernel for {type(layer).__name__}", "LSTM or GRU", here.gpu
+        )
+    ]
+
+
+def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
+    """What makes the loop itself slower or faster than it need be."""
+    conditions = []
+    cell_runs = kernel in ("tf-while", "tf-unrolled", "python-loop")
+    implementation = getattr(layer.cell, "implementation", None)
+    if cell_runs and implementation is not None:
+        forced = bool(getattr(layer.cell, "recurrent_dropout", 0))
+        conditions.append(
+            _condition("implementation", implementation == 2,
+                       f"{implementation}{', forced by recurrent_dropout' if forced else ''}: one product a gate",
+                       "recurrent_dropout=0" if forced else "implementation=2")
+            if implementation != 2
+            else Condition("implementation", True, "2: one product for all gates")
+        )  # fmt: skip
+    if here.backend == "torch":
+        conditions.append(
+            Condition(
+                "compiled loop",
+                False,
+                "torch runs one round of Python for each time step",
+                "KERAS_BACKEND=jax or tensorflow, which compile the loop",
+            )
+        )
+    elif here.backend == "tensorflow":
+        conditions.append(
+            _condition("graph", not here.eager, f"run_eagerly={here.eager}", "compile(run_eagerly=False)")
+        )
+        if not here.gpu and not here.eager:
+            conditions.append(
+                _condition("XLA", here.xla, f"jit_compile={here.xla}",
+                           "compile(jit_compile=True), which Keras leaves off on a CPU: time both")
+            )  # fmt: skip
+    elif kernel == "xla-unrolled":
+        conditions.append(
+            Condition("rolled loop", False, "unroll=True", "unroll=False: XLA compiles one cell, not one a time step")
+        )
+    return conditions
+
+
+def _own_inner_loop(layer: layers.RNN) -> str | None:
+    """Says whose inner loop runs if it is not Keras's."""
+    if "inner_loop" in vars(layer):
+        return "inner_loop was replaced on this layer"
+    function = type(layer).inner_loop
+    if function.__module__.startswith("keras."):
+        return None
+    return f"{type(layer).__name__} defines its own inner_loop"
+
+
+def _condition(name: str, holds: bool, found: str, fix: str) -> Condition:
+    return Condition(name, bool(holds), found, "" if holds else fix)
+
+
+def _is(function: Callable[..., Any], *accepted: Callable[..., Any]) -> bool:
+    return any(function is one for one in accepted)
+
+
+def _name(activation: Any) -> str:
+    return str(getattr(activation, "__name__", None) or type(activation).__name__)

@@ -1,0 +1,177 @@
+"""Says, for every recurrent layer of a Keras model, which kernel runs here, why, and what to change.
+
+A module of its own because it is the public face of `graph` (where the layers are, and which masks reach
+them) and `conditions` (what decides the kernel of one). Nothing is run and nothing is changed.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import layers
+
+from cellerate.environment import BACKENDS, installed_backends
+from cellerate.errors import BackendError, ModelError
+from cellerate.layers import conditions
+from cellerate.layers.conditions import Condition, Platform
+from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
+
+_MARKS = {True: "ok", False: "no", None: "?"}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """What one layer runs.
+
+    Attributes:
+        name: The layer's name.
+        path: Where it is: the names of the submodels and wrappers around it and its own, joined by "/".
+        layer_class: The name of its class.
+        kernel: What computes it, a key of `conditions.KERNELS`.
+        conditions: What decides that.
+        wrapper: Whether it only holds another layer (`Bidirectional`, `TimeDistributed`), reported by itself.
+    """
+
+    name: str
+    path: str
+    layer_class: str
+    kernel: str
+    conditions: tuple[Condition, ...]
+    wrapper: bool = False
+
+    @property
+    def changes(self) -> tuple[Condition, ...]:
+        """The conditions that fail and whose fix makes it faster here."""
+        return tuple(c for c in self.conditions if c.holds is False and c.matters)
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What every recurrent layer of a model runs; print it.
+
+    Attributes:
+        model: The model's name.
+        backend: The Keras backend it is for.
+        gpu: Whether that backend sees a GPU.
+        layers: One report a layer, in the order they run.
+    """
+
+    model: str
+    backend: str
+    gpu: bool
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def summary(self) -> str:
+        """One sentence: how many layers there are and which could run faster."""
+        count = sum(not report.wrapper for report in self.layers)
+        if not self.layers:
+            return f"model {self.model!r} has no recurrent layers, so there is nothing to explain."
+        slow = [report for report in self.layers if report.changes]
+        named = "; ".join(f"{report.path} ({', '.join(c.name for c in report.changes)})" for report in slow)
+        layers_here = f"{count} recurrent layer{'' if count == 1 else 's'}"
+        return f"{layers_here}; {len(slow)} could run faster{f': {named}' if slow else ''}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values for JSON."""
+        values = dataclasses.asdict(self)
+        for report, given in zip(self.layers, values["layers"], strict=True):
+            given["kernel_description"] = conditions.KERNELS[report.kernel]
+            given["conditions"] = list(given["conditions"])
+        return values | {"layers": list(values["layers"]), "summary": self.summary}
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return self.summary
+        lines = [
+            f"model {self.model!r}, backend {self.backend}, {'GPU' if self.gpu else 'CPU (no GPU visible)'}",
+            "ok: holds   no: change it to run faster here   --: fails, no difference here   ?: known when called",
+            "",
+        ]
+        for report in self.layers:
+            lines += [*_block(report), ""]
+        return "\n".join([*lines, self.summary])
+
+
+def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
+    """Explains which kernel Keras runs for each recurrent layer in `fit`, `evaluate` and `predict`.
+
+    Args:
+        model: Any Keras model; submodels and wrappers are looked into. For a subclassed model, whose graph
+            cannot be read, a mask is "unknown until called".
+        backend: "tensorflow", "jax" or "torch"; None for the one that runs. Another than that one must be
+            installed, and tells what would change.
+
+    Returns:
+        The explanation; print it, or take `to_dict()`.
+
+    Raises:
+        ModelError: `model` is not a Keras model or layer.
+        BackendError: `backend` is unknown or not installed.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((None, 8)), keras.layers.LSTM(16, activation="relu")])
+        >>> print(explain(model))  # doctest: +SKIP
+    """
+    if not isinstance(model, keras.Layer):
+        raise ModelError(
+            f"explain needs a Keras model, got {type(model).__name__}. Load a saved one first, with "
+            "keras.saving.load_model."
+        )
+    chosen = keras.backend.backend() if backend is None else backend
+    if chosen not in BACKENDS:
+        raise BackendError(f"explain knows the backends {', '.join(BACKENDS)}, not {chosen!r}.")
+    if chosen not in installed_backends():
+        raise BackendError(
+            f"backend {chosen!r} is not installed. Install it with: pip install 'cellerate[{chosen}]'"
+        )
+    here = Platform.of(chosen, model)
+    reports = [report for found in find_over_time(model) for report in _reports(found, here)]
+    return Explanation(model.name, chosen, here.gpu, tuple(reports))
+
+
+def _reports(found: Found, here: Platform, *, fused: bool = False) -> Iterator[LayerReport]:
+    """The report of a layer, and after a wrapper's those of the layers in it."""
+    layer = found.layer
+
+    def report(kernel: str, met: list[Condition], wrapper: bool = False) -> LayerReport:
+        return LayerReport(layer.name, found.path, type(layer).__name__, kernel, tuple(met), wrapper)
+
+    if isinstance(layer, layers.Bidirectional):
+        kernel, met = conditions.bidirectional(layer, found.mask, here)
+        yield report(kernel, met, wrapper=True)
+        for inner in (layer.forward_layer, layer.backward_layer):
+            if isinstance(inner, layers.RNN):
+                inside = dataclasses.replace(found, layer=inner, path=f"{found.path}/{inner.name}")
+                yield from _reports(inside, here, fused=kernel == "cudnn-bidirectional")
+    elif isinstance(layer, layers.TimeDistributed):
+        yield report(*conditions.time_distributed(layer, found.steps, here), wrapper=True)
+        for inside in _inside(layer, found):
+            yield from _reports(inside, here)
+    elif isinstance(layer, layers.RNN):
+        kernel, met = conditions.recurrent(layer, found.mask, here)
+        yield report("cudnn" if fused else kernel, met)
+
+
+def _inside(layer: layers.TimeDistributed, found: Found) -> Iterator[Found]:
+    """The recurrent layers in a `TimeDistributed`: its layer, or those of the model it holds."""
+    inner = layer.layer
+    if isinstance(inner, layers.RNN | layers.Bidirectional | layers.TimeDistributed):
+        # The mask of the outer time axis is not one for the inner layer's, and Keras passes a step of it on.
+        mask = UNKNOWN if found.mask is not None else None
+        yield Found(inner, f"{found.path}/{inner.name}", mask, None)
+    elif inner_layers(inner):
+        for deeper in find_over_time(inner):
+            yield dataclasses.replace(deeper, path=f"{found.path}/{inner.name}/{deeper.path}")
+
+
+def _block(report: LayerReport) -> Iterator[str]:
+    """The lines of one layer."""
+    yield f"{report.path} ({report.layer_class})"
+    yield f"  kernel  {report.kernel}: {conditions.KERNELS[report.kernel]}"
+    width = max((len(c.name) for c in report.conditions), default=0)
+    for c in report.conditions:
+        mark = "--" if c.holds is not True and not c.matters else _MARKS[c.holds]
+        fix = f"  -> {c.fix}" if c.fix and c.holds is not True else ""
+        yield f"  {mark:<2}  {c.name:<{width}}  {c.found}{fix}"

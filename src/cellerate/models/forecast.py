@@ -1,0 +1,168 @@
+"""The forecasting model: a window of a multivariate series in, the next `horizon` steps of its targets out.
+
+A module of its own because what makes it work (the last value as a baseline, quantiles that cannot cross) is
+particular to forecasting. What it returns is a plain `keras.Model` of Keras's own layers and operations.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from cellerate.errors import ConfigError
+from cellerate.models.losses import check_quantiles
+from cellerate.models.text import (
+    check_fraction,
+    check_policy,
+    check_positive,
+    layer_seeds,
+    layer_widths,
+    seeded_bidirectional,
+    seeded_dense,
+    seeded_lstm,
+)
+
+
+def build_forecast_model(
+    window: int,
+    features: int,
+    horizon: int,
+    targets: int,
+    *,
+    target_columns: Sequence[int],
+    units: int | Sequence[int] = 128,
+    layers: int = 1,
+    bidirectional: bool = False,
+    dropout: float = 0.0,
+    recurrent_dropout: float = 0.0,
+    quantiles: Sequence[float] | None = None,
+    residual: bool = True,
+    dtype_policy: Any = None,
+    seed: int | None = None,
+) -> keras.Model:
+    """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
+
+    With `residual` the head predicts the difference to the last observed value of each target, and starts at
+    zero: before training the model repeats the last value, the baseline every forecast is judged against.
+    With `quantiles`, the one nearest to 0.5 is predicted directly and each further one by its distance
+    (a softplus, never negative) to its neighbour, so the quantiles of a prediction cannot cross.
+
+    Args:
+        window: How many past steps the model sees.
+        features: F, the columns of the input.
+        horizon: How many steps it predicts.
+        targets: How many columns it predicts.
+        target_columns: Where the targets are among the input columns, in the order they are predicted.
+        units: H, for all layers; or one number a layer.
+        layers: How many LSTM layers.
+        bidirectional: Whether the layers also read the window backwards.
+        dropout: The fraction of each LSTM's outputs to drop while training.
+        recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
+        quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
+        residual: Whether to predict the difference to the last observed values.
+        dtype_policy: A Keras dtype policy or its name, for the encoder; None is Keras's global one. The head,
+            which is small, and the output are float32 under any.
+        seed: Makes the initial weights and the dropout reproducible.
+
+    Returns:
+        A model named "forecast": (B, window, F) float32 → (B, horizon, targets) float32, or
+        (B, horizon, targets, Q) with quantiles.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+    sizes = {"window": window, "features": features, "horizon": horizon, "targets": targets}
+    for name, value in sizes.items():
+        check_positive(name, value)
+    columns = _check_columns(target_columns, targets, features)
+    widths = layer_widths(units, layers)
+    check_fraction("dropout", dropout)
+    check_fraction("recurrent_dropout", recurrent_dropout)
+    levels = None if quantiles is None else check_quantiles(quantiles)
+    dtype = check_policy(dtype_policy)
+    seeds = layer_seeds(seed)
+
+    series = keras.Input((window, features), dtype="float32", name="series")
+    layer = seeded_bidirectional if bidirectional else seeded_lstm
+    x = series
+    for number, width in enumerate(widths, start=1):
+        x = layer(
+            width,
+            seeds,
+            name=f"lstm_{number}",
+            return_sequences=number < len(widths),
+            recurrent_dropout=recurrent_dropout,
+            dtype=dtype,
+        )(x)
+        if dropout:
+            x = keras.layers.Dropout(dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}")(x)
+
+    output = _head(x, horizon, targets, 1, seeds, name="center", kernel="zeros" if residual else None)
+    if residual:
+        last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(series)
+        if columns != list(range(features)):
+            last = ops.take(last, columns, axis=-1)
+        last = keras.layers.Reshape((1, targets, 1), dtype="float32", name="last_value")(last)
+        output = keras.layers.Add(dtype="float32", name="from_last_value")([output, last])
+    if levels is None:
+        output = keras.layers.Reshape((horizon, targets), dtype="float32", name="forecast")(output)
+    else:
+        output = _spread(x, output, levels, horizon, targets, seeds)
+    return keras.Model(series, output, name="forecast")
+
+
+def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[int]:
+    found = list(columns)
+    whole = all(isinstance(c, int) and not isinstance(c, bool) and 0 <= c < features for c in found)
+    if len(found) != targets or len(set(found)) != targets or not whole:
+        raise ConfigError(
+            f"target_columns must be {targets} different column numbers from 0 to {features - 1}, one for "
+            f"each target; got {columns!r}."
+        )
+    return found
+
+
+def _head(
+    x: Any,
+    horizon: int,
+    targets: int,
+    depth: int,
+    seeds: Iterator[int | None],
+    *,
+    name: str,
+    kernel: str | None = None,
+    **arguments: Any,
+) -> Any:
+    """(B, H) → (B, horizon, targets, depth), float32."""
+    if kernel is not None:
+        arguments["kernel_initializer"] = kernel
+    flat = seeded_dense(horizon * targets * depth, seeds, name=name, dtype="float32", **arguments)(x)
+    return keras.layers.Reshape((horizon, targets, depth), dtype="float32", name=f"{name}_steps")(flat)
+
+
+def _spread(
+    x: Any,
+    center: Any,
+    levels: tuple[float, ...],
+    horizon: int,
+    targets: int,
+    seeds: Iterator[int | None],
+) -> Any:
+    """Puts the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
+    middle = min(range(len(levels)), key=lambda index: abs(levels[index] - 0.5))
+    parts = [center]
+    below, above = middle, len(levels) - 1 - middle
+    # softplus(-1) is 0.3: of the order of the gaps between the quantiles of a standardised series.
+    gap = {"activation": "softplus", "bias_initializer": keras.initializers.Constant(-1.0)}
+    if below:
+        gaps = _head(x, horizon, targets, below, seeds, name="gaps_below", **gap)
+        distance = ops.flip(ops.cumsum(gaps, axis=-1), axis=-1)
+        parts.insert(0, keras.layers.Subtract(dtype="float32", name="below")([center, distance]))
+    if above:
+        gaps = _head(x, horizon, targets, above, seeds, name="gaps_above", **gap)
+        distance = ops.cumsum(gaps, axis=-1)
+        parts.append(keras.layers.Add(dtype="float32", name="above")([center, distance]))
+    if len(parts) == 1:
+        return keras.layers.Activation("linear", dtype="float32", name="forecast")(center)
+    return keras.layers.Concatenate(axis=-1, dtype="float32", name="forecast")(parts)

@@ -1,0 +1,140 @@
+"""The loss and the metric Keras has no equal of: quantile (pinball) loss, and bits per predicted item.
+
+A module of its own because training, evaluation and saved compile states all name these two classes, while
+the architectures beside it must stay free of anything that is not Keras's own.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from cellerate.errors import ConfigError
+
+
+def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
+    """Returns `quantiles` as floats if they are distinct, ascending and strictly between 0 and 1.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    try:
+        values = tuple(float(q) for q in quantiles)
+    except (TypeError, ValueError):
+        values = ()
+    ascending = all(a < b for a, b in itertools.pairwise(values))
+    if not values or not ascending or not all(0.0 < q < 1.0 for q in values):
+        raise ConfigError(
+            f"quantiles must be ascending numbers strictly between 0 and 1, such as (0.1, 0.5, 0.9); "
+            f"got {quantiles!r}."
+        )
+    return values
+
+
+@keras.saving.register_keras_serializable(package="cellerate")
+class QuantileLoss(keras.losses.Loss):
+    """The pinball loss, averaged over the quantiles: its minimum is at the true conditional quantiles.
+
+    Args:
+        quantiles: Ascending, strictly between 0 and 1; Q of them, in the order of the predictions' last axis.
+        reduction: As for every Keras loss.
+        name: As for every Keras loss.
+
+    Raises:
+        ConfigError: The quantiles are not ascending numbers in (0, 1).
+
+    Source: Koenker & Bassett, "Regression Quantiles", Econometrica 46(1), 1978.
+    """
+
+    def __init__(
+        self,
+        quantiles: Sequence[float],
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "quantile_loss",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, reduction=reduction, **kwargs)
+        self.quantiles = check_quantiles(quantiles)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Computes the loss of every sample and time step.
+
+        Args:
+            y_true: (B, ..., targets) floats.
+            y_pred: (B, ..., targets, Q) floats; the last axis may be missing when Q is 1.
+
+        Returns:
+            (B, ...), averaged over targets and quantiles, so that sample weights of shape (B, 1) or
+            (B, horizon) apply as they do for Keras's own regression losses.
+
+        Raises:
+            ConfigError: The last axis of the predictions does not have one entry for each quantile.
+        """
+        if len(y_pred.shape) == len(y_true.shape) and len(self.quantiles) == 1:
+            y_pred = ops.expand_dims(y_pred, -1)
+        if len(y_pred.shape) != len(y_true.shape) + 1 or y_pred.shape[-1] != len(self.quantiles):
+            raise ConfigError(
+                f"QuantileLoss has {len(self.quantiles)} quantiles, so predictions need the shape of the "
+                f"targets {tuple(y_true.shape)} and one more axis of that size; got {tuple(y_pred.shape)}. "
+                "Build the model with the same quantiles."
+            )
+        levels = ops.convert_to_tensor(self.quantiles, dtype=y_pred.dtype)
+        error = ops.expand_dims(y_true, -1) - y_pred
+        return ops.mean(ops.maximum(levels * error, (levels - 1.0) * error), axis=(-2, -1))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to build this loss again."""
+        return {**super().get_config(), "quantiles": list(self.quantiles)}
+
+
+@keras.saving.register_keras_serializable(package="cellerate")
+class BitsPerItem(keras.metrics.Metric):
+    """Mean cross-entropy in bits for each predicted item: bits per character when the items are characters.
+
+    Unlike a `keras.metrics.Mean`, every item counts the same however long its row is, so batches of different
+    lengths and rows padded with weight 0 do not distort the figure.
+
+    Args:
+        name: As for every Keras metric.
+        from_logits: Whether predictions are logits (what Cellerate's models give) or probabilities.
+        dtype: As for every Keras metric.
+    """
+
+    def __init__(
+        self, name: str = "bits_per_item", from_logits: bool = True, dtype: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(name=name, dtype=dtype, **kwargs)
+        self.from_logits = from_logits
+        self.total = self.add_variable(shape=(), initializer="zeros", name="total", dtype=self.dtype)
+        self.count = self.add_variable(shape=(), initializer="zeros", name="count", dtype=self.dtype)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+            y_true: (B, ...) integer ids.
+            y_pred: (B, ..., V) logits or probabilities.
+            sample_weight: None, or weights whose leading axes are those of `y_true`: (B,) or (B, T).
+        """
+        nats = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=self.from_logits)
+        bits = ops.cast(nats, self.dtype) / math.log(2.0)
+        if sample_weight is None:
+            weights = ops.ones_like(bits)
+        else:
+            weights = ops.cast(sample_weight, self.dtype)
+            for _ in range(len(bits.shape) - len(weights.shape)):
+                weights = ops.expand_dims(weights, -1)
+            weights = ops.broadcast_to(weights, ops.shape(bits))
+        self.total.assign_add(ops.sum(bits * weights))
+        self.count.assign_add(ops.sum(weights))
+
+    def result(self) -> Any:
+        """Bits per item so far; 0 before the first batch."""
+        return ops.divide_no_nan(self.total, self.count)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments to build this metric again."""
+        return {**super().get_config(), "from_logits": self.from_logits}

@@ -1,0 +1,227 @@
+"""Copies of a model that differ in one respect only: its dtype policy, or whether its layers carry state.
+
+A module of its own because both are the same trick, and it works on any user's model: describe the model the
+way Keras saves it, change the description, build it again, copy the weights. The original is not touched.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from cellerate.errors import ConfigError, ModelError
+from cellerate.models.text import check_policy, check_positive
+
+_Config = dict[str, Any]
+# Where a description holds no layers: how layers are connected, and what they were built and trained with.
+_NOT_LAYERS = frozenset({"inbound_nodes", "build_config", "compile_config"})
+
+
+def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
+    """Copies a model with another dtype policy and the same weights.
+
+    Under a 16-bit policy these stay float32: the output layers, so that losses and probabilities keep their
+    precision (those of nested models too, unless recurrent: that is where the time goes); and, in a model
+    that already mixes policies, every layer that was float32 there, since someone chose it to be. Input
+    layers keep their dtype. Any other policy applies to every layer.
+
+    Args:
+        model: A Functional or Sequential model, built; nested models, wrappers and custom layers are fine as
+            long as they can be described and rebuilt, as for saving.
+        policy: A Keras dtype policy or its name, such as "mixed_bfloat16".
+
+    Returns:
+        The copy, not compiled.
+
+    Raises:
+        ConfigError: The policy is unknown.
+        ModelError: The model is subclassed, not built, quantised, or shares one layer between nested models.
+    """
+    if policy is None:
+        raise ConfigError("policy must name a dtype policy, such as 'mixed_bfloat16'; got None.")
+    target = check_policy(policy)
+    description = _describe(model)
+    before = {_policy_name(config) for config in _layers(description)}
+    if quantised := sorted(name for name in before if "_from_" in name):
+        raise ModelError(
+            f"model {model.name!r} is quantised ({', '.join(quantised)}), so its dtype policy cannot be "
+            "changed. Use the model as it was before quantisation."
+        )
+    narrow = target.compute_dtype in ("float16", "bfloat16")
+    outputs = _outputs(description)
+    for config in _layers(description):
+        chosen = len(before) > 1 and _policy_name(config) == "float32"
+        keep = narrow and (chosen or id(config) in outputs)
+        config["dtype"] = "float32" if keep else keras.saving.serialize_keras_object(target)
+    return _rebuild(model, description)
+
+
+def with_state(model: keras.Model, batch_size: int) -> keras.Model:
+    """Copies a model with stateful recurrent layers and a fixed batch size; the states start at zero.
+
+    Args:
+        model: As for `with_dtype_policy`, with at least one recurrent layer.
+        batch_size: The number of rows of every batch to come.
+
+    Returns:
+        The copy, with the same weights, not compiled.
+
+    Raises:
+        ConfigError: The batch size is not a positive whole number.
+        ModelError: As for `with_dtype_policy`, or the model has no recurrent layer.
+    """
+    return _rebuild(model, _set_state(model, check_positive("batch_size", batch_size)))
+
+
+def without_state(model: keras.Model) -> keras.Model:
+    """Copies a model with stateless recurrent layers and a free batch size: the way back from `with_state`.
+
+    Args:
+        model: As for `with_state`.
+
+    Returns:
+        The copy, with the same weights, not compiled.
+
+    Raises:
+        ModelError: As for `with_state`.
+    """
+    return _rebuild(model, _set_state(model, None))
+
+
+def is_functional(model: Any) -> bool:
+    """Whether a model is what `keras.Model(inputs, outputs)` gives: its class has no public name in Keras."""
+    kind = type(model)
+    return kind.__name__ == "Functional" and kind.__module__.split(".")[0] == "keras"
+
+
+def _set_state(model: keras.Model, batch_size: int | None) -> _Config:
+    description = _describe(model)
+    recurrent = 0
+    for node in _nodes(description):
+        # What layers were built with names the old batch size; they are built anew when they are called.
+        node.pop("build_config", None)
+        config = node["config"]
+        if node["class_name"] == "InputLayer":
+            config["batch_shape"] = [batch_size, *config["batch_shape"][1:]]
+        elif config.get("build_input_shape"):
+            config["build_input_shape"] = [batch_size, *config["build_input_shape"][1:]]
+        if _is_recurrent(node):
+            config["stateful"] = batch_size is not None
+            recurrent += 1
+    if not recurrent:
+        raise ModelError(f"model {model.name!r} has no recurrent layer, so there is no state to carry.")
+    return description
+
+
+def _describe(model: keras.Model) -> _Config:
+    """The model as Keras would save it, without its training."""
+    if type(model) is not keras.Sequential and not is_functional(model):
+        raise ModelError(
+            f"model {getattr(model, 'name', model)!r} is a {type(model).__name__}, whose layers cannot be "
+            "rewritten: expected a Functional or Sequential model. Build it as keras.Model(inputs, outputs)."
+        )
+    if not model.built:
+        raise ModelError(
+            f"model {model.name!r} is not built, so it has no weights yet. Give it a keras.Input, or call it."
+        )
+    description: _Config = keras.saving.serialize_keras_object(model)
+    description.pop("compile_config", None)
+    return description
+
+
+def _rebuild(model: keras.Model, description: _Config) -> keras.Model:
+    try:
+        # The model is in this process already, with whatever code it carries: nothing unsafe is let in here.
+        copy = keras.saving.deserialize_keras_object(description, _custom_objects(model), safe_mode=False)
+    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n", 1)[0][:300]
+        raise ModelError(
+            f"model {model.name!r} cannot be rebuilt from its description: {reason} "
+            "A custom layer needs get_config, and @keras.saving.register_keras_serializable."
+        ) from error
+    if [tuple(w.shape) for w in model.weights] != [tuple(w.shape) for w in copy.weights]:
+        raise ModelError(
+            f"model {model.name!r} has {len(model.weights)} weights and its copy {len(copy.weights)}, or of "
+            "other shapes: nested models share a layer, or a custom layer's get_config is incomplete."
+        )
+    # Through NumPy: JAX's trainer gives its arrays away while it trains, so the two must not share any.
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _custom_objects(model: keras.Model) -> dict[str, type]:
+    """The classes of this model's own layers, so that custom ones need not be registered."""
+    found: dict[str, type] = {}
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            found |= _custom_objects(layer)
+        if not type(layer).__module__.startswith("keras."):
+            found[type(layer).__name__] = type(layer)
+    return found
+
+
+def _nodes(tree: Any) -> Iterator[_Config]:
+    """Every described object inside `tree`, outermost first."""
+    if isinstance(tree, dict):
+        if isinstance(tree.get("config"), dict) and "class_name" in tree:
+            yield tree
+        for key, value in list(tree.items()):
+            if key not in _NOT_LAYERS:
+                yield from _nodes(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _nodes(value)
+
+
+def _layers(description: _Config) -> Iterator[_Config]:
+    """The config of every layer but inputs."""
+    for node in _nodes(description):
+        config = node["config"]
+        # Only layers have both; an operation such as a cast has a dtype that means something else.
+        if "dtype" in config and "trainable" in config and node["class_name"] != "InputLayer":
+            yield config
+
+
+def _outputs(description: _Config, *, outermost: bool = True) -> set[int]:
+    """The `id` of each config whose layer must stay precise: the outputs, with what they wrap."""
+    config = description["config"]
+    names = _output_names(config)
+    found: set[int] = set()
+    for node in config["layers"]:
+        leaves = node["config"].get("name") in names
+        if isinstance(node["config"].get("layers"), list):
+            found |= _outputs(node, outermost=outermost and leaves)
+        elif leaves and (outermost or not any(map(_is_recurrent, _nodes(node)))):
+            found |= {id(inner["config"]) for inner in _nodes(node)}
+    return found
+
+
+def _is_recurrent(node: _Config) -> bool:
+    return {"stateful", "return_sequences"} <= node["config"].keys()
+
+
+def _output_names(config: _Config) -> set[str]:
+    """The names of the layers a Functional or Sequential model's outputs come from."""
+    if "output_layers" not in config:
+        return {config["layers"][-1]["config"]["name"]} if config["layers"] else set()
+    names: set[str] = set()
+
+    def collect(tree: Any) -> None:
+        if isinstance(tree, list | tuple) and len(tree) == 3 and isinstance(tree[0], str):
+            names.add(tree[0])
+        elif isinstance(tree, dict):
+            for value in tree.values():
+                collect(value)
+        elif isinstance(tree, list | tuple):
+            for value in tree:
+                collect(value)
+
+    collect(config["output_layers"])
+    return names
+
+
+def _policy_name(config: _Config) -> str:
+    dtype = config["dtype"]
+    if isinstance(dtype, dict):
+        return str(dtype["config"].get("name", dtype["class_name"]))
+    return str(dtype)

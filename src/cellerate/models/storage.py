@@ -1,0 +1,348 @@
+"""The file a trained model is kept in: a plain `.keras` file with one entry more, `cellerate.json`.
+
+A module of its own because a file from anywhere must be read with suspicion: whatever is wrong with it ends
+in one `ModelError` that says what to do. `keras.saving.load_model` opens the same file without Cellerate.
+"""
+
+import binascii
+import dataclasses
+import json
+import os
+import struct
+import typing
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+import cellerate
+from cellerate.errors import ConfigError, ModelError
+from cellerate.files import atomic_write
+from cellerate.models.rewrite import is_functional
+
+Task = Literal["text", "series", "embed"]
+
+_TASKS: tuple[Task, ...] = typing.get_args(Task)
+_VERBS = {"text": "generate", "series": "forecast", "embed": "embed"}
+_SCHEMA = 1
+_ENTRY = "cellerate.json"
+_CONFIG = "config.json"
+_WEIGHTS = ("model.weights.h5", "model.weights.npz")
+_LARGEST_JSON = 64 * 2**20  # bytes; a tokenizer is embedded in the record
+# Keras stores weights and assets uncompressed: nothing genuine grows a hundredfold.
+_LARGEST_RATIO = 100
+_RATIO_APPLIES_FROM = 2**20  # bytes
+
+# What zipfile, json, h5py, Keras and the backends raise on a damaged or foreign file. Anything else is a bug.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    binascii.Error,
+    struct.error,
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskRecord:
+    """What a task needs beside the model to use it again.
+
+    Args:
+        task: What the model does.
+        payload: JSON values only: the tokenizer, the scaler, the settings of the run. The task defines it.
+
+    Raises:
+        ConfigError: The task is unknown, or the payload is not a dictionary.
+    """
+
+    task: Task
+    payload: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.task not in _TASKS:
+            raise ConfigError(f"task must be one of {', '.join(_TASKS)}; got {self.task!r}.")
+        if not isinstance(self.payload, dict):
+            raise ConfigError(f"payload must be a dictionary; got {type(self.payload).__name__}.")
+
+
+def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRecord | None = None) -> None:
+    """Writes architecture, weights and record into a `.keras` file, whole or not at all.
+
+    The compile state and the optimizer's variables are left out, so that the file opens anywhere and has a
+    third of the size; to go on training, a checkpoint keeps them. A compiled Sequential model comes back as
+    the Functional model it is inside; a subclassed one is saved as Keras does it, with its compile state.
+
+    Args:
+        model: A built model.
+        path: Must end in ".keras".
+        record: What the task needs to use the model again; None writes Keras's entries only.
+
+    Raises:
+        ConfigError: The path has another suffix, or the payload is not JSON or larger than 64 MB.
+        ModelError: The model is not built, or Keras cannot describe one of its layers.
+        OutputError: The file could not be written.
+    """
+    target = Path(path)
+    if target.suffix != ".keras":
+        raise ConfigError(f"a model is saved to a path ending in '.keras'; got {str(target)!r}.")
+    if not model.built:
+        raise ModelError(
+            f"model {model.name!r} is not built: it has no weights to save. Give it a keras.Input or call it."
+        )
+    entry = None if record is None else _encode(record)
+    with atomic_write(target) as beside:
+        try:
+            _without_training(model).save(beside)
+        except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+            raise ModelError(
+                f"model {model.name!r} cannot be saved: {_reason(error)} A custom layer needs get_config."
+            ) from error
+        if entry is not None:
+            with zipfile.ZipFile(beside, "a", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(_ENTRY, entry)
+
+
+def load_model(
+    path: str | os.PathLike[str], *, need_task: Task | None = None
+) -> tuple[keras.Model, TaskRecord | None]:
+    """Opens a `.keras` file (or a legacy `.h5` one), checking everything before it is believed.
+
+    Code in a file is never run: a model with Lambda layers is refused. Checksums are compared, because Keras
+    itself would load weights of a damaged file without a word.
+
+    Args:
+        path: The file.
+        need_task: The task the model must be for; None accepts any file, also one without a record.
+
+    Returns:
+        The model, not compiled, and its record, or None if Cellerate did not write the file.
+
+    Raises:
+        ModelError: The file is missing, damaged, unsafe, from a newer Cellerate, for another task, or refers
+            to classes that are not registered.
+    """
+    source = Path(path)
+    _check_is_file(source)
+    config: Any = None
+    record = None
+    if source.suffix == ".keras":
+        config, record = _inspect(source)
+    elif source.suffix not in (".h5", ".hdf5"):
+        raise ModelError(
+            f"{source} does not end in '.keras' (or '.h5'): is it a Keras model? Then rename it."
+        )
+    if need_task is not None:
+        _check_task(source, record, need_task)
+    try:
+        with warnings.catch_warnings():
+            # What Keras warns of here concerns the training state, which is not loaded.
+            warnings.simplefilter("ignore")
+            model = keras.saving.load_model(source, compile=False, safe_mode=True)
+    except _FAILURES as error:
+        raise _loading_failed(source, config, error) from error
+    if record is not None:
+        _check_fits(source, model, record)
+    return model, record
+
+
+def _without_training(model: keras.Model) -> keras.Model:
+    """A model of the same layers that was never compiled; nothing is copied."""
+    if not model.compiled:
+        return model
+    if isinstance(model, keras.Sequential):
+        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+    if is_functional(model):
+        return keras.Model(model.input, model.output, name=model.name)
+    return model
+
+
+def _encode(record: TaskRecord) -> bytes:
+    content = {
+        "schema": _SCHEMA,
+        "cellerate": cellerate.__version__,
+        "task": record.task,
+        "payload": record.payload,
+    }
+    try:
+        text = json.dumps(content, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the payload of a record must be JSON values only: {error}.") from error
+    entry = text.encode("utf-8", "surrogatepass")
+    if len(entry) > _LARGEST_JSON:
+        raise ConfigError(
+            f"the record takes {len(entry):,} bytes, more than the {_LARGEST_JSON:,} a model file may carry; "
+            "use a smaller tokenizer."
+        )
+    return entry
+
+
+def _check_is_file(source: Path) -> None:
+    if source.is_dir():
+        raise ModelError(f"{source} is a folder; expected a .keras file.")
+    if not source.exists():
+        raise ModelError(f"there is no model file {source}; check the path, or train a model first.")
+
+
+def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
+    """Everything that can be told before Keras reads the file: the model's description and the record."""
+    try:
+        with source.open("rb") as file:
+            start = file.read(2)
+        if start != b"PK":
+            raise ModelError(f"{source} is not a .keras file: it is no zip archive. Was it renamed?")
+        with zipfile.ZipFile(source) as archive:
+            _check_sizes(source, archive)
+            if (entry := archive.testzip()) is not None:
+                raise _damaged(source, f"the checksum of its entry {entry!r} is wrong")
+            names = set(archive.namelist())
+            if _CONFIG not in names:
+                raise _damaged(source, f"it has no entry {_CONFIG!r}")
+            if not names.intersection(_WEIGHTS):
+                raise _damaged(source, "it has no weights")
+            config = json.loads(archive.read(_CONFIG))
+            text = archive.read(_ENTRY) if _ENTRY in names else None
+        if any(node.get("class_name") in ("Lambda", "__lambda__") for node in _dictionaries(config)):
+            raise _carries_code(source)
+        return config, None if text is None else _decode(source, text)
+    except ModelError:
+        raise
+    except PermissionError as error:
+        raise ModelError(f"{source} cannot be read: permission denied.") from error
+    except _FAILURES as error:
+        raise _damaged(source, _reason(error)) from error
+
+
+def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
+    """Refuses an archive that would unpack to far more than it is, before anything is unpacked."""
+    unpacked = 0
+    for info in archive.infolist():
+        if info.filename.endswith(".json"):
+            refused = info.file_size > _LARGEST_JSON
+        else:
+            unpacked += info.file_size
+            refused = info.file_size > max(_RATIO_APPLIES_FROM, _LARGEST_RATIO * info.compress_size)
+        if refused:
+            raise ModelError(
+                f"{source} is refused: its entry {info.filename!r} would unpack from {info.compress_size:,} "
+                f"to {info.file_size:,} bytes, as no genuine model does. Get it from a source you trust."
+            )
+    # Entries that overlap in the file each look harmless.
+    if unpacked > max(_RATIO_APPLIES_FROM, _LARGEST_RATIO * source.stat().st_size):
+        raise ModelError(
+            f"{source} is refused: its {source.stat().st_size:,} bytes would unpack to {unpacked:,}, as no "
+            "genuine model does. Get it from a source you trust."
+        )
+
+
+def _decode(source: Path, text: bytes) -> TaskRecord:
+    content = json.loads(text.decode("utf-8", "surrogatepass"))
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise _damaged(source, f"its {_ENTRY!r} names no schema version")
+    if schema > _SCHEMA:
+        raise ModelError(
+            f"{source} was written by a newer Cellerate ({content.get('cellerate')}, schema {schema}); this "
+            f"is {cellerate.__version__}, which reads schema {_SCHEMA}. Run: pip install --upgrade cellerate"
+        )
+    task, payload = content.get("task"), content.get("payload")
+    if task not in _TASKS or not isinstance(payload, dict):
+        raise _damaged(source, f"its {_ENTRY!r} names no known task or has no payload (task {task!r})")
+    return TaskRecord(task, payload)
+
+
+def _check_task(source: Path, record: TaskRecord | None, need: Task) -> None:
+    if record is None:
+        raise ModelError(
+            f"{source} does not say what it was trained on (no Cellerate record), so it cannot be used "
+            f"here as a {need} model. Train one with `cellerate train {need}`."
+        )
+    if record.task != need:
+        raise ModelError(
+            f"{source} holds a {record.task} model, but a {need} model is needed here. Use it with "
+            f"`cellerate {_VERBS[record.task]}`, or train another with `cellerate train {need}`."
+        )
+
+
+def _check_fits(source: Path, model: keras.Model, record: TaskRecord) -> None:
+    inputs = [len(tensor.shape) for tensor in model.inputs or ()]
+    outputs = [len(tensor.shape) for tensor in model.outputs or ()]
+    if record.task == "text":
+        fits = inputs == [2] and outputs in ([2], [3])
+    elif record.task == "series":
+        fits = inputs == [3] and outputs in ([2], [3], [4])
+    else:
+        fits = {"encode", "decode"} <= {layer.name for layer in model.layers}
+    if not fits:
+        raise ModelError(
+            f"{source} says it holds a {record.task} model, but its inputs and outputs (of {inputs} and "
+            f"{outputs} axes) are not those of one: the record belongs to another model. Save it again."
+        )
+
+
+def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelError:
+    unknown = _unknown_classes(config)
+    if unknown:
+        return ModelError(
+            f"{source} needs classes that are not known here: {', '.join(unknown)}. First import the module "
+            "that defines them and registers them with @keras.saving.register_keras_serializable."
+        )
+    if source.suffix != ".keras" and "lambda" in str(error).lower():
+        return _carries_code(source)
+    return _damaged(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
+
+
+def _unknown_classes(config: Any) -> list[str]:
+    found = set()
+    for node in _dictionaries(config):
+        name, module = node.get("registered_name"), node.get("module")
+        own = isinstance(module, str) and module.split(".")[0] in ("keras", "builtins")
+        if isinstance(name, str) and not own and keras.saving.get_registered_object(name) is None:
+            found.add(name)
+    return sorted(found)
+
+
+def _dictionaries(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every dictionary in a JSON value, however deep, without recursion."""
+    waiting = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+def _carries_code(source: Path) -> ModelError:
+    return ModelError(
+        f"{source} contains Python code (a Lambda layer or function), and Cellerate does not run code from a "
+        "file. Rebuild the model with Keras layers or keras.ops in place of Lambda, and save it again."
+    )
+
+
+def _damaged(source: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{source} is damaged or not a model file: {reason}. Copy or download it again, or go back to a "
+        "checkpoint."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what an exception says, short enough to show."""
+    text = str(error).strip().split("\n", 1)[0].rstrip(".")
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

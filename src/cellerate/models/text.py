@@ -1,0 +1,225 @@
+"""The next-token language model, and the checked, seeded pieces all the builders share.
+
+A module of its own because a text model's shape (embedding, stacked LSTMs, logits, tied weights, carried
+state) has nothing to do with data or training. What it returns is a plain `keras.Model` of Keras's own
+layers.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.errors import ConfigError
+
+
+def build_text_model(
+    vocabulary_size: int,
+    *,
+    embedding: int = 256,
+    units: int | Sequence[int] = 256,
+    layers: int = 1,
+    dropout: float = 0.0,
+    recurrent_dropout: float = 0.0,
+    layer_norm: bool = False,
+    tie_weights: bool = False,
+    stateful_batch: int | None = None,
+    dtype_policy: Any = None,
+    seed: int | None = None,
+) -> keras.Model:
+    """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
+
+    Dropout follows each LSTM, not the embedding: `Embedding → LSTM` without anything between is what lets a
+    layer look its input products up in a table.
+
+    Args:
+        vocabulary_size: V, the number of token ids.
+        embedding: The width of the token vectors.
+        units: H, for all layers; or one number a layer, which then also says how many layers there are.
+        layers: How many LSTM layers.
+        dropout: The fraction of each LSTM's outputs to drop while training.
+        recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
+        layer_norm: Whether to normalise each LSTM's output.
+        tie_weights: Whether the logits come from the transposed embedding (no bias); when `embedding` differs
+            from the last layer's units, a Dense projection stands between.
+        stateful_batch: None, or a fixed batch size B: the layers then are `stateful=True`. In Keras 3.15 only
+            TensorFlow carries that state through `fit` and `predict`; JAX drops it in both, and torch cannot
+            `fit` such a model.
+        dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are float32 under
+            any.
+        seed: Makes the initial weights and the dropout reproducible; every layer draws a seed of its own.
+
+    Returns:
+        A model named "text": ids (B, T) integers → logits (B, T, V) float32.
+
+    Raises:
+        ConfigError: An argument is out of range.
+
+    Source: tied weights: Press & Wolf, "Using the Output Embedding to Improve Language Models", 2016.
+    """
+    check_positive("vocabulary_size", vocabulary_size)
+    check_positive("embedding", embedding)
+    widths = layer_widths(units, layers)
+    check_fraction("dropout", dropout)
+    check_fraction("recurrent_dropout", recurrent_dropout)
+    if stateful_batch is not None:
+        check_positive("stateful_batch", stateful_batch)
+    dtype = check_policy(dtype_policy)
+    seeds = layer_seeds(seed)
+
+    ids = keras.Input(batch_shape=(stateful_batch, None), dtype="int32", name="ids")
+    table_class = keras.layers.ReversibleEmbedding if tie_weights else keras.layers.Embedding
+    table = table_class(
+        vocabulary_size,
+        embedding,
+        embeddings_initializer=keras.initializers.RandomUniform(-0.05, 0.05, seed=next(seeds)),
+        dtype=dtype,
+        name="embedding",
+    )
+    x = table(ids)
+    for number, width in enumerate(widths, start=1):
+        x = seeded_lstm(
+            width,
+            seeds,
+            name=f"lstm_{number}",
+            return_sequences=True,
+            recurrent_dropout=recurrent_dropout,
+            stateful=stateful_batch is not None,
+            dtype=dtype,
+        )(x)
+        if layer_norm:
+            x = keras.layers.LayerNormalization(dtype=dtype, name=f"norm_{number}")(x)
+        if dropout:
+            x = keras.layers.Dropout(dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}")(x)
+    if tie_weights:
+        if widths[-1] != embedding:
+            x = seeded_dense(embedding, seeds, name="projection", dtype=dtype)(x)
+        x = table(x, reverse=True)
+    else:
+        x = seeded_dense(vocabulary_size, seeds, name="head", dtype=dtype)(x)
+    # A layer of its own, so that the large product above may run in 16 bits and the softmax never does.
+    logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
+    return keras.Model(ids, logits, name="text")
+
+
+def check_positive(name: str, value: Any) -> int:
+    """Returns `value` if it is an integer of at least 1, else raises `ConfigError` naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Returns `value` if it is a number in [0, 1), else raises `ConfigError` naming the argument."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not 0.0 <= value < 1.0:
+        raise ConfigError(f"{name} must be a fraction from 0 up to, not including, 1; got {value!r}.")
+    return float(value)
+
+
+def check_policy(policy: Any) -> Any:
+    """Returns a Keras dtype policy (or None, for Keras's global one).
+
+    Raises:
+        ConfigError: Keras does not know the name, or it is for quantised layers or 16-bit weights.
+    """
+    if policy is None:
+        return None
+    try:
+        found = keras.dtype_policies.get(policy)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"dtype policy {policy!r} is not one Keras knows: expected a name such as 'float32', "
+            "'mixed_bfloat16' or 'mixed_float16'."
+        ) from error
+    if isinstance(found, keras.dtype_policies.QuantizedDTypePolicy):
+        raise ConfigError(
+            f"dtype policy {policy!r} is for quantised layers; expected a floating-point one such as "
+            "'float32' or 'mixed_bfloat16'."
+        )
+    if found.variable_dtype in ("float16", "bfloat16"):
+        # Keras's initialiser of recurrent weights has no 16-bit version on any backend.
+        raise ConfigError(
+            f"dtype policy {policy!r} keeps the weights themselves in 16 bits, which Keras cannot initialise an "
+            f"LSTM in; use 'mixed_{found.variable_dtype}', which computes in 16 bits."
+        )
+    return found
+
+
+def layer_widths(units: Any, layers: Any) -> tuple[int, ...]:
+    """The units of each layer, from one number for all or one number a layer.
+
+    Raises:
+        ConfigError: A number is not positive, or the two arguments disagree.
+    """
+    check_positive("layers", layers)
+    if not isinstance(units, Sequence | np.ndarray) or isinstance(units, str):
+        return (check_positive("units", units),) * layers
+    widths = tuple(check_positive("units", width) for width in units)
+    if not widths or layers not in (1, len(widths)):
+        raise ConfigError(
+            f"units has {len(widths)} entries and layers is {layers}: give one entry a layer, or one number."
+        )
+    return widths
+
+
+def layer_seeds(seed: int | None) -> Iterator[int | None]:
+    """An endless stream of different seeds drawn from one, or of None when there is none.
+
+    Keras layers of equal seeds and shapes start with equal weights, so no two may share a seed.
+
+    Raises:
+        ConfigError: The seed is neither None nor a whole number of at least 0.
+    """
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63
+    ):
+        raise ConfigError(f"seed must be None or a whole number of at least 0; got {seed!r}.")
+    return _draw_seeds(seed)
+
+
+def seeded_lstm(
+    units: int, seeds: Iterator[int | None], *, name: str, recurrent_dropout: float = 0.0, **arguments: Any
+) -> keras.layers.LSTM:
+    """A `keras.layers.LSTM` with Keras's own initialisers, each with a seed of its own."""
+    return keras.layers.LSTM(
+        units,
+        kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
+        recurrent_initializer=keras.initializers.Orthogonal(seed=next(seeds)),
+        recurrent_dropout=recurrent_dropout,
+        seed=next(seeds),
+        name=name,
+        **arguments,
+    )
+
+
+def seeded_bidirectional(
+    units: int, seeds: Iterator[int | None], *, name: str, dtype: Any, **arguments: Any
+) -> keras.layers.Bidirectional:
+    """A `keras.layers.Bidirectional` LSTM whose two directions start from different weights.
+
+    Keras would copy the forward layer, seeds and all, so the backward one is given.
+    """
+    return keras.layers.Bidirectional(
+        seeded_lstm(units, seeds, name="lstm", dtype=dtype, **arguments),
+        backward_layer=seeded_lstm(
+            units, seeds, name="backward_lstm", go_backwards=True, dtype=dtype, **arguments
+        ),
+        dtype=dtype,
+        name=name,
+    )
+
+
+def seeded_dense(
+    units: int, seeds: Iterator[int | None], *, name: str, **arguments: Any
+) -> keras.layers.Dense:
+    """A `keras.layers.Dense` with Keras's own initialiser and a seed of its own."""
+    arguments.setdefault("kernel_initializer", keras.initializers.GlorotUniform(seed=next(seeds)))
+    return keras.layers.Dense(units, name=name, **arguments)
+
+
+def _draw_seeds(seed: int | None) -> Iterator[int | None]:
+    random = None if seed is None else np.random.default_rng(seed)
+    while True:
+        yield None if random is None else int(random.integers(2**31 - 1))

@@ -1,0 +1,310 @@
+"""The embed task: train a sequence autoencoder on lines, turn lines into vectors, write lines back.
+
+A module of its own because the command line and the Python API share these verbs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
+from cellerate.data.pipeline import KerasBatches
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.files import atomic_write
+from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.tasks.settings import AutoencoderArchitecture, LineData
+from cellerate.training.display import Display
+from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.settings import TrainingSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class LineModel:
+    """A line autoencoder with what belongs to it.
+
+    Attributes:
+        model: The autoencoder.
+        vocabulary: Its characters.
+        max_length: Characters of a line that count.
+        padding: Where its sources are padded.
+        record: What the file says of its making.
+    """
+
+    model: keras.Model
+    vocabulary: LineVocabulary
+    max_length: int
+    padding: Any
+    record: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedRun:
+    """A finished training.
+
+    Attributes:
+        training: What the loop says.
+        evaluation: `evaluate_lines` of the held-out lines by the best model; None without any.
+        truncated: Training lines that were longer than `max_length`.
+    """
+
+    training: TrainingResult
+    evaluation: dict[str, Any] | None
+    truncated: int
+
+
+def load_line_model(path: str | Path) -> LineModel:
+    """Opens an autoencoder that Cellerate wrote.
+
+    Raises:
+        ModelError: The file is damaged, or of another task.
+    """
+    model, record = load_model(path, need_task="embed")
+    if record is None:
+        raise ModelError(f"{path} is a plain Keras model: make a line model with `cellerate train embed`.")
+    payload = record.payload
+    try:
+        vocabulary = LineVocabulary.from_config(payload["vocabulary"])
+        max_length, padding = int(payload["max_length"]), payload["padding"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
+    encoder_and_decoder(model)
+    return LineModel(model, vocabulary, max_length, padding, payload)
+
+
+def train_embed(
+    data: LineData,
+    output: str | Path,
+    *,
+    architecture: AutoencoderArchitecture | None = None,
+    model: str | Path | keras.Model | None = None,
+    training: TrainingSettings | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> EmbedRun:
+    """Trains a sequence autoencoder on lines.
+
+    Args:
+        data: The lines.
+        output: Where the model is written, a `.keras` path.
+        architecture: The model to build.
+        model: An autoencoder to go on with: one that `train embed` wrote.
+        training: How to train.
+        resume: Goes on from the checkpoint beside `output`.
+        display: Who is told.
+
+    Raises:
+        CellerateError: Anything wrong with the lines, the settings, the model or the output.
+    """
+    training = training or TrainingSettings()
+    check_start(output, resume=resume)
+    lines = read_lines(data.path, column=data.column, errors=data.errors)
+    vocabulary = None
+    if isinstance(model, str | Path):
+        known = load_line_model(model)
+        model, vocabulary = known.model, known.vocabulary
+    elif model is not None:
+        encoder_and_decoder(model)
+    vocabulary = vocabulary or LineVocabulary.from_lines(lines)
+    train_lines, held_out = _split(lines, data.validation_fraction, training.seed)
+    common: dict[str, Any] = {"max_length": data.max_length, "padding": data.padding}
+    source = LineBatches(
+        train_lines,
+        vocabulary,
+        batch_size=min(data.batch_size, len(train_lines)),
+        seed=training.seed,
+        **common,
+    )
+    validation = (
+        LineBatches(held_out, vocabulary, batch_size=min(data.batch_size, len(held_out)), **common)
+        if held_out
+        else None
+    )
+    if model is None:
+        settings = architecture or AutoencoderArchitecture()
+        model = build_autoencoder(vocabulary.size, **dataclasses.asdict(settings), seed=training.seed)
+    if model.output_shape[-1] != vocabulary.size:
+        raise ModelError(
+            f"the model writes {model.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
+            "build it for as many."
+        )
+    payload = {
+        "vocabulary": vocabulary.to_config(),
+        "max_length": data.max_length,
+        "padding": data.padding,
+        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+    }
+    result = train(
+        model,
+        source,
+        output=output,
+        save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+        settings=training,
+        validation=validation,
+        resume=resume,
+        display=display,
+        bits="bits/character",
+    )
+    evaluation = None
+    if held_out and result.status != "interrupted":
+        trained = LineModel(result.model, vocabulary, data.max_length, data.padding, payload)
+        evaluation = evaluate_lines(trained, held_out, batch_size=data.batch_size)
+    return EmbedRun(result, evaluation, source.truncated)
+
+
+def embed_lines(
+    line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256, errors: str = "strict"
+) -> np.ndarray:
+    """One vector a line.
+
+    Args:
+        line_model: The model.
+        lines: N lines; an empty one has a vector, too.
+        batch_size: Lines a batch.
+        errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
+
+    Returns:
+        (N, latent) float32.
+
+    Raises:
+        DataError: There is no line, or a character is unknown.
+    """
+    encode, _ = encoder_and_decoder(line_model.model)
+    vectors = np.empty((len(lines), encode.output_shape[-1]), np.float32)
+    batches = encode_batches(
+        lines,
+        line_model.vocabulary,
+        batch_size,
+        line_model.max_length,
+        line_model.padding,
+        errors=errors,  # type: ignore[arg-type]
+    )
+    for numbers, source in batches:
+        vectors[numbers] = np.asarray(encode.predict_on_batch(source))[: len(numbers)]
+    return vectors
+
+
+def reconstruct_lines(
+    line_model: LineModel, vectors: np.ndarray, *, length: int | None = None
+) -> list[str]:
+    """Writes lines back from their vectors, each time taking the likeliest next character.
+
+    Args:
+        line_model: The model.
+        vectors: (N, latent) float32.
+        length: Characters to write at most; None for the model's `max_length`.
+
+    Returns:
+        N lines.
+    """
+    ids = _greedy(line_model, vectors, (length or line_model.max_length) + 1)
+    return [line_model.vocabulary.decode(_until_end(row)) for row in ids]
+
+
+def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256) -> dict[str, Any]:
+    """How well lines come back out of their vectors.
+
+    Returns:
+        `token_accuracy`: the share of characters (and line ends) predicted rightly when all before them are
+        given; `free_token_accuracy`: the same when the model reads what it wrote itself, position by
+        position; `exact_lines`: the share of lines that come back whole; `lines`.
+    """
+    source = LineBatches(
+        lines,
+        line_model.vocabulary,
+        batch_size=min(batch_size, len(lines)),
+        max_length=line_model.max_length,
+        padding=line_model.padding,
+        errors="replace",
+    )
+    judge = keras.Model(line_model.model.input, line_model.model.output)
+    judge.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+    )
+    forced = judge.evaluate(KerasBatches(source), verbose=0, return_dict=True)
+    encode, _ = encoder_and_decoder(line_model.model)
+    right = total = exact = count = 0
+    for index in range(len(source)):
+        inputs, target, weight = source.batch(0, index)
+        real = weight.any(axis=1)
+        vectors = np.asarray(encode.predict_on_batch(inputs["source"]))
+        written = _greedy(line_model, vectors, target.shape[1])
+        hits = (written == target) * (weight > 0)
+        right += int(hits[real].sum())
+        total += int(weight[real].sum())
+        exact += int((hits.sum(axis=1) == weight.sum(axis=1))[real].sum())
+        count += int(real.sum())
+    return {
+        "token_accuracy": float(forced["token_accuracy"]),
+        "free_token_accuracy": right / total,
+        "exact_lines": exact / count,
+        "lines": count,
+    }
+
+
+def check_vectors_path(path: str | Path) -> None:
+    """Raises `ConfigError` unless `save_vectors` can write a file of this suffix."""
+    if Path(path).suffix not in (".npy", ".parquet"):
+        raise ConfigError(f"vectors are written as .npy or .parquet, not {Path(path).name!r}.")
+
+
+def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | None = None) -> None:
+    """Writes vectors as `.npy`, or as Parquet with a column `vector` (and `line`, if lines are given).
+
+    Raises:
+        ConfigError: The suffix is neither.
+        OutputError: The file cannot be written.
+    """
+    check_vectors_path(path)
+    path = Path(path)
+    with atomic_write(path) as beside:
+        if path.suffix == ".npy":
+            with beside.open("wb") as file:
+                np.save(file, vectors)
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+        columns: dict[str, Any] = {} if lines is None else {"line": pa.array(list(lines))}
+        columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        pq.write_table(pa.table(columns), beside)
+
+
+def _greedy(line_model: LineModel, vectors: np.ndarray, length: int) -> np.ndarray:
+    """(N, length) ids, each the likeliest after the ones before it."""
+    _, decode = encoder_and_decoder(line_model.model)
+    start, step = stepwise_decoder(decode)
+    state = [np.asarray(part) for part in start.predict_on_batch(vectors)]
+    ids = np.full((len(vectors), 1), BOS, np.int32)
+    written = np.empty((len(vectors), length), np.int32)
+    for place in range(length):
+        logits, *state = step.predict_on_batch([ids, *state])
+        ids = np.asarray(logits).argmax(axis=-1).astype(np.int32)[:, None]
+        written[:, place] = ids[:, 0]
+    return written
+
+
+def _until_end(ids: np.ndarray) -> np.ndarray:
+    ends = np.flatnonzero((ids == EOS) | (ids == PAD))
+    return ids[: ends[0]] if len(ends) else ids
+
+
+def _split(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"validation_fraction should be at least 0 and less than 1, got {fraction!r}.")
+    count = int(len(lines) * fraction)
+    chosen = np.zeros(len(lines), bool)
+    chosen[np.random.default_rng(seed).permutation(len(lines))[:count]] = True
+    kept = [line for line, out in zip(lines, chosen, strict=True) if not out]
+    held = [line for line, out in zip(lines, chosen, strict=True) if out]
+    if not kept:
+        raise DataError("no line is left to train on: hold out less.")
+    return kept, held

@@ -1,0 +1,160 @@
+"""What each task is told about its data and its model: frozen records.
+
+A module of its own, importing nothing heavy, so that the command line can make its options of them.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Which text, and how it is cut.
+
+    Attributes:
+        paths: Files, folders or glob patterns.
+        tokenizer: "characters", "bytes" or the path of a tokenizer.json.
+        errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
+        include: In folders, the file names to read, as glob patterns; without, every text file.
+        exclude: In folders, what to leave out, as glob patterns.
+        length: Characters (or bytes, or tokens) of a window, T.
+        batch_size: Windows a batch, B.
+        validation_fraction: The share at the end that is held out, 0 to 1.
+        carry_states: Train on contiguous streams whose states go on from batch to batch (truncated
+            backpropagation through time) instead of shuffled windows.
+    """
+
+    paths: Sequence[str | Path] = ()
+    tokenizer: str = "characters"
+    errors: Literal["strict", "replace"] = "strict"
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    length: int = 100
+    batch_size: int = 128
+    validation_fraction: float = 0.05
+    carry_states: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextArchitecture:
+    """The next-character model to build.
+
+    Attributes:
+        embedding: Size of the embedding, D.
+        units: Units of each LSTM layer, H.
+        layers: Number of LSTM layers, L.
+        dropout: Dropout on the inputs of each layer.
+        recurrent_dropout: Dropout on the recurrent states; on today's Keras it is slow everywhere.
+        layer_norm: LayerNormalization between the layers.
+        tie_weights: The output projection uses the embedding's own matrix.
+    """
+
+    embedding: int = 256
+    units: int = 256
+    layers: int = 1
+    dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    layer_norm: bool = False
+    tie_weights: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeriesData:
+    """Which series, and how it is cut into windows.
+
+    Attributes:
+        paths: CSV, Parquet or .npy files.
+        target: Columns to forecast.
+        feature: Columns the model sees; without, all numeric columns.
+        time_column: The column of times; without, it is found by its name or type.
+        series_column: The column that tells several series apart; no window crosses from one to another.
+        missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
+        gaps: What to do where the time step is another: "split" the series, "error" or "ignore".
+        storage: How values are stored: "float32" or "float16".
+        window: Rows the model sees.
+        horizon: Rows it forecasts.
+        stride: Rows between the starts of training windows.
+        batch_size: Windows a batch.
+        train_fraction: The share of rows to train on, from the start.
+        validation_fraction: The share of rows after it that decides which epoch is best.
+        season: Rows of a season, for the seasonal naive forecast; without, a day, found from the times.
+    """
+
+    paths: Sequence[str | Path] = ()
+    target: Sequence[str] = ()
+    feature: Sequence[str] = ()
+    time_column: str | None = None
+    series_column: str | None = None
+    missing: Literal["error", "drop", "ffill", "interpolate"] = "error"
+    gaps: Literal["split", "error", "ignore"] = "split"
+    storage: Literal["float32", "float16"] = "float32"
+    window: int = 96
+    horizon: int = 24
+    stride: int = 1
+    batch_size: int = 64
+    train_fraction: float = 0.7
+    validation_fraction: float = 0.1
+    season: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForecastArchitecture:
+    """The forecasting model to build.
+
+    Attributes:
+        units: Units of each LSTM layer.
+        layers: Number of LSTM layers.
+        bidirectional: The encoder reads the window in both directions.
+        dropout: Dropout on the inputs of each layer.
+        quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
+        residual: The model forecasts the change from the last observed value.
+    """
+
+    units: int = 64
+    layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.1
+    quantile: Sequence[float] = ()
+    residual: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LineData:
+    """Which lines, and how they are batched.
+
+    Attributes:
+        path: A text file, one line each, or a Parquet file.
+        column: The column of a Parquet file; without, its only text column.
+        errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
+        max_length: Characters of a line that count; the rest is cut.
+        padding: Where short lines are filled up: "right" or "left".
+        batch_size: Lines a batch.
+        validation_fraction: The share of lines, drawn at random, that is held out.
+    """
+
+    path: str | Path = ""
+    column: str | None = None
+    errors: Literal["strict", "replace"] = "strict"
+    max_length: int = 64
+    padding: Literal["right", "left"] = "right"
+    batch_size: int = 64
+    validation_fraction: float = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoencoderArchitecture:
+    """The sequence autoencoder to build.
+
+    Attributes:
+        embedding: Size of the character embedding.
+        units: Units of the encoder (each direction) and of the decoder.
+        latent: Size of a line's vector.
+        dropout: Dropout on the inputs of the decoder: makes it lean on the vector.
+    """
+
+    embedding: int = 64
+    units: int = 256
+    latent: int = 128
+    dropout: float = 0.0

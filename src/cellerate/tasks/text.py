@@ -1,0 +1,397 @@
+"""The text task: train a next-character model on files, judge it in bits per character, generate from it.
+
+A module of its own because the command line, the Python API and the optimizer share these verbs; each of
+them strings together data, model and loop, and none of them knows how those work.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from cellerate.data.pipeline import KerasBatches
+from cellerate.data.text import EncodedText, open_text
+from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
+from cellerate.data.batches import BatchSource
+from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.layers.stepper import KerasStepper
+from cellerate.layers.stepwise import gives_probabilities
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.runtime.generation import generate_ids
+from cellerate.runtime.sampling import Sampling
+from cellerate.tasks.settings import TextArchitecture, TextData
+from cellerate.training.display import Display
+from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.settings import TrainingSettings
+
+_NATS_PER_BIT = math.log(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextRun:
+    """A finished training of a text model.
+
+    Attributes:
+        training: What the loop says.
+        tokenizer: The model's tokenizer.
+        evaluation: `evaluate_text` of the held-out part, by the best model; None without one.
+    """
+
+    training: TrainingResult
+    tokenizer: Tokenizer
+    evaluation: dict[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TextModel:
+    """A model and the tokenizer that belongs to it."""
+
+    model: keras.Model
+    tokenizer: Tokenizer
+    record: dict[str, Any]
+
+
+def load_text_model(path: str | Path) -> TextModel:
+    """Opens a text model that Cellerate wrote.
+
+    Raises:
+        ModelError: The file is damaged, of another task, or holds no tokenizer.
+    """
+    model, record = load_model(path, need_task="text")
+    if record is None:
+        raise ModelError(
+            f"{path} is a plain Keras model without a tokenizer, so its ids mean no characters. Give its "
+            "vocabulary by training it on: cellerate train text TEXT --model FILE -o NEW.keras."
+        )
+    return TextModel(model, tokenizer_from_config(record.payload.get("tokenizer", {})), record.payload)
+
+
+def train_text(
+    data: TextData,
+    output: str | Path,
+    *,
+    architecture: TextArchitecture | None = None,
+    model: str | Path | keras.Model | None = None,
+    training: TrainingSettings | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+    reading: Callable[[int, int], None] | None = None,
+    on_ready: Callable[[TextModel], None] = lambda untrained: None,
+) -> TextRun:
+    """Trains a next-character model.
+
+    Args:
+        data: The text.
+        output: Where the model is written, a `.keras` path.
+        architecture: The model to build.
+        model: A model of one's own instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
+        training: How to train.
+        resume: Goes on from the checkpoint beside `output`.
+        display: Who is told.
+        reading: Told of bytes read and bytes in all while the text is encoded.
+        on_ready: Given the untrained model and its tokenizer just before training.
+
+    Returns:
+        The run.
+
+    Raises:
+        CellerateError: Anything wrong with the text, the settings, the model or the output.
+    """
+    training = training or TrainingSettings()
+    check_start(output, resume=resume)
+    tokenizer: Tokenizer | None = None
+    if isinstance(model, str | Path):
+        model, record = load_model(model)
+        if record is not None and record.task != "text":
+            raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
+        tokenizer = tokenizer_from_config(record.payload["tokenizer"]) if record else None
+    text = _open(data, tokenizer, reading)
+    head, tail = text.split(data.validation_fraction)
+    source, validation = _sources(data, text, head, tail, training.seed)
+    if model is None:
+        model = build_text_model(
+            text.tokenizer.vocabulary_size,
+            **dataclasses.asdict(architecture or TextArchitecture()),
+            seed=training.seed,
+        )
+    every_step = _check_model(model, text.tokenizer, data)
+    if not every_step:
+        source = _LastTarget(source)
+        validation = _LastTarget(validation) if validation else None
+    payload: dict[str, Any] = {
+        "tokenizer": text.tokenizer.to_config(),
+        "length": data.length,
+        "validation_fraction": data.validation_fraction,
+        "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
+        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+    }
+    on_ready(TextModel(model, text.tokenizer, payload))
+    result = train(
+        model,
+        source,
+        output=output,
+        save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
+        loss=_loss(model),
+        settings=training,
+        validation=validation,
+        carry_states=data.carry_states,
+        resume=resume,
+        display=display,
+        bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
+    )
+    evaluation = None
+    if validation is not None and result.status != "interrupted":
+        trained = TextModel(result.model, text.tokenizer, payload)
+        evaluation = _evaluate(trained, tail, data.length, data.batch_size)
+    return TextRun(result, text.tokenizer, evaluation)
+
+
+def evaluate_text(
+    text_model: TextModel, data: TextData, *, part: Literal["all", "held-out"] = "all"
+) -> dict[str, Any]:
+    """Judges a model on a text: every character but the first is predicted once, in windows of `length`.
+
+    Args:
+        text_model: The model.
+        data: The text; its `tokenizer` is ignored, the model's own is used.
+        part: "all" of the text, or the "held-out" share at its end.
+
+    Returns:
+        `bits_per_character`, `nats_per_token`, `perplexity` (per token), `tokens`, `characters`, `length`.
+    """
+    text = _open(data, text_model.tokenizer)
+    ids = text.split(data.validation_fraction)[1] if part == "held-out" else text.ids
+    if not len(ids):
+        raise ConfigError("the held-out part is empty: validation_fraction must be above 0.")
+    return _evaluate(text_model, ids, data.length, data.batch_size)
+
+
+def generate_text(
+    text_model: TextModel,
+    prompt: str,
+    *,
+    max_tokens: int = 400,
+    sampling: Sampling | None = None,
+    stop: Sequence[str] = (),
+) -> Iterator[str]:
+    """Continues `prompt`, piece by piece as it is sampled; the prompt itself is not repeated.
+
+    Args:
+        text_model: The model.
+        prompt: What to continue; at least one character.
+        max_tokens: Characters (or bytes, or tokens) to generate at most.
+        sampling: Temperature, top-k, top-p and seed.
+        stop: Texts that end the generation; they are not shown.
+
+    Yields:
+        Pieces of text that are safe to show: no half of a UTF-8 character, no beginning of a stop text.
+
+    Raises:
+        ConfigError: The prompt is empty, or a setting is out of range.
+        DataError: The prompt has a character that the model never saw.
+        ModelError: The model cannot be stepped.
+    """
+    if not prompt:
+        raise ConfigError("the prompt is empty: give at least one character to continue.")
+    if any(not text for text in stop):
+        raise ConfigError("a stop text is empty: it would end every generation at once.")
+    ids = text_model.tokenizer.encode(prompt)
+    stepper = KerasStepper(text_model.model)
+    tokens = generate_ids(stepper, ids, max_tokens=max_tokens, sampling=sampling or Sampling())
+    return _until_stop(_shown(tokens, text_model.tokenizer), stop)
+
+
+def _shown(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
+    decoder = tokenizer.stream_decoder()
+    for token in tokens:
+        if piece := decoder.push(token):
+            yield piece
+    if rest := decoder.finish():
+        yield rest
+
+
+def _until_stop(pieces: Iterator[str], stop: Sequence[str]) -> Iterator[str]:
+    """Passes on what cannot be the beginning of a stop text any more, and ends at the first stop text."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [place for text in stop if (place := held.find(text)) >= 0]
+        if found:
+            if held[: min(found)]:
+                yield held[: min(found)]
+            return
+        keep = max((_overlap(held, text) for text in stop), default=0)
+        if len(held) > keep:
+            yield held[: len(held) - keep]
+            held = held[len(held) - keep :]
+    if held:
+        yield held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+
+
+def _open(
+    data: TextData, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
+) -> EncodedText:
+    """The encoded text; `tokenizer` is one that a model already has."""
+    return open_text(
+        data.paths,
+        tokenizer=tokenizer or data.tokenizer,
+        errors=data.errors,
+        include=data.include,
+        exclude=data.exclude,
+        progress=progress,
+    )
+
+
+def _sources(
+    data: TextData, text: EncodedText, head: np.ndarray, tail: np.ndarray, seed: int
+) -> tuple[BatchSource, BatchSource | None]:
+    unit = text.tokenizer.unit
+    common: dict[str, Any] = {"length": data.length, "item": unit}
+    if len(head) < data.length + 1:
+        raise DataError(
+            f"the training part has {len(head):,} {unit}, a window needs {data.length + 1:,} (the inputs and "
+            "the next one). Give a longer text or a shorter length."
+        )
+    fingerprint = f"{text.fingerprint} head {len(head)}"
+    source: BatchSource
+    if data.carry_states:
+        source = StreamBatches(head, batch_size=data.batch_size, data_fingerprint=fingerprint, **common)
+    else:
+        # A short text has fewer windows than a batch has rows; a smaller batch still trains.
+        windows = max(1, (len(head) - 1) // data.length - 1)
+        batch_size = min(data.batch_size, windows)
+        source = TextBatches(
+            head, batch_size=batch_size, seed=seed, data_fingerprint=fingerprint, **common
+        )
+    if len(tail) < 2:
+        return source, None
+    if data.carry_states:
+        streams = min(data.batch_size, (len(tail) - 1) // data.length)
+        # Carried states have the batch size of the training streams.
+        if streams < data.batch_size:
+            raise DataError(
+                f"the held-out part has {len(tail):,} {unit}, but {data.batch_size} streams of {data.length} "
+                f"need {data.batch_size * data.length + 1:,}. Hold out more, or lower batch size or length."
+            )
+        held = StreamBatches(tail, batch_size=data.batch_size, **common)
+        return source, held
+    return source, MeanOverItems(
+        TextBatches(tail, batch_size=source.batch_size, drop_last=False, **common), len(tail) - 1
+    )
+
+
+class MeanOverItems:
+    """Scales the weights of an evaluation source, so that Keras's mean of batch means is the mean over items.
+
+    Keras divides each batch's weighted loss by the number of its elements, filler included, and averages the
+    batches. With the weights multiplied by elements / items that is exactly the mean over the real items.
+    """
+
+    def __init__(self, source: BatchSource, items: int) -> None:
+        self.batch_size = source.batch_size
+        self.item = source.item
+        self.items_per_batch = source.items_per_batch
+        self._source = source
+        self._factor = np.float32(len(source) * source.items_per_batch / items)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The source's batch, with its weights scaled."""
+        x, y, weight = self._source.batch(epoch, index)
+        return x, y, weight * self._factor
+
+    def fingerprint(self) -> str:
+        """The source's own."""
+        return self._source.fingerprint()
+
+
+class _LastTarget:
+    """For a model that predicts after the last step only: the target is each row's last id."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.batch_size = source.batch_size
+        self.item = source.item
+        self.items_per_batch = source.batch_size
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The source's batch, its targets (and weights) cut to the last step: (B,)."""
+        x, *rest = self._source.batch(epoch, index)
+        return x, *(array[:, -1] for array in rest)
+
+    def fingerprint(self) -> str:
+        """The source's own, marked."""
+        return f"last {self._source.fingerprint()}"
+
+
+def _check_model(model: keras.Model, tokenizer: Tokenizer, data: TextData) -> bool:
+    """Whether the model predicts after every step. Raises `ModelError` if it is no next-token model."""
+    inputs, output = model.inputs, model.output_shape
+    expected = "expected one input of ids (batch, time) and one output of logits or probabilities"
+    if inputs is None or len(inputs) != 1 or len(inputs[0].shape) != 2:
+        shapes = [tuple(tensor.shape) for tensor in inputs or []]
+        raise ModelError(f"the model is no next-token model: {expected}; its inputs are {shapes}.")
+    if not isinstance(output, tuple) or len(output) not in (2, 3):
+        raise ModelError(f"the model is no next-token model: {expected}; its outputs are {output}.")
+    if output[-1] != tokenizer.vocabulary_size:
+        raise ModelError(
+            f"the model predicts {output[-1]} different {tokenizer.unit}, the text has "
+            f"{tokenizer.vocabulary_size}: build the model for {tokenizer.vocabulary_size}, or choose the "
+            "tokenizer it was made for."
+        )
+    batch, time = inputs[0].shape
+    if time not in (None, data.length):
+        raise ModelError(f"the model takes windows of {time}, length is {data.length}: set length to {time}.")
+    if batch not in (None, data.batch_size):
+        raise ModelError(f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}.")
+    return len(output) == 3
+
+
+def _loss(model: keras.Model) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=not gives_probabilities(model))
+
+
+def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: int) -> dict[str, Any]:
+    tokenizer, model = text_model.tokenizer, text_model.model
+    every_step = len(model.output_shape) == 3
+    if len(ids) < 2:
+        raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least 2 are needed.")
+    plain = TextBatches(
+        ids, length=length, batch_size=batch_size, drop_last=False, item=tokenizer.unit
+    )
+    predicted = len(ids) - 1
+    source: BatchSource = plain
+    if not every_step:
+        source, predicted = _LastTarget(plain), predicted // length
+        if not predicted:
+            raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}, a window needs {length + 1}.")
+    source = MeanOverItems(source, predicted)
+    judge = keras.Model(model.input, model.output)
+    judge.compile(loss=_loss(model))
+    nats = float(judge.evaluate(KerasBatches(source), verbose=0))
+    characters = len(tokenizer.decode(ids)) if tokenizer.unit != "characters" else len(ids)
+    tokens_per_character = len(ids) / characters
+    return {
+        "bits_per_character": nats / _NATS_PER_BIT * tokens_per_character,
+        "nats_per_token": nats,
+        "perplexity": math.exp(min(nats, 700.0)),
+        "tokens": predicted,
+        "characters": characters,
+        "length": length,
+    }

@@ -1,0 +1,304 @@
+"""The callbacks through which a run watches `fit`: when to look, when to save, when to stop.
+
+A module of its own because here the loop meets Keras: what must happen between two batches happens here,
+and nowhere does a callback make `fit` wait for the device at every step.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from cellerate.errors import TrainingError
+from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics
+from cellerate.training.display import Display
+from cellerate.training.optimizers import current_learning_rate
+from cellerate.training.settings import TrainingSettings
+
+_LOOK_EVERY_S = 0.2
+
+
+class Interrupted(Exception):  # noqa: N818 (it is no error: the run stops in good order)
+    """Leaves `fit` after the checkpoint of an interrupted run was written."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """What goes on counting through checkpoints and calls of `fit`.
+
+    Attributes:
+        history: One record an epoch.
+        curve: Rows of epoch, step and the mean loss of that epoch so far.
+        best: The best value of the monitored loss, or None.
+        best_epoch: The epoch it belongs to, from 1.
+        epoch_seconds: Seconds trained in the epoch that is open.
+        seconds: Seconds trained in all.
+        counters: The counters of Keras's own callbacks, by class name.
+        finished: The run reached its end; why.
+        precision: The dtype policy of the run.
+    """
+
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    curve: list[list[float]] = dataclasses.field(default_factory=list)
+    best: float | None = None
+    best_epoch: int = 0
+    epoch_seconds: float = 0.0
+    seconds: float = 0.0
+    counters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    finished: str = ""
+    precision: str = "float32"
+
+
+class _Resumable:
+    """Lets a Keras callback keep its counters through a checkpoint and a second call of `fit`."""
+
+    counted: tuple[str, ...] = ()
+
+    def __init__(self, progress: Progress, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._progress = progress
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Keras starts counting anew here; goes back to where the run stood."""
+        super().on_train_begin(logs)  # type: ignore[misc]
+        vars(self).update(self._progress.counters.get(type(self).__name__, {}))
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Counts as Keras does, and notes the counters for the checkpoint."""
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+        self._progress.counters[type(self).__name__] = {
+            name: None if value is None else float(value) if name == "best" else int(value)
+            for name in self.counted
+            for value in [getattr(self, name)]
+        }
+
+
+class EarlyStopping(_Resumable, keras.callbacks.EarlyStopping):
+    """Keras's early stopping, resumable."""
+
+    counted = ("wait", "best", "best_epoch", "stopped_epoch")
+
+
+class ReduceLROnPlateau(_Resumable, keras.callbacks.ReduceLROnPlateau):
+    """Keras's plateau reduction, resumable."""
+
+    counted = ("wait", "best", "cooldown_counter")
+
+
+class Conductor(keras.callbacks.Callback):
+    """Follows a run batch by batch: display, loss curve, checkpoints, best model, interruption, time limit.
+
+    It comes last in the list of callbacks, so that a checkpoint of an epoch's end holds what the others did.
+
+    Args:
+        settings: The run's settings.
+        progress: The run's progress; changed in place.
+        steps_per_epoch: Batches an epoch.
+        items_per_step: Items a batch holds.
+        monitor: What decides which model is best: "val_loss" or "loss".
+        display: Who is told.
+        write_checkpoint: Writes a checkpoint to the disk.
+        write_best: Writes the model, which is the best so far.
+        write_history: Writes the history files.
+        begin_states: Called at the start of an epoch and of a validation pass: zeroes carried states.
+        identity: What the run is made of, for its checkpoints.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: TrainingSettings,
+        progress: Progress,
+        steps_per_epoch: int,
+        items_per_step: int,
+        monitor: str,
+        display: Display,
+        write_checkpoint: Callable[[Checkpoint], None],
+        write_best: Callable[[], None],
+        write_history: Callable[[Mapping[str, float]], None],
+        begin_states: Callable[[], None],
+        identity: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.progress = progress
+        self.stop_requested = False
+        self.interrupted = False
+        self.timed_out = False
+        self.position = Position()
+        self._settings = settings
+        self._steps_per_epoch = steps_per_epoch
+        self._items_per_step = items_per_step
+        self._monitor = monitor
+        self._display = display
+        self._write_checkpoint = write_checkpoint
+        self._write_best = write_best
+        self._write_history = write_history
+        self._begin_states = begin_states
+        self._identity = identity
+        self._resumed: Checkpoint | None = None
+        self._cut: Checkpoint | None = None
+        self._start = 0
+        self._looked = self._saved = time.perf_counter()
+        self._deadline = math.inf
+
+    def begin_part(self, start: int, resumed: Checkpoint | None) -> None:
+        """To be called before each call of `fit`.
+
+        Args:
+            start: The batch of the epoch at which this call begins.
+            resumed: The checkpoint taken within that epoch, or None at the start of an epoch.
+        """
+        self._start = start
+        self._resumed = resumed
+
+    def due(self, batch: int) -> bool:
+        """Whether anyone wants to hear of batch `batch` of this call of `fit`; looking costs a wait."""
+        done = self._start + batch + 1
+        now = time.perf_counter()
+        return (
+            self.stop_requested
+            or batch == 0
+            or done % self._settings.log_every == 0
+            or done == self._steps_per_epoch
+            or now - self._looked >= _LOOK_EVERY_S
+            or now >= self._deadline
+        )
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Starts the clock of the time limit, which counts training alone."""
+        if self._settings.max_seconds is not None and math.isinf(self._deadline):
+            self._deadline = time.perf_counter() + self._settings.max_seconds
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Zeroes carried states, or puts back what an epoch cut short had."""
+        self.position = Position(epoch, self._start)
+        if self._resumed is not None:
+            restore_metrics(self.model, self._resumed)
+            self._resumed = None
+        else:
+            self._begin_states()
+            self.progress.epoch_seconds = 0.0
+        self._epoch_began = time.perf_counter()
+        self._first_step: tuple[int, float] | None = None
+        self._last_step = (0, 0.0)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Looks at a batch that is due."""
+        done = self._start + batch + 1
+        logs = {name: float(value) for name, value in (logs or {}).items()}
+        now = self._looked = time.perf_counter()
+        self._first_step = self._first_step or (done, now)
+        self._last_step = (done, now)
+        self.position = Position(self.position.epoch, done)
+        if not math.isfinite(logs["loss"]):
+            raise TrainingError(
+                f"training diverged: the loss is {logs['loss']} at step {done} of epoch "
+                f"{self.position.epoch + 1}. Lower the learning rate or clip the gradients (clipnorm 1.0); the "
+                "last checkpoint and the best model so far are as they were."
+            )
+        if done % self._settings.log_every == 0 or done == self._steps_per_epoch:
+            self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
+        self._display.step(self.position.epoch, done, logs)
+        if done == self._steps_per_epoch:
+            # The validation that follows belongs to the epoch; `on_epoch_end` saves and stops.
+            return
+        if self.stop_requested:
+            self.interrupted = True
+            self.save()
+            raise Interrupted
+        if now >= self._deadline:
+            # `fit` still validates this part of an epoch; the epoch itself can go on from here.
+            self._cut = self._capture()
+            self.model.stop_training = True
+        elif now - self._saved >= self._settings.checkpoint_every_s:
+            self.save()
+
+    def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Validation must not see the states of the training streams."""
+        self._begin_states()
+        self._display.phase("validating")
+
+    def on_test_end(self, logs: Mapping[str, float] | None = None) -> None:
+        """Back to training."""
+        self._display.phase("")
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Notes the epoch, keeps the model if it is the best so far, writes history and checkpoint."""
+        logs = {name: float(value) for name, value in (logs or {}).items()}
+        progress = self.progress
+        part_seconds = self._last_step[1] - self._epoch_began
+        value = logs[self._monitor]
+        best = math.isfinite(value) and (
+            progress.best is None or value < progress.best or self._monitor == "loss"
+        )
+        record: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "steps": self.position.batch,
+            **logs,
+            "learning_rate": current_learning_rate(self.model.optimizer),
+            "seconds": progress.epoch_seconds + part_seconds,
+            "items_per_s": self._items_per_s(),
+            "best": best,
+        }
+        if best:
+            progress.best, progress.best_epoch = value, epoch + 1
+            self._write_best()
+        progress.history.append(record)
+        progress.seconds += part_seconds
+        self._write_history({k: v for k, v in record.items() if isinstance(v, float)})
+        self._display.epoch({**record, "metrics": [name for name in logs if not name.endswith("loss")]})
+        if self._cut is not None:
+            self._cut.progress.update(best=progress.best, best_epoch=progress.best_epoch)
+            self._write_checkpoint(self._cut)
+            self.timed_out = True
+            return
+        if time.perf_counter() >= self._deadline:
+            self.timed_out = True
+            self.model.stop_training = True
+        self.position = Position(epoch + 1, 0)
+        self._start = 0
+        progress.epoch_seconds = 0.0
+        self.save()
+        if self.stop_requested:
+            self.interrupted = True
+            raise Interrupted
+
+    def save(self) -> None:
+        """Writes a checkpoint of this moment."""
+        self._write_checkpoint(self._capture())
+        self._saved = time.perf_counter()
+
+    def _capture(self) -> Checkpoint:
+        progress = dataclasses.asdict(self.progress)
+        if self.position.batch:
+            part_seconds = self._last_step[1] - self._epoch_began
+            progress["epoch_seconds"] += part_seconds
+            progress["seconds"] += part_seconds
+        return capture(self.model, self.position, self._identity, progress)
+
+    def _items_per_s(self) -> float:
+        """Steady speed of this part: the first step, which may hold a compilation, is not counted."""
+        if self._first_step is None:
+            return 0.0
+        steps = self._last_step[0] - self._first_step[0]
+        seconds = self._last_step[1] - self._first_step[1]
+        return steps * self._items_per_step / seconds if steps and seconds > 0 else 0.0
+
+
+class WhenDue(keras.callbacks.CallbackList):
+    """Tells the callbacks of a batch only when the conductor says that one is due.
+
+    Looking at a batch's loss makes Python wait for the device; `fit` by itself would do it at every step.
+    """
+
+    def __init__(self, callbacks: list[keras.callbacks.Callback], conductor: Conductor, **arguments: Any) -> None:
+        super().__init__(callbacks, **arguments)
+        self._conductor = conductor
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Passes on what is due."""
+        if self._conductor.due(batch):
+            super().on_train_batch_end(batch, logs)

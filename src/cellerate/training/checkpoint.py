@@ -1,0 +1,180 @@
+"""The checkpoint of a run: one safetensors file from which training goes on to the very same curve.
+
+A module of its own because what makes a resume exact is easy to lose: weights, optimizer, metrics, seeds
+and carried states are all Keras variables, and the position, the history and the counters of the callbacks
+are one JSON text in the file's header. One file, renamed over the last one, so that a kill at any moment
+leaves a whole checkpoint: the new one or the one before.
+
+    model/<n>       the variables of the model (weights, seeds of dropout, carried states), float as stored
+    optimizer/<n>   the variables of the optimizer
+    metrics/<n>     the running sums behind the loss and the metrics of an epoch cut short
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.errors import CheckpointError
+from cellerate.files import atomic_write
+
+_FORMAT = "cellerate-checkpoint-1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        epoch: The epoch that trains next, from 0.
+        batch: The batch of that epoch that trains next, from 0.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A run at one moment.
+
+    Attributes:
+        position: What trains next.
+        identity: What the run is made of (settings, data, model): a resumed run must have the same.
+        progress: What goes on counting: history, loss curve, callbacks, seconds.
+        arrays: The values of all variables, under the names of the module's docstring.
+    """
+
+    position: Position
+    identity: dict[str, Any]
+    progress: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def capture(
+    model: keras.Model, position: Position, identity: dict[str, Any], progress: dict[str, Any]
+) -> Checkpoint:
+    """A copy of everything that `restore` needs, taken between two batches of `fit` or outside it."""
+    # Inside `fit` the JAX trainer holds the newest values itself; this is its own way to hand them back.
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+    arrays = {name: _to_numpy(variable) for name, variable in _variables(model).items()}
+    return Checkpoint(position, identity, progress, arrays)
+
+
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint; an older one at `path` stays whole until the new one is on the disk.
+
+    Raises:
+        OutputError: The file could not be written.
+    """
+    from safetensors.numpy import save
+
+    header = {
+        "format": _FORMAT,
+        "position": json.dumps(dataclasses.asdict(checkpoint.position)),
+        "identity": json.dumps(checkpoint.identity),
+        "progress": json.dumps(checkpoint.progress),
+    }
+    with atomic_write(path) as beside:
+        beside.write_bytes(save(checkpoint.arrays, metadata=header))
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Reads a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint to resume: {path} does not exist. Train without resume.")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            if header.get("format") != _FORMAT:
+                raise CheckpointError(
+                    f"{path} is not a checkpoint of this version (format {header.get('format')!r}, expected "
+                    f"{_FORMAT!r}). Train without resume."
+                )
+            position = Position(**json.loads(header["position"]))
+            identity, progress = json.loads(header["identity"]), json.loads(header["progress"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"the checkpoint {path} is damaged ({type(error).__name__}: {error}). Train without resume."
+        ) from error
+    return Checkpoint(position, identity, progress, arrays)
+
+
+def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` naming every setting in which a resumed run differs from its checkpoint."""
+    # Through JSON, as the saved one went, so that a tuple equals its list.
+    current = json.loads(json.dumps(dict(current)))
+    differing = [
+        f"{name} was {saved.get(name)!r}, now {current.get(name)!r}"
+        for name in sorted({*saved, *current})
+        if saved.get(name) != current.get(name)
+    ]
+    if differing:
+        raise CheckpointError(
+            "the checkpoint belongs to a run with other settings or data: "
+            + "; ".join(differing)
+            + ". Resume with the settings it was started with, or start anew."
+        )
+
+
+def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
+    """Gives all variables of a compiled `model` the values of `checkpoint`.
+
+    Raises:
+        CheckpointError: The checkpoint was made of another model or optimizer.
+    """
+    # The optimizer makes its variables on its first update otherwise, and would start them from zero.
+    model.optimizer.build(model.trainable_variables)
+    variables = _variables(model, metrics=False)
+    wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
+    found = {k: v.shape for k, v in checkpoint.arrays.items() if not k.startswith("metrics/")}
+    if wanted != found:
+        other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise CheckpointError(
+            f"the checkpoint was made of another model: {len(other)} of its variables differ, the first is "
+            f"{other[0]} (the checkpoint has {found.get(other[0])}, the model {wanted.get(other[0])})."
+        )
+    for name, variable in variables.items():
+        variable.assign(checkpoint.arrays[name])
+
+
+def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
+    """Gives the metrics their running sums, so that the average of a cut epoch comes out whole.
+
+    To be called from `on_epoch_begin`: `fit` sets all metrics to zero just before.
+    """
+    metrics = {f"metrics/{n}": v for n, v in enumerate(model.metrics_variables)}
+    if all(name in checkpoint.arrays for name in metrics):
+        for name, variable in metrics.items():
+            variable.assign(checkpoint.arrays[name])
+
+
+def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:
+    """Every variable of a run under its name in the file. Keras's order of variables is deterministic."""
+    groups: dict[str, list[Any]] = {"model": model.variables, "optimizer": model.optimizer.variables}
+    if metrics:
+        groups["metrics"] = model.metrics_variables
+    return {f"{group}/{n}": v for group, variables in groups.items() for n, v in enumerate(variables)}
+
+
+def _to_numpy(variable: Any) -> np.ndarray:
+    array = np.array(keras.ops.convert_to_numpy(variable.value))
+    # NumPy's safetensors knows no bfloat16; float32 holds every bfloat16 exactly.
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -1,0 +1,200 @@
+"""What a run shows while it trains: a live line in a terminal, plain lines in a log, nothing when silent.
+
+A module of its own so that the loop states facts and never formats them, and a notebook or a test can
+listen in through the same few calls.
+"""
+
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from cellerate.environment import resident_memory_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run is about to do.
+
+    Attributes:
+        epochs: The number of epochs.
+        steps_per_epoch: Batches an epoch.
+        items_per_step: Items a batch holds.
+        item: What an item is called, in the plural ("characters", "windows", "lines").
+        bits: Also show the loss in bits, under this name; None where the loss is no cross-entropy in nats.
+        max_seconds: The time limit, or None.
+    """
+
+    epochs: int
+    steps_per_epoch: int
+    items_per_step: int
+    item: str
+    bits: str | None = None
+    max_seconds: float | None = None
+
+
+class Display(Protocol):
+    """Listens to a run."""
+
+    def start(self, plan: Plan) -> None:
+        """Training begins."""
+
+    def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
+        """`step` batches of `epoch` are done; called a few times a second at most."""
+
+    def phase(self, text: str) -> None:
+        """Something other than training goes on ("validating"); an empty text ends it."""
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """An epoch is over; `record` is its line of the history."""
+
+    def message(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def stop(self) -> None:
+        """Training is over, whatever the reason."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, plan: Plan) -> None:
+        """Nothing."""
+
+    def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def phase(self, text: str) -> None:
+        """Nothing."""
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+class Terminal(Silent):
+    """A live progress line on a terminal, a plain line now and then elsewhere; both on stderr.
+
+    Args:
+        every_s: Seconds between two plain lines when stderr is no terminal.
+    """
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._every_s = every_s
+        self._live: Any = None
+
+    def start(self, plan: Plan) -> None:
+        """Opens the progress line."""
+        self._plan = plan
+        self._began = self._last_line = time.perf_counter()
+        self._done_before = -1
+        self._rate = 0.0
+        self._phase = ""
+        if not self._console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._live = Progress(
+            TextColumn("{task.fields[where]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+            transient=True,
+        )
+        total = plan.epochs * plan.steps_per_epoch
+        self._task = self._live.add_task("", total=total, where="compiling", text="the first step compiles")
+        self._live.start()
+
+    def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
+        """Moves the line on."""
+        now, plan = time.perf_counter(), self._plan
+        done = epoch * plan.steps_per_epoch + step
+        if self._done_before < 0:
+            # The first step holds the compilation: speed counts from its end.
+            self._done_before, self._began = done, now
+            return
+        if now > self._began:
+            self._rate = (done - self._done_before) / (now - self._began)
+        text = self._facts(logs, done)
+        where = f"epoch {epoch + 1}/{plan.epochs} step {step}/{plan.steps_per_epoch}"
+        if self._live is not None:
+            self._live.update(self._task, completed=done, where=where, text=self._phase or text)
+        elif now - self._last_line >= self._every_s:
+            self._last_line = now
+            self._console.print(f"{where}  {text}", markup=False)
+
+    def phase(self, text: str) -> None:
+        """Shows `text` in place of the figures until the phase ends."""
+        self._phase = text
+        if self._live is not None and text:
+            self._live.update(self._task, text=text)
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """Prints the line of an epoch, which stays."""
+        self._phase = ""
+        parts = [f"epoch {record['epoch']}/{self._plan.epochs}", f"loss {record['loss']:.4f}"]
+        if "val_loss" in record:
+            parts.append(f"val_loss {record['val_loss']:.4f}")
+        if self._plan.bits:
+            shown = record.get("val_loss", record["loss"])
+            parts.append(f"{shown / math.log(2):.3f} {self._plan.bits}")
+        parts += [
+            f"{name} {value:.4f}"
+            for name, value in record.items()
+            if name.removeprefix("val_") not in ("loss",) and name in record.get("metrics", ())
+        ]
+        parts.append(f"{_short(record['items_per_s'])} {self._plan.item}/s")
+        parts.append(f"{record['seconds']:.0f} s")
+        if record.get("best"):
+            parts.append("best so far, saved")
+        self.message("  ".join(parts))
+
+    def message(self, text: str) -> None:
+        """Prints a sentence above the live line."""
+        self._console.print(text, markup=False)
+
+    def stop(self) -> None:
+        """Takes the live line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _facts(self, logs: Mapping[str, float], done: int) -> str:
+        plan = self._plan
+        parts = [f"{name} {value:.4f}" for name, value in logs.items()]
+        if plan.bits and "loss" in logs:
+            parts.insert(1, f"{logs['loss'] / math.log(2):.3f} {plan.bits}")
+        if self._rate > 0:
+            parts.append(f"{_short(self._rate * plan.items_per_step)} {plan.item}/s")
+            left = (plan.epochs * plan.steps_per_epoch - done) / self._rate
+            if plan.max_seconds is not None:
+                left = min(left, max(0.0, plan.max_seconds - (time.perf_counter() - self._began)))
+            parts.append(f"{_duration(left)} left")
+        parts.append(f"{resident_memory_bytes() / 1e9:.1f} GB")
+        return "  ".join(parts)
+
+
+def _short(value: float) -> str:
+    """Three significant digits with a unit prefix: 41.2 k."""
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds, the two largest that matter: 1 h 05 min."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,71 @@
+"""The history of a run on disk: a line an epoch as JSON and CSV, the loss curve, TensorBoard events.
+
+A module of its own because these files are the run's evidence: they are written whole at each epoch from
+the one list that the checkpoint carries, so a run that was killed and resumed has no line twice.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.environment import require
+from cellerate.files import atomic_write
+
+CURVE_COLUMNS = ("epoch", "step", "loss")
+
+
+def write_history(folder: Path, history: Sequence[Mapping[str, Any]], curve: Sequence[Sequence[float]]) -> None:
+    """Writes `history.jsonl`, `history.csv` and `curve.csv` into `folder`.
+
+    Args:
+        folder: The run's folder.
+        history: One record an epoch.
+        curve: Rows of epoch, step and the mean loss of the epoch up to that step.
+    """
+    flat = [{k: v for k, v in record.items() if k != "metrics"} for record in history]
+    _write(folder / "history.jsonl", "".join(json.dumps(record) + "\n" for record in flat))
+    columns = list(dict.fromkeys(name for record in flat for name in record))
+    _write(folder / "history.csv", _table(columns, [[r.get(c, "") for c in columns] for r in flat]))
+    _write(folder / "curve.csv", _table(CURVE_COLUMNS, curve))
+
+
+class TensorBoardWriter:
+    """Scalars as TensorBoard event files, on every backend and without TensorFlow.
+
+    Args:
+        folder: Where the event files go.
+
+    Raises:
+        BackendError: The package `tensorboard` is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        require("tensorboard", "tensorboard", "Writing TensorBoard files")
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(folder))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes the scalars of one step."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self._writer.close()
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as beside:
+        beside.write_text(text)

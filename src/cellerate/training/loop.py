@@ -1,0 +1,365 @@
+"""Trains a model: one call of `fit`, surrounded by what a long run needs.
+
+A module of its own because every task, and the tuner, trains through this one function: plain Keras inside,
+and around it the optimizer, the best model on disk, exact resume, a time limit, Ctrl-C, history and display.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import keras
+
+from cellerate.data.pipeline import KerasBatches
+from cellerate.data.batches import BatchSource
+from cellerate.errors import CheckpointError, ConfigError
+from cellerate.files import check_writable
+from cellerate.layers.carry import carried_states
+from cellerate.models.rewrite import with_dtype_policy
+from cellerate.training.callbacks import (
+    Conductor,
+    EarlyStopping,
+    Interrupted,
+    Progress,
+    ReduceLROnPlateau,
+    WhenDue,
+)
+from cellerate.training.checkpoint import (
+    Checkpoint,
+    Position,
+    check_identity,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+)
+from cellerate.training.display import Display, Plan, Silent
+from cellerate.training.history import TensorBoardWriter, write_history
+from cellerate.training.optimizers import build_optimizer
+from cellerate.training.precision import PrecisionTrial, choose_precision
+from cellerate.training.settings import TrainingSettings
+
+Status = Literal["finished", "stopped early", "time limit", "interrupted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run.
+
+    Attributes:
+        model: The trained model: the best one, except after an interruption.
+        status: Why it ended.
+        output: The model file; after an interruption in the first epoch there is none yet.
+        folder: The run's folder: checkpoint, history, curve, TensorBoard files.
+        history: One record an epoch, of this call and the ones it resumed.
+        best_epoch: The epoch whose model is in `output`, from 1; 0 if there is none.
+        best: Its validation loss, or its loss without validation data.
+        seconds: Seconds of training, without validation.
+        precision: The dtype policy that was trained in.
+    """
+
+    model: keras.Model
+    status: Status
+    output: Path
+    folder: Path
+    history: tuple[dict[str, Any], ...]
+    best_epoch: int
+    best: float | None
+    seconds: float
+    precision: str
+
+
+def run_folder(output: str | Path) -> Path:
+    """The folder of the run that makes `output`: `book.keras` → `book.run`."""
+    return Path(output).with_suffix(".run")
+
+
+def check_start(output: str | Path, *, resume: bool) -> None:
+    """Refuses, before any work, a run that could not write or would bury an unfinished one.
+
+    Raises:
+        OutputError: The model or the run folder cannot be written.
+        ConfigError: An unfinished run of the same name is there, and `resume` is False.
+        CheckpointError: `resume` is True and there is no usable checkpoint.
+    """
+    output = Path(output)
+    if output.suffix != ".keras":
+        raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
+    check_writable(output)
+    check_writable(_checkpoint_path(output))
+    if resume:
+        load_checkpoint(_checkpoint_path(output))
+    elif _checkpoint_path(output).exists():
+        try:
+            finished = load_checkpoint(_checkpoint_path(output)).progress["finished"]
+        except CheckpointError:
+            return
+        if not finished:
+            raise ConfigError(
+                f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete that "
+                "folder to start anew."
+            )
+
+
+def train(
+    model: keras.Model,
+    source: BatchSource,
+    *,
+    output: str | Path,
+    save: Callable[[keras.Model, Path], None],
+    loss: Any,
+    settings: TrainingSettings,
+    metrics: Sequence[Any] = (),
+    validation: BatchSource | None = None,
+    identity: Mapping[str, Any] | None = None,
+    carry_states: bool = False,
+    resume: bool = False,
+    display: Display | None = None,
+    bits: str | None = None,
+) -> TrainingResult:
+    """Trains `model` on `source`.
+
+    Args:
+        model: Any Keras model that is built. It stays uncompiled: the optimizer belongs to the run, so a
+            saved model is small and loads as plain Keras. It is trained in place, except in mixed precision,
+            where a copy is (see `TrainingResult.model`).
+        source: The training batches; their order is part of the run.
+        output: Where the best model is written, a `.keras` path; the run folder lies beside it.
+        save: Writes the model it is given to a path: called at each improvement.
+        loss: A Keras loss.
+        settings: How to train.
+        metrics: Keras metrics, weighted where the source gives weights.
+        validation: Batches whose loss decides which epoch is best; without, the last epoch is.
+        identity: What else a resumed run must have in common with this one.
+        carry_states: Truncated backpropagation through time: the states of recurrent layers go on from
+            batch to batch, and start from zero each epoch. Needs a source whose rows go on likewise.
+        resume: Goes on from the checkpoint in the run folder.
+        display: Who is told; None shows nothing.
+        bits: The name to show the loss in bits under, where it is a cross-entropy in nats.
+
+    Returns:
+        What came of it. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status
+        is "interrupted".
+
+    Raises:
+        ConfigError: See `check_start`.
+        CheckpointError: The checkpoint is damaged, or of a run with other settings, data or model.
+        OutputError: A file could not be written.
+        TrainingError: The loss is no longer a finite number.
+    """
+    output = Path(output)
+    check_start(output, resume=resume)
+    display = display or Silent()
+    folder = run_folder(output)
+    identity = {
+        **settings.curve_settings(),
+        **(identity or {}),
+        "backend": keras.config.backend(),
+        "carry_states": carry_states,
+        "training data": source.fingerprint(),
+        "validation data": validation.fingerprint() if validation is not None else None,
+        "model": _architecture(model),
+    }
+    checkpoint = _resumable(output, identity, settings) if resume else None
+    progress = Progress(**checkpoint.progress) if checkpoint else Progress()
+    progress.finished = ""
+    if checkpoint is None:
+        progress.precision = _precision(model, source, loss, settings, display)
+    if progress.precision != "float32":
+        model = with_dtype_policy(model, progress.precision)
+
+    keras.utils.set_random_seed(settings.seed)
+    states = carried_states(model, source.batch_size) if carry_states else None
+    trainer = states.model if states else _trainer(model)
+    trainer.compile(
+        optimizer=build_optimizer(settings, len(source), progress.precision),
+        loss=loss,
+        weighted_metrics=list(metrics),
+        jit_compile=settings.jit_compile,
+    )
+    if checkpoint is not None:
+        restore(trainer, checkpoint)
+    board = TensorBoardWriter(folder / "tensorboard") if settings.tensorboard else None
+
+    def on_history(scalars: Mapping[str, float]) -> None:
+        write_history(folder, progress.history, progress.curve)
+        if board is not None:
+            board.write(len(progress.history), scalars)
+
+    monitor = "val_loss" if validation is not None else "loss"
+    conductor = Conductor(
+        settings=settings,
+        progress=progress,
+        steps_per_epoch=len(source),
+        items_per_step=source.items_per_batch,
+        monitor=monitor,
+        display=display,
+        write_checkpoint=lambda point: save_checkpoint(_checkpoint_path(output), point),
+        write_best=lambda: save(model, output),
+        write_history=on_history,
+        begin_states=states.reset if states else lambda: None,
+        identity=dict(identity),
+    )
+    callbacks: list[keras.callbacks.Callback] = []
+    if settings.patience is not None:
+        callbacks.append(EarlyStopping(progress, monitor=monitor, mode="min", patience=settings.patience))
+    if settings.plateau_patience is not None:
+        callbacks.append(
+            ReduceLROnPlateau(
+                progress,
+                monitor=monitor,
+                mode="min",
+                patience=settings.plateau_patience,
+                factor=settings.plateau_factor,
+            )
+        )
+    plan = Plan(
+        settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds
+    )
+    display.start(plan)
+    try:
+        with _stop_signals(conductor, display):
+            stopped_early = _fit_parts(
+                trainer, source, validation, settings.epochs, callbacks, conductor, checkpoint
+            )
+    except Interrupted:
+        stopped_early = False
+    finally:
+        display.stop()
+        if board is not None:
+            board.close()
+    status: Status = "finished"
+    if conductor.interrupted:
+        status = "interrupted"
+    elif conductor.timed_out:
+        status = "time limit"
+    elif stopped_early:
+        status = "stopped early"
+    if status in ("finished", "stopped early"):
+        progress.finished = status
+        conductor.save()
+    best_is_last = progress.best_epoch == len(progress.history)
+    if status != "interrupted" and progress.best_epoch and not best_is_last:
+        model.load_weights(output)
+    return TrainingResult(
+        model=model,
+        status=status,
+        output=output,
+        folder=folder,
+        history=tuple(progress.history),
+        best_epoch=progress.best_epoch,
+        best=progress.best,
+        seconds=progress.seconds,
+        precision=progress.precision,
+    )
+
+
+def _fit_parts(
+    trainer: keras.Model,
+    source: BatchSource,
+    validation: BatchSource | None,
+    epochs: int,
+    callbacks: list[keras.callbacks.Callback],
+    conductor: Conductor,
+    checkpoint: Checkpoint | None,
+) -> bool:
+    """Calls `fit` once, or twice when a run goes on in the middle of an epoch. True if it stopped early.
+
+    Keras fixes the number of batches when `fit` begins, so the rest of a cut epoch is a call of its own.
+    """
+    position = checkpoint.position if checkpoint else Position()
+    conductor.position = position
+    parts = [(position.epoch, position.batch, position.epoch + 1)] if position.batch else []
+    first_whole = position.epoch + (1 if position.batch else 0)
+    if first_whole < epochs:
+        parts.append((first_whole, 0, epochs))
+    validation_data = KerasBatches(validation) if validation is not None else None
+    for epoch, start, stop in parts:
+        conductor.begin_part(start, checkpoint if start else None)
+        trainer.fit(
+            KerasBatches(source, start=start, epoch=epoch),
+            initial_epoch=epoch,
+            epochs=stop,
+            validation_data=validation_data,
+            callbacks=WhenDue([*callbacks, conductor], conductor, add_history=True, model=trainer),
+            shuffle=False,
+            verbose=0,
+        )
+        if trainer.stop_training:
+            return True
+    return False
+
+
+def _trainer(model: keras.Model) -> keras.Model:
+    """A model of the same layers to compile, so that `model` itself carries no optimizer into its file."""
+    if isinstance(model, keras.Sequential) or hasattr(model, "operations"):
+        return keras.Model(model.input, model.output, name=f"{model.name}_trainer")
+    # A subclassed model has no graph to share; it is compiled itself.
+    return model
+
+
+def _precision(
+    model: keras.Model, source: BatchSource, loss: Any, settings: TrainingSettings, display: Display
+) -> str:
+    """The dtype policy to train in: the one asked for, or the one a trial chooses."""
+    if settings.precision != "auto":
+        return settings.precision
+
+    def on_trial(trial: PrecisionTrial) -> None:
+        found = trial.error or f"{trial.step_ms:.1f} ms a step, loss {trial.loss:.4f}"
+        display.message(f"precision trial: {trial.policy}: {found}")
+
+    chosen, _ = choose_precision(model, source, loss=loss, settings=settings, on_trial=on_trial)
+    display.message(f"precision: {chosen}")
+    return chosen
+
+
+def _resumable(output: Path, identity: Mapping[str, Any], settings: TrainingSettings) -> Checkpoint:
+    checkpoint = load_checkpoint(_checkpoint_path(output))
+    check_identity(checkpoint.identity, identity)
+    if checkpoint.position.epoch >= settings.epochs:
+        raise ConfigError(
+            f"this run has already trained {checkpoint.position.epoch} epochs: ask for more than that "
+            f"(epochs is {settings.epochs}) to go on."
+        )
+    return checkpoint
+
+
+def _checkpoint_path(output: Path) -> Path:
+    return run_folder(output) / "last.safetensors"
+
+
+def _architecture(model: keras.Model) -> str:
+    """A hash of the variables' shapes and of the layers' classes; names hold counters that mean nothing."""
+    described = [
+        [list(variable.shape) for variable in model.variables],
+        [type(layer).__name__ for layer in model.layers],
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM finishes the step and saves; the second stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if conductor.stop_requested:
+            raise KeyboardInterrupt
+        conductor.stop_requested = True
+        display.message("Stopping after this step; once more stops at once and loses the steps since the last save.")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

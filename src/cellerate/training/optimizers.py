@@ -1,0 +1,97 @@
+"""Makes Keras's own optimizer from the settings of a run.
+
+A module of its own because the loop, the precision trial and the tuner all need the same optimizer.
+"""
+
+import math
+from typing import Any
+
+import keras
+
+from cellerate.training.settings import TrainingSettings
+
+
+def build_optimizer(
+    settings: TrainingSettings, steps_per_epoch: int, policy: str = "float32"
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a run, with its learning-rate schedule, clipping and gradient accumulation.
+
+    Args:
+        settings: The run's settings.
+        steps_per_epoch: Batches an epoch; schedules are stretched over `epochs` times that.
+        policy: The dtype policy that is trained in; mixed_float16 adds loss scaling.
+
+    Returns:
+        A stock Keras optimizer.
+    """
+    updates = max(1, math.ceil(steps_per_epoch * settings.epochs / settings.accumulate))
+    arguments: dict[str, Any] = {
+        "learning_rate": _learning_rate(settings, updates),
+        "clipnorm": settings.clipnorm,
+        "clipvalue": settings.clipvalue,
+        "global_clipnorm": settings.global_clipnorm,
+        # Keras averages over the accumulated batches; None is its way to say "no accumulation".
+        "gradient_accumulation_steps": settings.accumulate if settings.accumulate > 1 else None,
+    }
+    if settings.weight_decay is not None:
+        arguments["weight_decay"] = settings.weight_decay
+    if settings.optimizer == "sgd":
+        arguments |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
+    makers = {
+        "adam": keras.optimizers.Adam,
+        "adamw": keras.optimizers.AdamW,
+        "nadam": keras.optimizers.Nadam,
+        "sgd": keras.optimizers.SGD,
+        "lion": keras.optimizers.Lion,
+    }
+    optimizer = makers[settings.optimizer](**arguments)
+    # float16 gradients underflow without it. Keras adds it by itself only where the model as a whole has
+    # that policy; here each layer has.
+    return keras.optimizers.LossScaleOptimizer(optimizer) if policy == "mixed_float16" else optimizer
+
+
+def current_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The learning rate of the next update."""
+    return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(optimizer.learning_rate)))
+
+
+def _learning_rate(settings: TrainingSettings, updates: int) -> Any:
+    """A number or a Keras schedule. Warm-up takes the first updates, the schedule the rest."""
+    peak, final = settings.learning_rate, settings.final_rate
+    if settings.schedule == "constant" and settings.warmup_steps == 0:
+        return peak
+    schedules = keras.optimizers.schedules
+    after = max(1, updates - settings.warmup_steps)
+    if settings.schedule == "exponential":
+        # Reaches `final_rate` of the peak at the last update; a rate of exactly zero has no exponential.
+        main = schedules.ExponentialDecay(peak, after, max(final, 1e-3))
+    elif settings.schedule == "linear":
+        main = schedules.PolynomialDecay(peak, after, peak * final)
+    elif settings.schedule == "cosine":
+        main = schedules.CosineDecay(peak, after, alpha=final)
+    else:
+        main = schedules.PolynomialDecay(peak, after, peak)
+    return Warmup(main, settings.warmup_steps) if settings.warmup_steps else main
+
+
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly from zero over `steps` updates, then follows `after` from its beginning.
+
+    Keras has warm-up in its cosine schedule only. This class never reaches a saved model: the optimizer of
+    a run is kept in its checkpoint, as plain arrays.
+    """
+
+    def __init__(self, after: keras.optimizers.schedules.LearningRateSchedule, steps: int) -> None:
+        self.after = after
+        self.steps = steps
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of update `step`, a scalar tensor."""
+        step = keras.ops.cast(step, "float32")
+        rising = self.after(0) * (step + 1.0) / float(self.steps)
+        following = self.after(keras.ops.maximum(step - self.steps, 0.0))
+        return keras.ops.where(step < self.steps, rising, following)
+
+    def get_config(self) -> dict[str, Any]:
+        """What describes the schedule."""
+        return {"after": keras.saving.serialize_keras_object(self.after), "steps": self.steps}

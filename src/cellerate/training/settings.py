@@ -1,0 +1,154 @@
+"""What a training run is told: one frozen record, checked when it is made.
+
+A module of its own because the command line, the Python API, the checkpoint and the tuner all speak of a
+run in these words. It imports nothing heavy, so the command line can show its defaults at once.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+from cellerate.errors import ConfigError
+
+OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
+ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
+Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
+
+# What may differ between a run and the run that resumes it: how long it goes on and what it shows.
+# Everything else changes the curve, so a checkpoint refuses it.
+_FREE_ON_RESUME = frozenset(
+    {"epochs", "max_seconds", "checkpoint_every_s", "patience", "tensorboard", "jit_compile", "log_every"}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How to train, whatever the task.
+
+    Attributes:
+        epochs: Passes over the training data.
+        optimizer: One of adam, adamw, nadam, sgd (with `momentum`), lion.
+        learning_rate: The peak learning rate.
+        weight_decay: Decoupled weight decay; None leaves the optimizer's own default.
+        momentum: Nesterov momentum of sgd.
+        schedule: How the rate falls from its peak to `final_rate` of it over the whole run.
+        warmup_steps: Optimizer updates over which the rate first rises from zero.
+        final_rate: The share of `learning_rate` left at the end of a schedule, 0 to 1.
+        plateau_patience: Epochs without a better validation loss before the rate is multiplied by
+            `plateau_factor`; None switches this off. Needs `schedule="constant"`.
+        plateau_factor: See `plateau_patience`.
+        clipnorm: Clips the norm of each variable's gradient.
+        clipvalue: Clips each element of the gradients.
+        global_clipnorm: Clips the norm of all gradients together.
+        accumulate: Batches whose gradients are averaged into one update.
+        precision: The dtype policy, or "auto": measure, and keep the faster one that holds the loss.
+        jit_compile: Keras's own argument: True, False or "auto".
+        patience: Early stopping after so many epochs without a better validation loss; None never stops.
+        max_seconds: Stops in good order after so many seconds of training; None has no limit.
+        checkpoint_every_s: Seconds between two checkpoints within an epoch.
+        log_every: Steps between two points of the loss curve.
+        tensorboard: Writes TensorBoard event files into the run folder.
+        seed: Seeds the weights, the dropout and the order of the data.
+    """
+
+    epochs: int = 10
+    optimizer: OptimizerName = "adam"
+    learning_rate: float = 0.001
+    weight_decay: float | None = None
+    momentum: float = 0.9
+    schedule: ScheduleName = "constant"
+    warmup_steps: int = 0
+    final_rate: float = 0.0
+    plateau_patience: int | None = None
+    plateau_factor: float = 0.5
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+    accumulate: int = 1
+    precision: Precision = "float32"
+    jit_compile: bool | Literal["auto"] = "auto"
+    patience: int | None = None
+    max_seconds: float | None = None
+    checkpoint_every_s: float = 60.0
+    log_every: int = 50
+    tensorboard: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used, or two fields contradict each other.
+        """
+        _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        _check_choice("schedule", self.schedule, get_args(ScheduleName))
+        _check_choice("precision", self.precision, get_args(Precision))
+        for name in ("epochs", "accumulate", "log_every"):
+            _check_number(name, getattr(self, name), at_least=1, whole=True)
+        for name in ("warmup_steps", "seed"):
+            _check_number(name, getattr(self, name), at_least=0, whole=True)
+        for name in ("plateau_patience", "patience"):
+            _check_number(name, getattr(self, name), at_least=1, whole=True, optional=True)
+        _check_number("learning_rate", self.learning_rate, above=0)
+        _check_number("weight_decay", self.weight_decay, at_least=0, optional=True)
+        _check_number("momentum", self.momentum, at_least=0, below=1)
+        _check_number("final_rate", self.final_rate, at_least=0, at_most=1)
+        _check_number("plateau_factor", self.plateau_factor, above=0, below=1)
+        _check_number("max_seconds", self.max_seconds, above=0, optional=True)
+        _check_number("checkpoint_every_s", self.checkpoint_every_s, above=0)
+        clips = ("clipnorm", "clipvalue", "global_clipnorm")
+        for name in clips:
+            _check_number(name, getattr(self, name), above=0, optional=True)
+        given = [name for name in clips if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} cannot be used together: choose one.")
+        if self.plateau_patience is not None and self.schedule != "constant":
+            raise ConfigError(
+                f"plateau_patience lowers the learning rate by itself, so it needs schedule='constant', "
+                f"not {self.schedule!r}: choose one of the two."
+            )
+        if self.jit_compile not in (True, False, "auto"):
+            raise ConfigError(f"jit_compile must be True, False or 'auto', not {self.jit_compile!r}.")
+
+    def curve_settings(self) -> dict[str, Any]:
+        """The settings that shape the loss curve: a resumed run must have the same ones."""
+        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in _FREE_ON_RESUME}
+        if self.schedule != "constant":
+            # A schedule is stretched over the whole run, so its length belongs to the curve.
+            kept["epochs"] = self.epochs
+        return kept
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def _check_number(
+    name: str,
+    value: float | None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raises `ConfigError` unless `value` is a finite number within the bounds."""
+    if value is None and optional:
+        return
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    wanted = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+    kind = "a whole number" if whole else "a number"
+    usable = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if (
+        not usable
+        or value is None
+        or not math.isfinite(value)
+        or (at_least is not None and value < at_least)
+        or (above is not None and value <= above)
+        or (at_most is not None and value > at_most)
+        or (below is not None and value >= below)
+    ):
+        raise ConfigError(f"{name} must be {kind} {wanted}, not {value!r}.")

@@ -1,0 +1,474 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellerate import files
+from cellerate.data import text as module
+from cellerate.data import tokenizer as tokenizers
+from cellerate.data.text import Errors, open_text, read_text, resolve_paths
+from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer, FileTokenizer
+from cellerate.errors import ConfigError, DataError, OutputError
+
+
+def entries() -> list[Path]:
+    folder = files.cache_dir() / "text"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def joined(contents: list[bytes], errors: Errors) -> str:
+    """What the text of these files is, said with Python's own decoder."""
+    whole = ""
+    for content in contents:
+        decoded = content.decode("utf-8", errors).removeprefix("\ufeff")
+        decoded = decoded.replace("\r\n", "\n").replace("\r", "\n")
+        if decoded and whole and not whole.endswith("\n"):
+            whole += "\n"
+        whole += decoded
+    return whole
+
+
+# Small pieces that go wrong at chunk borders: line ends, byte-order marks, long and broken sequences.
+CONTENT = st.lists(
+    st.sampled_from(
+        b"\r \n \r\n a b-c \xc3\xa9 \xf0\x9f\x98\x80 \xef\xbb\xbf \xf0\x9f \x80 \xed\xa0\x80 \xff \x0c \xe2\x80\xa8 \0".split(
+            b" "
+        )
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(CONTENT, min_size=1, max_size=3),
+    st.integers(1, 7),
+    st.sampled_from(["strict", "replace"]),
+    st.sampled_from(["characters", "bytes"]),
+)
+def test_open_text_equals_pythons_own_decoding(
+    contents: list[bytes], chunk: int, errors: Errors, tokenizer: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BYTES", chunk)
+        patch.setenv("CELLERATE_CACHE", folder + "/cache")
+        paths = [Path(folder, f"{i}.txt") for i in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+        try:
+            expected = joined(contents, errors)
+        except UnicodeDecodeError:
+            broken, start = first_error(contents)
+            with pytest.raises(
+                DataError, match=f"{broken}\\.txt is not UTF-8.* offset {start} .*--errors replace"
+            ):
+                open_text(paths, errors=errors, tokenizer=tokenizer)
+            return
+        if not expected:
+            with pytest.raises(DataError, match="empty"):
+                open_text(paths, errors=errors, tokenizer=tokenizer)
+            return
+        for cached in (False, True):
+            opened = open_text(paths, errors=errors, tokenizer=tokenizer)
+            assert opened.cached is cached
+            assert opened.tokenizer.decode(opened.ids) == expected
+            assert opened.ids.dtype == opened.tokenizer.dtype
+            assert opened.characters == len(expected)
+            assert opened.bytes == sum(map(len, contents))
+            assert opened.files == len(contents)
+        if tokenizer == "characters":
+            assert isinstance(opened.tokenizer, CharacterTokenizer)
+            assert set(opened.tokenizer.characters) == set(expected)
+
+
+def first_error(contents: list[bytes]) -> tuple[int, int]:
+    for index, content in enumerate(contents):
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return index, error.start
+    raise AssertionError
+
+
+def test_open_text_of_real_text_equals_python(shared_data: Path) -> None:
+    path = shared_data / "2600-0.txt"
+    opened = open_text(path)
+    expected = joined([path.read_bytes()], "strict")
+    assert not expected.startswith("\ufeff")
+    assert opened.ids.dtype == np.uint8
+    assert isinstance(opened.ids, np.memmap)
+    assert not opened.ids.flags.writeable
+    assert opened.tokenizer.decode(opened.ids) == expected
+
+
+def test_open_text_with_a_tokenizer_file_does_not_depend_on_the_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tokenizers as package
+
+    made = package.Tokenizer(package.models.BPE())
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=400,
+        show_progress=False,
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    text = "one line\nand äöü\n\n\nthen more\n" * 40
+    made.train_from_iterator([text], trainer)
+    (tmp_path / "tokenizer.json").write_text(made.to_str(), "utf-8")
+    path = tmp_path / "a.txt"
+    path.write_text(text, "utf-8")
+    monkeypatch.setattr(tokenizers._PieceEncoder, "piece_characters", 40)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 7)
+    opened = open_text(path, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert isinstance(opened.tokenizer, FileTokenizer)
+    assert opened.ids.dtype == np.uint16
+    assert opened.ids.tolist() == made.encode(text).ids
+    assert opened.characters == len(text)
+
+
+def test_open_text_identity_depends_on_content_tokenizer_and_errors_only(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.txt", tmp_path / "b.txt"
+    path.write_text("some text")
+    other.write_text("some text")
+    first = open_text(path)
+    assert not first.cached
+    assert open_text(other).cached
+    # The vocabulary found in the text, handed in by a resumed run, is the same data.
+    again = open_text(path, tokenizer=CharacterTokenizer("some text"))
+    assert again.cached
+    assert again.fingerprint == first.fingerprint
+    seen = {first.fingerprint}
+    for opened in (
+        open_text(path, tokenizer="bytes"),
+        open_text(path, tokenizer=CharacterTokenizer("some text!")),
+        open_text(path, errors="replace"),
+        open_text([path, tmp_path / "b.txt", _write(tmp_path / "c.txt", b"x")]),
+    ):
+        assert not opened.cached
+        seen.add(opened.fingerprint)
+    assert len(seen) == 5
+    path.write_text("some texT")
+    assert open_text(path).fingerprint not in seen
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "short": lambda data: data[:10],
+    "one-byte-missing": lambda data: data[:-1],
+    "head-missing": lambda data: data[1:],
+    "one-id-changed": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "header-changed": lambda data: data.replace(b'"count": ', b'"count":  '),
+    "header-shorter-count": lambda data: data.replace(b'"characters": 3', b'"characters": 2'),
+    "bytes-appended": lambda data: data + b"\0",
+    "length-too-large": lambda data: data[:-20] + b"\xff" * 8 + data[-12:],
+    "another-file": lambda data: b"\x89PNG" * 100,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_open_text_with_a_damaged_cache_encodes_again(tmp_path: Path, damage: str) -> None:
+    path = _write(tmp_path / "a.txt", "héllo wörld".encode() * 3)
+    good = np.array(open_text(path).ids)
+    (entry,) = entries()
+    data = entry.read_bytes()
+    assert DAMAGE[damage](data) != data
+    entry.write_bytes(DAMAGE[damage](data))
+    opened = open_text(path)
+    assert not opened.cached
+    assert np.array_equal(opened.ids, good)
+    assert opened.characters == 33
+    assert open_text(path).cached
+
+
+def test_open_text_killed_while_encoding_leaves_no_entry(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.txt", b"some text\n" * 300_000)
+    program = f"""
+import os, signal
+from cellerate.data.text import open_text
+def kill(done, total):
+    if done > 0.8 * total:
+        os.kill(os.getpid(), signal.SIGKILL)
+open_text({str(path)!r}, progress=kill)
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60)
+    assert done.returncode == -9
+    (left,) = entries()
+    assert left.name.startswith(".")
+    assert left.stat().st_size > 0
+    opened = open_text(path)
+    assert not opened.cached
+    assert opened.tokenizer.decode(opened.ids[-10:]) == "some text\n"
+
+
+def test_open_text_removes_only_old_leftovers(tmp_path: Path) -> None:
+    folder = files.cache_dir() / "text"
+    folder.mkdir(parents=True)
+    old, new, foreign = (_write(folder / name, b"x") for name in (".a.1.ids", ".b.2.ids", "note.txt"))
+    before = time.time() - 2 * 24 * 3600
+    os.utime(old, (before, before))
+    os.utime(foreign, (before, before))
+    open_text(_write(tmp_path / "a.txt", b"text"))
+    assert not old.exists()
+    assert new.exists()
+    assert foreign.exists()
+
+
+def test_open_text_by_several_runs_at_once_gives_all_the_same(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.txt", "größer\n".encode() * 200_000)
+    with ThreadPoolExecutor(6) as pool:
+        opened = list(pool.map(lambda _: open_text(path), range(6)))
+    for one in opened:
+        assert np.array_equal(one.ids, opened[0].ids)
+    assert len(entries()) == 1
+    assert open_text(path).cached
+
+
+def test_open_text_with_an_unwritable_cache_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _write(tmp_path / "a.txt", b"text")
+    monkeypatch.setenv("CELLERATE_CACHE", str(path / "below-a-file"))
+    with pytest.raises(OutputError, match="set CELLERATE_CACHE"):
+        open_text(path)
+
+
+def test_open_text_on_a_full_disk_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ByteTokenizer, "stream_encoder", full)
+    with pytest.raises(OutputError, match=r"disk is full.*CELLERATE_CACHE"):
+        open_text(_write(tmp_path / "a.txt", b"text"), tokenizer="bytes")
+    assert entries() == []
+
+
+def test_open_text_of_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.txt", b"text\n" * 100)
+
+    def change(done: int, total: int) -> None:
+        path.write_bytes(b"tttt\n" * 100)
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        open_text(path, progress=change)
+    assert entries() == []
+
+
+def test_open_text_memory_is_bounded_whatever_the_size(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    block = ("Nicht für den Prinzen — 'é' “quoted”.\r\n" * 3000).encode()
+    with path.open("wb") as file:
+        while file.tell() < 65_000_000:
+            file.write(block)
+    # VmHWM, not ru_maxrss: the latter is inherited from the process that started this one.
+    program = f"""
+import json, re
+from pathlib import Path
+from cellerate.data.text import open_text
+def peak(): return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1000
+open_text({str(_write(tmp_path / "small.txt", block))!r})
+before = peak()
+opened = open_text({str(path)!r})
+print(json.dumps([peak() - before, len(opened.ids), opened.characters]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True, check=True)
+    growth, ids, characters = json.loads(done.stdout)
+    assert ids == characters > 50_000_000
+    assert growth < 40_000_000
+
+
+def test_open_text_progress_rises_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 10)
+    path = _write(tmp_path / "a.txt", b"0123456789" * 20)
+    for tokenizer in ("characters", "bytes"):
+        for _ in ("encoded", "cached"):
+            seen: list[tuple[int, int]] = []
+            open_text(path, tokenizer=tokenizer, progress=lambda *now, seen=seen: seen.append(now))
+            done = [now[0] for now in seen]
+            assert done == sorted(done)
+            assert seen[-1] == (200, 200)
+            assert {now[1] for now in seen} == {200}
+            assert len(seen) > 10
+
+
+def test_open_text_with_an_unknown_character_names_file_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4)
+    good = _write(tmp_path / "good.txt", b"aaaaaaaaaaa")
+    bad = _write(tmp_path / "bad.txt", "aaaaaaaaaaé".encode())
+    with pytest.raises(DataError, match=r"bad\.txt: character 'é' \(U\+00E9\) at position 10 "):
+        open_text([good, bad], tokenizer=CharacterTokenizer("a\n"))
+    assert entries() == []
+
+
+def test_open_text_of_utf16_says_how_to_convert_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"byte 0xFF at byte offset 0 .*iconv -f UTF-16"):
+        open_text(_write(tmp_path / "a.txt", "text".encode("utf-16")))
+
+
+def test_open_text_with_an_unknown_error_policy_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'ignore'"):
+        open_text(_write(tmp_path / "a.txt", b"a"), errors="ignore")  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
+def test_split_cuts_by_position_without_a_copy(size: int, fraction: float) -> None:
+    ids = np.arange(size, dtype=np.uint8)
+    opened = module.EncodedText(ids, ByteTokenizer(), size, size, 1, "", False)
+    head, tail = opened.split(fraction)
+    assert np.array_equal(np.concatenate([head, tail]), ids)
+    assert len(tail) == int(size * fraction)
+    assert np.shares_memory(head, ids)
+    assert not len(tail) or np.shares_memory(tail, ids)
+
+
+@pytest.mark.parametrize("fraction", [1, 1.5, -0.1, float("nan"), float("inf")])
+def test_split_outside_the_range_is_a_config_error(fraction: float) -> None:
+    opened = module.EncodedText(np.zeros(4, np.uint8), ByteTokenizer(), 4, 4, 1, "", False)
+    with pytest.raises(ConfigError, match="validation_fraction"):
+        opened.split(fraction)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "root"
+    for name, content in {
+        "b.txt": b"b",
+        "a.txt": b"a",
+        "a/z.py": b"z",
+        "a/deep/c.txt": b"c",
+        "a-b/d.txt": b"d",
+        "test/t.py": b"t",
+        "lib/test/u.py": b"u",
+        ".hidden.txt": b"no",
+        ".git/config": b"no",
+        "a/.cache/x.txt": b"no",
+        "empty.txt": b"",
+        "image.png": b"\x89PNG\0\0",
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (root / "broken").symlink_to(root / "nowhere")
+    (root / "a" / "loop").symlink_to(root)
+    os.mkfifo(root / "pipe")
+    yield root
+
+
+def names(root: Path, found: list[Path]) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in found]
+
+
+def test_resolve_paths_of_a_folder_finds_its_text_files_sorted(tree: Path) -> None:
+    expected = ["a/deep/c.txt", "a/z.py", "a-b/d.txt", "a.txt", "b.txt", "lib/test/u.py", "test/t.py"]
+    assert names(tree, resolve_paths(tree)) == expected
+    assert names(tree, resolve_paths(str(tree))) == expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (["*.py"], [], ["a/z.py", "lib/test/u.py", "test/t.py"]),
+        ("*.py", "test", ["a/z.py"]),
+        (["*.py"], ["test/"], ["a/z.py"]),
+        (["*.py"], ["lib/test"], ["a/z.py", "test/t.py"]),
+        (["*.py", "b.*"], ["[tl]*"], ["a/z.py", "b.txt"]),
+        ([], ["a", "?.txt"], ["lib/test/u.py", "test/t.py"]),
+        (["a/*.txt"], [], ["a/deep/c.txt"]),
+    ],
+)
+def test_resolve_paths_of_a_folder_keeps_to_its_patterns(
+    tree: Path, include: list[str], exclude: list[str], expected: list[str]
+) -> None:
+    assert names(tree, resolve_paths([tree], include=include, exclude=exclude)) == expected
+
+
+def test_resolve_paths_of_a_glob_finds_text_files_sorted(tree: Path) -> None:
+    assert names(tree, resolve_paths(f"{tree}/*")) == ["a.txt", "b.txt"]
+    assert names(tree, resolve_paths(f"{tree}/**/*.py")) == ["a/z.py", "lib/test/u.py", "test/t.py"]
+    assert names(tree, resolve_paths(f"{tree}/**/*.py", exclude=["test"])) == ["a/z.py"]
+
+
+def test_resolve_paths_keeps_the_order_given_and_takes_a_file_once(tree: Path) -> None:
+    found = resolve_paths([tree / "b.txt", tree / "a", f"{tree}/[ab].txt", tree / "a" / ".." / "b.txt"])
+    assert names(tree, found) == ["b.txt", "a/deep/c.txt", "a/z.py", "a.txt"]
+
+
+def test_resolve_paths_takes_a_named_file_whatever_it_looks_like(tree: Path) -> None:
+    odd = _write(tree / "a[1].txt", b"x")
+    found = resolve_paths([tree / ".hidden.txt", tree / "image.png", odd])
+    assert names(tree, found) == [".hidden.txt", "image.png", "a[1].txt"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "no text file"),
+        (["nowhere.txt"], r"nowhere\.txt not found"),
+        (["*.nothing"], r"glob .*matches no text file"),
+        (["*.png"], r"glob .*matches no text file"),
+        (["void"], "folder .* has no text file"),
+        (["pipe"], "no regular file"),
+        (["broken"], "not found"),
+        (["x" * 300], "name too long"),
+        (["nul\0.txt"], "not found"),
+        (["b.txt", "nowhere"], "nowhere not found"),
+    ],
+)
+def test_resolve_paths_that_name_nothing_is_a_data_error(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str
+) -> None:
+    (tree / "void" / ".hidden").mkdir(parents=True)
+    (tree / "void" / "empty.txt").touch()
+    monkeypatch.chdir(tree)
+    with pytest.raises(DataError, match=f"(?i){message}"):
+        resolve_paths(paths)
+
+
+def test_resolve_paths_with_everything_left_out_names_the_patterns(tree: Path) -> None:
+    with pytest.raises(DataError, match=r"include \*\.rs and exclude a, b"):
+        resolve_paths(tree, include=["*.rs"], exclude=["a", "b"])
+    with pytest.raises(DataError, match=r"exclude \*\.txt"):
+        resolve_paths(tree / "a.txt", exclude=["*.txt"])
+
+
+def test_open_text_of_a_folder_joins_its_files(tree: Path) -> None:
+    opened = open_text(tree, include=["*.txt"])
+    assert opened.tokenizer.decode(opened.ids) == "c\nd\na\nb"
+    assert opened.files == 4
+    assert opened.bytes == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("tokenizer", ["characters", "bytes"])
+def test_open_text_of_an_empty_file_is_a_data_error(tmp_path: Path, content: bytes, tokenizer: str) -> None:
+    with pytest.raises(DataError, match=r"a\.txt is empty"):
+        open_text(_write(tmp_path / "a.txt", content), tokenizer=tokenizer)
+    assert entries() == []
+
+
+def test_read_text_of_an_unreadable_file_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read"):
+        list(read_text(tmp_path / "missing.txt"))
+    with pytest.raises(DataError, match="cannot read"):
+        list(read_text(tmp_path))

@@ -1,0 +1,84 @@
+import keras
+import numpy as np
+import pytest
+
+from cellerate.errors import CheckpointError
+from cellerate.training.checkpoint import (
+    Position,
+    capture,
+    check_identity,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+)
+
+pytestmark = pytest.mark.keras
+
+
+def small_model(units: int = 4) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dropout(0.5)])
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def trained(units: int = 4) -> keras.Model:
+    model = small_model(units)
+    model.fit(np.ones((8, 3), "float32"), np.zeros((8, units), "float32"), batch_size=2, verbose=0)
+    return model
+
+
+def test_checkpoint_written_and_read_is_the_same(tmp_path):
+    model = trained()
+    before = capture(model, Position(2, 7), {"a": 1}, {"history": [{"loss": 0.5}]})
+    save_checkpoint(tmp_path / "c.safetensors", before)
+    after = load_checkpoint(tmp_path / "c.safetensors")
+    assert (after.position, after.identity, after.progress) == (before.position, before.identity, before.progress)
+    assert after.arrays.keys() == before.arrays.keys()
+    for name, value in before.arrays.items():
+        np.testing.assert_array_equal(after.arrays[name], value)
+
+
+def test_restore_brings_back_weights_optimizer_and_dropout_seed(tmp_path):
+    model = trained()
+    point = capture(model, Position(), {}, {})
+    fresh = small_model()
+    restore(fresh, point)
+    again = capture(fresh, Position(), {}, {})
+    for name, value in point.arrays.items():
+        if not name.startswith("metrics/"):
+            np.testing.assert_array_equal(again.arrays[name], value)
+
+
+def test_capture_is_a_copy_that_later_training_does_not_change():
+    model = trained()
+    point = capture(model, Position(), {}, {})
+    kept = {name: value.copy() for name, value in point.arrays.items()}
+    model.fit(np.ones((4, 3), "float32"), np.ones((4, 4), "float32"), verbose=0)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(point.arrays[name], value)
+
+
+def test_restore_into_another_model_names_the_first_variable_that_differs():
+    with pytest.raises(CheckpointError, match="model/0"):
+        restore(small_model(5), capture(trained(4), Position(), {}, {}))
+
+
+def test_load_checkpoint_that_is_missing_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_checkpoint(tmp_path / "none.safetensors")
+
+
+def test_load_checkpoint_cut_anywhere_is_a_checkpoint_error(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, capture(trained(), Position(), {}, {}))
+    whole = path.read_bytes()
+    for cut in np.linspace(0, len(whole) - 1, 25).astype(int):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path)
+
+
+def test_check_identity_names_every_difference():
+    check_identity({"a": [1, 2]}, {"a": (1, 2)})
+    with pytest.raises(CheckpointError, match=r"a was 1, now 2; b was None, now 3"):
+        check_identity({"a": 1, "c": 0}, {"a": 2, "b": 3, "c": 0})

@@ -1,0 +1,282 @@
+import json
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.data.pipeline import KerasBatches
+from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.errors import CheckpointError, ConfigError, OutputError, TrainingError
+from cellerate.models.storage import load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.training.checkpoint import load_checkpoint
+from cellerate.training.display import Silent
+from cellerate.training.loop import run_folder, train
+from cellerate.training.settings import TrainingSettings
+
+pytestmark = pytest.mark.keras
+
+IDS = np.random.default_rng(3).integers(0, 7, 1200).cumsum().astype(np.int64) % 7
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def run(output, *, model=None, source=None, validation=None, resume=False, display=None, carry=False, **settings):
+    model = model or build_text_model(7, embedding=4, units=6, dropout=0.3, seed=5)
+    source = source or TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
+    return train(
+        model,
+        source,
+        output=output,
+        save=save_model,
+        loss=LOSS,
+        settings=TrainingSettings(**({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)),
+        validation=validation,
+        resume=resume,
+        display=display,
+        carry_states=carry,
+    )
+
+
+def held_out():
+    return TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False)
+
+
+def curve(output):
+    return (run_folder(output) / "curve.csv").read_text()
+
+
+def losses(output):
+    lines = (run_folder(output) / "history.jsonl").read_text().splitlines()
+    return [(r["epoch"], r["loss"], r.get("val_loss")) for r in map(json.loads, lines)]
+
+
+class StopAt(Silent):
+    """Sends a signal to this process at a step, as Ctrl-C does."""
+
+    def __init__(self, epoch, step, number=signal.SIGINT):
+        self.place, self.number, self.said = (epoch, step), number, []
+
+    def step(self, epoch, step, logs):
+        if (epoch, step) == self.place:
+            os.kill(os.getpid(), self.number)
+
+    def message(self, text):
+        self.said.append(text)
+
+
+def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
+    result = run(tmp_path / "m.keras", validation=held_out())
+    assert result.status == "finished"
+    assert [r["epoch"] for r in result.history] == [1, 2, 3]
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    model, _ = load_model(tmp_path / "m.keras")
+    assert not model.compiled
+    assert load_checkpoint(result.folder / "last.safetensors").progress["finished"] == "finished"
+    rows = curve(tmp_path / "m.keras").splitlines()
+    assert rows[0] == "epoch,step,loss"
+    assert len(rows) == 1 + 3 * result.history[0]["steps"]
+
+
+@pytest.mark.parametrize("carry", [False, True], ids=["windows", "carried"])
+@pytest.mark.parametrize("step", [1, 7, "last"])
+def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, step, carry):
+    def source():
+        ids = IDS[:1000]
+        return StreamBatches(ids, length=8, batch_size=8) if carry else TextBatches(ids, length=10, batch_size=8, seed=1)
+
+    step = len(source()) if step == "last" else step
+    common = {"validation": None if carry else held_out(), "carry": carry, "clipnorm": 1.0, "epochs": 3}
+    run(tmp_path / "whole.keras", source=source(), **common)
+    cut = run(tmp_path / "cut.keras", source=source(), display=StopAt(1, step), **common)
+    assert cut.status == "interrupted"
+    position = load_checkpoint(cut.folder / "last.safetensors").position
+    assert (position.epoch, position.batch) == ((1, step) if step < len(source()) else (2, 0))
+    again = run(tmp_path / "cut.keras", source=source(), resume=True, **common)
+    assert again.status == "finished"
+    assert curve(tmp_path / "cut.keras") == curve(tmp_path / "whole.keras")
+    assert losses(tmp_path / "cut.keras") == losses(tmp_path / "whole.keras")
+    one, other = (load_model(tmp_path / f"{name}.keras")[0] for name in ("whole", "cut"))
+    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_train_resumed_keeps_the_counters_of_early_stopping_and_plateau(tmp_path):
+    # A loss that cannot get better: the counters alone decide.
+    common = {
+        "learning_rate": 1e-9,
+        "epochs": 12,
+        "patience": 5,
+        "plateau_patience": 2,
+        "validation": held_out(),
+        "optimizer": "sgd",
+    }
+    whole = run(tmp_path / "whole.keras", **common)
+    cut = run(tmp_path / "cut.keras", display=StopAt(3, 2), **common)
+    assert cut.status == "interrupted"
+    again = run(tmp_path / "cut.keras", resume=True, **common)
+    assert again.status == whole.status == "stopped early"
+    assert len(again.history) == len(whole.history) < 12
+    rates = [r["learning_rate"] for r in whole.history]
+    assert rates[-1] < rates[0]
+    assert [r["learning_rate"] for r in again.history] == rates
+
+
+def test_train_on_after_the_last_epoch_continues_the_curve(tmp_path):
+    run(tmp_path / "whole.keras", epochs=3)
+    run(tmp_path / "two.keras", epochs=1)
+    run(tmp_path / "two.keras", epochs=3, resume=True)
+    assert curve(tmp_path / "two.keras") == curve(tmp_path / "whole.keras")
+
+
+def test_train_resumed_with_nothing_left_to_do_says_so(tmp_path):
+    run(tmp_path / "m.keras", epochs=1)
+    with pytest.raises(ConfigError, match="already trained 1 epochs"):
+        run(tmp_path / "m.keras", epochs=1, resume=True)
+
+
+def test_train_resumed_with_other_settings_names_them(tmp_path):
+    run(tmp_path / "m.keras", epochs=1)
+    with pytest.raises(CheckpointError, match="learning_rate was 0.01, now 0.02"):
+        run(tmp_path / "m.keras", epochs=2, learning_rate=0.02, resume=True)
+    with pytest.raises(CheckpointError, match="training data"):
+        source = TextBatches(IDS[:990], length=10, batch_size=8, seed=1)
+        run(tmp_path / "m.keras", epochs=2, source=source, resume=True)
+    with pytest.raises(CheckpointError, match="model was"):
+        model = build_text_model(7, embedding=4, units=5, seed=5)
+        run(tmp_path / "m.keras", epochs=2, model=model, resume=True)
+
+
+def test_train_over_an_unfinished_run_is_refused(tmp_path):
+    run(tmp_path / "m.keras", display=StopAt(0, 3))
+    with pytest.raises(ConfigError, match="has not ended"):
+        run(tmp_path / "m.keras")
+
+
+def test_train_resumed_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        run(tmp_path / "m.keras", resume=True)
+
+
+def test_train_stopped_by_sigterm_saves_as_ctrl_c_does(tmp_path):
+    stop = StopAt(0, 5, signal.SIGTERM)
+    assert run(tmp_path / "m.keras", display=stop).status == "interrupted"
+    assert stop.said
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):
+    result = run(tmp_path / "m.keras", max_seconds=0.001, validation=held_out())
+    assert result.status == "time limit"
+    assert (tmp_path / "m.keras").exists()
+    position = load_checkpoint(result.folder / "last.safetensors").position
+    assert (position.epoch, position.batch) == (0, 1)
+    run(tmp_path / "m.keras", resume=True, validation=held_out())
+    run(tmp_path / "whole.keras", validation=held_out())
+    assert losses(tmp_path / "m.keras") == losses(tmp_path / "whole.keras")
+
+
+def test_train_keeps_the_best_model_not_the_last(tmp_path):
+    # A wild learning rate makes the loss go up again.
+    result = run(tmp_path / "m.keras", epochs=6, learning_rate=0.5, validation=held_out())
+    best = min(range(6), key=lambda n: result.history[n]["val_loss"])
+    assert result.best_epoch == best + 1 < 6
+    judge = keras.Model(result.model.input, result.model.output)
+    judge.compile(loss=LOSS)
+    assert judge.evaluate(KerasBatches(held_out()), verbose=0) == pytest.approx(result.best, rel=1e-4)
+
+
+def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
+    class WithWeights:
+        """Weights of one in the first epoch, not numbers in the second."""
+
+        def __init__(self):
+            self._source = TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
+            self.batch_size, self.item, self.items_per_batch = 8, "characters", 80
+
+        def __len__(self):
+            return len(self._source)
+
+        def batch(self, epoch, index):
+            x, y = self._source.batch(epoch, index)
+            return x, y, np.full(y.shape, np.nan if epoch else 1.0, np.float32)
+
+        def fingerprint(self):
+            return "weights"
+
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        run(tmp_path / "m.keras", source=WithWeights())
+    point = load_checkpoint(run_folder(tmp_path / "m.keras") / "last.safetensors")
+    assert point.position.epoch == 1
+    assert all(np.isfinite(value).all() for value in point.arrays.values())
+    load_model(tmp_path / "m.keras")
+
+
+def test_train_into_a_file_of_another_suffix_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"\.keras"):
+        run(tmp_path / "m.h5")
+
+
+def test_train_into_a_place_that_cannot_be_written_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        run(tmp_path / "file" / "m.keras")
+
+
+def test_train_in_mixed_bfloat16_trains_a_copy_and_keeps_float32_weights(tmp_path):
+    result = run(tmp_path / "m.keras", precision="mixed_bfloat16", epochs=1)
+    assert result.precision == "mixed_bfloat16"
+    model, _ = load_model(tmp_path / "m.keras")
+    assert {keras.backend.standardize_dtype(w.dtype) for w in model.weights} == {"float32"}
+    assert any(layer.compute_dtype == "bfloat16" for layer in model.layers)
+
+
+def test_train_with_precision_auto_resumes_in_the_chosen_precision(tmp_path):
+    cut = run(tmp_path / "m.keras", precision="auto", display=StopAt(0, 3))
+    again = run(tmp_path / "m.keras", precision="auto", resume=True)
+    assert again.precision == cut.precision
+
+
+def test_train_with_tensorboard_writes_its_scalars(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = run(tmp_path / "m.keras", epochs=2, tensorboard=True, validation=held_out())
+    events = EventAccumulator(str(result.folder / "tensorboard"))
+    events.Reload()
+    found = [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors("val_loss")]
+    assert found == [(n + 1, pytest.approx(r["val_loss"])) for n, r in enumerate(result.history)]
+
+
+def test_train_of_a_compiled_or_subclassed_model_works_as_well(tmp_path):
+    @keras.saving.register_keras_serializable(package="test_loop")
+    class Own(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.table, self.lstm, self.head = (
+                keras.layers.Embedding(7, 4),
+                keras.layers.LSTM(5, return_sequences=True),
+                keras.layers.Dense(7),
+            )
+
+        def call(self, ids):
+            return self.head(self.lstm(self.table(ids)))
+
+    model = Own()
+    model(np.zeros((2, 10), np.int32))
+    result = run(tmp_path / "m.keras", model=model, epochs=2)
+    assert result.history[1]["loss"] < result.history[0]["loss"]
+
+
+def test_carried_training_differs_from_training_from_zero_states(tmp_path):
+    """States that are carried let a model see further than its windows: here 1 character is not enough."""
+    period = np.tile(np.array([0, 0, 0, 1, 0, 0, 0, 2]), 600)
+    results = {}
+    for carry in (False, True):
+        source = StreamBatches(period, length=2, batch_size=4)
+        model = build_text_model(3, embedding=4, units=12, seed=1)
+        result = run(
+            tmp_path / f"{carry}.keras", model=model, source=source, carry=carry, epochs=3, learning_rate=0.02
+        )
+        results[carry] = result.history[-1]["loss"]
+    assert results[True] < 0.6 * results[False]

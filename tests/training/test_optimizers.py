@@ -1,0 +1,67 @@
+import keras
+import numpy as np
+import pytest
+
+from cellerate.training.optimizers import build_optimizer, current_learning_rate
+from cellerate.training.settings import TrainingSettings
+
+pytestmark = pytest.mark.keras
+
+
+def rate(settings: TrainingSettings, update: int, steps_per_epoch: int = 100) -> float:
+    optimizer = build_optimizer(settings, steps_per_epoch)
+    optimizer.build([])
+    # The first variable of every optimizer counts batches.
+    optimizer.variables[0].assign(update * settings.accumulate)
+    return current_learning_rate(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("adam", "Adam"), ("adamw", "AdamW"), ("nadam", "Nadam"), ("sgd", "SGD"), ("lion", "Lion")],
+)
+def test_build_optimizer_by_name_gives_keras_own(name, wanted):
+    optimizer = build_optimizer(TrainingSettings(optimizer=name, clipnorm=1.0, weight_decay=0.1), 10)
+    assert type(optimizer) is getattr(keras.optimizers, wanted)
+    assert optimizer.clipnorm == 1.0
+    assert optimizer.weight_decay == 0.1
+
+
+def test_build_optimizer_in_mixed_float16_scales_the_loss():
+    optimizer = build_optimizer(TrainingSettings(), 10, "mixed_float16")
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "exponential"])
+def test_schedule_falls_from_the_peak_to_the_final_rate_over_the_whole_run(schedule):
+    settings = TrainingSettings(learning_rate=0.01, schedule=schedule, final_rate=0.1, epochs=2)
+    assert rate(settings, 0) == pytest.approx(0.01, rel=1e-5)
+    assert 0.001 < rate(settings, 100) < 0.01
+    assert rate(settings, 200) == pytest.approx(0.001, rel=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "exponential"])
+def test_warmup_rises_linearly_then_the_schedule_begins(schedule):
+    settings = TrainingSettings(learning_rate=0.01, schedule=schedule, warmup_steps=10, epochs=1)
+    assert rate(settings, 0) == pytest.approx(0.001, rel=1e-4)
+    assert rate(settings, 4) == pytest.approx(0.005, rel=1e-4)
+    assert rate(settings, 10) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_schedule_with_accumulation_counts_updates_not_batches():
+    settings = TrainingSettings(learning_rate=0.01, schedule="linear", epochs=1, accumulate=4)
+    assert rate(settings, 25, steps_per_epoch=100) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_accumulation_of_equal_batches_equals_one_large_batch():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    weights = []
+    for accumulate, batch_size in ((1, 8), (4, 2)):
+        layer = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), layer])
+        settings = TrainingSettings(optimizer="sgd", learning_rate=0.1, momentum=0.0, accumulate=accumulate)
+        model.compile(build_optimizer(settings, 8 // batch_size), loss="mse")
+        model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+        weights.append(keras.ops.convert_to_numpy(layer.kernel.value))
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
