@@ -4,21 +4,44 @@ Importing this package imports no framework: each public name is loaded when it 
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
 # Public name → the module it lives in. `tests/test_public_api.py` holds this table against `__all__`.
 _EXPORTS = {
+    "AutoencoderArchitecture": "cellerate.tasks.settings",
+    "CellerateError": "cellerate.errors",
+    "ForecastArchitecture": "cellerate.tasks.settings",
+    "LineOptions": "cellerate.tasks.settings",
+    "SeriesOptions": "cellerate.tasks.settings",
+    "TextArchitecture": "cellerate.tasks.settings",
+    "TextOptions": "cellerate.tasks.settings",
+    "TrainingSettings": "cellerate.training.settings",
+    "embed_lines": "cellerate.tasks.embed",
+    "evaluate_model": "cellerate.tasks.evaluation",
     "explain": "cellerate.layers.explain",
+    "forecast_series": "cellerate.tasks.series",
+    "generate": "cellerate.tasks.text",
+    "load_line_model": "cellerate.tasks.embed",
+    "load_model": "cellerate.models.storage",
+    "load_series_model": "cellerate.tasks.series",
+    "load_text_model": "cellerate.tasks.text",
+    "save_model": "cellerate.models.storage",
+    "select_backend": "cellerate.environment",
+    "train_embed": "cellerate.tasks.embed",
+    "train_series": "cellerate.tasks.series",
+    "train_text": "cellerate.tasks.text",
 }
 
-__all__ = ["__version__", *sorted(_EXPORTS)]
+__all__ = [*_EXPORTS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+        value = getattr(import_module(_EXPORTS[name]), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'cellerate' has no attribute {name!r}")
 
 

@@ -5,11 +5,13 @@ write beside the target, flush to the disk, rename over it.
 """
 
 import contextlib
+import csv
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cellerate.errors import OutputError
 
@@ -76,6 +78,18 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if beside is not None:
             beside.unlink(missing_ok=True)
+
+
+def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Writes a table as CSV, whole or not at all.
+
+    Raises:
+        OutputError: The file could not be written.
+    """
+    with atomic_write(path) as beside, beside.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -304,6 +304,7 @@ def test_batches_bounds_follow_the_lengths_and_small_buckets_join() -> None:
     assert LineBatches(lines, LETTERS, batch_size=64, max_length=200).bounds == (24, 104)
     assert LineBatches(lines, LETTERS, batch_size=32, max_length=21).bounds == (8, 21)
     assert LineBatches(lines, LETTERS, batch_size=101, max_length=200).bounds == (104,)
+    assert LineBatches(["", "", "a"], LETTERS, batch_size=1, max_length=2).bounds == (2,)
     assert LineBatches([""], LETTERS, batch_size=2, max_length=9).bounds == (8,)
 
 

@@ -229,6 +229,11 @@ def test_times_in_common_ways_of_writing_are_read(write, times):
     assert data.step == np.timedelta64(1, "D")
 
 
+def test_empty_time_column_means_none(write):
+    data = open_series(write(table(3, ["morning", "noon", "night"])), targets=["a"], time_column="")
+    assert (data.times, data.columns, spans(data)) == (None, ("a", "b"), [(0, 3)])
+
+
 def test_time_column_of_numbers_is_read(write):
     path = write("t,a\n0,1\n0.5,2\n1.0,3\n3.0,4\n")
     data = open_series(path, targets=["a"], time_column="t")
@@ -327,7 +332,7 @@ def test_target_that_is_no_feature_is_kept_apart(write):
         ("a,b\n1,2\n", {"features": ["c"]}, "features names a column 'c'"),
         ("a,b\n1,2\n", {"time_column": "c"}, "time_column names a column 'c'"),
         ("a,b\n1,2\n", {"series_column": "c"}, "series_column names a column 'c'"),
-        ("a,b\n1,2\n1,x\n", {}, "column 'b' holds 'x' in data row 2"),
+        ("a,b\n1,2\n1,x\n", {"targets": ["b"]}, "column 'b' holds 'x' in data row 2"),
         ("a,b\nred,2\n", {}, "column 'a' holds 'red' in data row 1"),
         ('a,b\n"1,5",2\n', {}, "column 'a' holds '1,5' in data row 1"),
         ("a,b\n1,\n2,NaN\n", {"missing": "drop"}, "'b' has no value in any of the 2 rows"),
@@ -350,7 +355,7 @@ def test_unusable_tables_raise_data_error_saying_where(write, content, arguments
 def test_bad_number_far_down_a_long_file_is_named_with_its_row(write):
     path = write(table(100_000, ["0"] * 100_000, {(99_998, "b"): "oops"}).replace("date", "note"))
     with pytest.raises(DataError, match="column 'b' holds 'oops' in data row 99999"):
-        open_series(path, targets=["a"])
+        open_series(path, targets=["b"])
 
 
 @pytest.mark.parametrize(
@@ -544,9 +549,9 @@ def test_series_batches_are_scaled_naive_slices(shared_data, dtype):
     scaled = (data.values.astype(np.float64) - scaler.mean) / scaler.scale
     x, y = source.batch(0, 5)
     assert (x.shape, y.shape, x.dtype, y.dtype) == ((32, 96, 2), (32, 24, 2), np.float32, np.float32)
-    starts = {tuple(np.round(scaled[s, :2], 4)): s for s in range(11_424, 14_400 - 120 + 1)}
+    starts = range(11_424, 14_400 - 120 + 1)
     for row in range(32):
-        candidates = [s for s in starts.values() if np.abs(scaled[s : s + 96, :2] - x[row]).max() < 1e-5]
+        candidates = [s for s in starts if np.abs(scaled[s : s + 96, :2] - x[row]).max() < 1e-5]
         assert len(candidates) == 1
         first = candidates[0] + 96
         assert y[row] == pytest.approx(scaled[first : first + 24][:, [1, 2]], abs=1e-5)

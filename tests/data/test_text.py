@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,9 +43,8 @@ def joined(contents: list[bytes], errors: Errors) -> str:
 # Small pieces that go wrong at chunk borders: line ends, byte-order marks, long and broken sequences.
 CONTENT = st.lists(
     st.sampled_from(
-        b"\r \n \r\n a b-c \xc3\xa9 \xf0\x9f\x98\x80 \xef\xbb\xbf \xf0\x9f \x80 \xed\xa0\x80 \xff \x0c \xe2\x80\xa8 \0".split(
-            b" "
-        )
+        [b"\r", b"\n", b"\r\n", b"a", b"b c", b"\0", b"\x0c", b"\x80", b"\xff", b"\xf0\x9f", b"\xed\xa0\x80"]
+        + [sign.encode() for sign in ("é", "\u2028", "😀", "\ufeff")],
     ),
     max_size=12,
 ).map(b"".join)
@@ -112,6 +112,20 @@ def test_open_text_of_real_text_equals_python(shared_data: Path) -> None:
     assert opened.tokenizer.decode(opened.ids) == expected
 
 
+def test_open_text_of_the_standard_library_reads_every_source_file() -> None:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    exclude = ["test", "tests", "idle_test", "site-packages", "dist-packages"]
+    opened = open_text(folder, include=["*.py"], exclude=exclude, errors="replace")
+    paths = sorted(
+        path
+        for path in folder.rglob("*.py")
+        if not {*path.relative_to(folder).parts} & {*exclude} and path.stat().st_size and path.is_file()
+    )
+    assert opened.files == len(paths) > 500
+    assert opened.bytes > 8_000_000
+    assert opened.tokenizer.decode(opened.ids) == joined([path.read_bytes() for path in paths], "replace")
+
+
 def test_open_text_with_a_tokenizer_file_does_not_depend_on_the_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +151,11 @@ def test_open_text_with_a_tokenizer_file_does_not_depend_on_the_chunks(
     assert opened.ids.dtype == np.uint16
     assert opened.ids.tolist() == made.encode(text).ids
     assert opened.characters == len(text)
+    # Two files are two texts: no token reaches from one into the other.
+    (tmp_path / "b.txt").write_text("\n\nend", "utf-8")
+    both = open_text([tmp_path / "b.txt", path], tokenizer=opened.tokenizer)
+    assert both.ids.tolist() == [*made.encode("\n\nend\n").ids, *opened.ids.tolist()]
+    assert both.characters == len(text) + 6
 
 
 def test_open_text_identity_depends_on_content_tokenizer_and_errors_only(tmp_path: Path) -> None:
@@ -370,7 +389,7 @@ def tree(tmp_path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     (root / "broken").symlink_to(root / "nowhere")
-    (root / "a" / "loop").symlink_to(root)
+    (root / "a" / "zz").symlink_to(root)
     os.mkfifo(root / "pipe")
     yield root
 

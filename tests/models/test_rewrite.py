@@ -31,7 +31,7 @@ class Subclassed(keras.Model):
 
 
 def users_model() -> keras.Model:
-    """What people build: a nested Sequential, Bidirectional GRU, TimeDistributed, RNN of a cell, an operation."""
+    """What people build: nested Sequential, Bidirectional GRU, TimeDistributed, RNN of a cell, operations."""
     ids = keras.Input((None,), dtype="int32", name="ids")
     inner = keras.Sequential(
         [

@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -144,19 +142,3 @@ def test_layer_seeds_never_repeat_within_a_model():
     seeds = layer_seeds(7)
     drawn = [next(seeds) for _ in range(1000)]
     assert len(set(drawn)) == 1000
-
-
-def test_text_model_file_opens_where_cellerate_is_not_imported(tmp_path):
-    small(tie_weights=True, layer_norm=True).save(tmp_path / "model.keras")
-    code = (
-        "import sys, keras; m = keras.saving.load_model(sys.argv[1]); "
-        "assert not [n for n in sys.modules if n.startswith('cellerate')]; print(m.output.shape)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model.keras")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "(None, None, 11)" in done.stdout

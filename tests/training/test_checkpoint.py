@@ -32,7 +32,11 @@ def test_checkpoint_written_and_read_is_the_same(tmp_path):
     before = capture(model, Position(2, 7), {"a": 1}, {"history": [{"loss": 0.5}]})
     save_checkpoint(tmp_path / "c.safetensors", before)
     after = load_checkpoint(tmp_path / "c.safetensors")
-    assert (after.position, after.identity, after.progress) == (before.position, before.identity, before.progress)
+    assert (after.position, after.identity, after.progress) == (
+        before.position,
+        before.identity,
+        before.progress,
+    )
     assert after.arrays.keys() == before.arrays.keys()
     for name, value in before.arrays.items():
         np.testing.assert_array_equal(after.arrays[name], value)

@@ -22,7 +22,9 @@ IDS = np.random.default_rng(3).integers(0, 7, 1200).cumsum().astype(np.int64) % 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def run(output, *, model=None, source=None, validation=None, resume=False, display=None, carry=False, **settings):
+def run(
+    output, *, model=None, source=None, validation=None, resume=False, display=None, carry=False, **settings
+):
     model = model or build_text_model(7, embedding=4, units=6, dropout=0.3, seed=5)
     source = source or TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
     return train(
@@ -84,7 +86,11 @@ def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
 def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, step, carry):
     def source():
         ids = IDS[:1000]
-        return StreamBatches(ids, length=8, batch_size=8) if carry else TextBatches(ids, length=10, batch_size=8, seed=1)
+        return (
+            StreamBatches(ids, length=8, batch_size=8)
+            if carry
+            else TextBatches(ids, length=10, batch_size=8, seed=1)
+        )
 
     step = len(source()) if step == "last" else step
     common = {"validation": None if carry else held_out(), "carry": carry, "clipnorm": 1.0, "epochs": 3}
@@ -138,7 +144,7 @@ def test_train_resumed_with_nothing_left_to_do_says_so(tmp_path):
 
 def test_train_resumed_with_other_settings_names_them(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
-    with pytest.raises(CheckpointError, match="learning_rate was 0.01, now 0.02"):
+    with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01, now 0\.02"):
         run(tmp_path / "m.keras", epochs=2, learning_rate=0.02, resume=True)
     with pytest.raises(CheckpointError, match="training data"):
         source = TextBatches(IDS[:990], length=10, batch_size=8, seed=1)

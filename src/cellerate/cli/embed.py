@@ -11,7 +11,9 @@ from cellerate.cli.output import emit, emit_json
 
 def embed(
     model: Annotated[Path, typer.Argument(help="A model of `train embed`.", show_default=False)],
-    lines: Annotated[Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)],
+    lines: Annotated[
+        Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the vectors: *.npy or *.parquet.")
     ] = Path("vectors.npy"),
@@ -30,7 +32,6 @@ def embed(
     """Write one vector a line, in the order of the lines; empty lines have a vector, too.
 
     Example:
-
         cellerate embed lines.keras lines.txt -o vectors.parquet
     """
     from cellerate.environment import select_backend

@@ -17,7 +17,6 @@ def env(
     """Show machine, versions and backends.
 
     Example:
-
         cellerate env --json
     """
     from cellerate.environment import backend_devices, installed_backends, machine, versions

@@ -14,7 +14,9 @@ def evaluate(
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
     part: Annotated[
         Literal["all", "held-out"],
-        typer.Option(help="All of it, or the share that training on the same data held out (text and series)."),
+        typer.Option(
+            help="All of it, or the share that training on the same data held out (text and series)."
+        ),
     ] = "all",
     column: Annotated[
         str | None, typer.Option(help="Lines: the column of a Parquet file.", show_default=False)
@@ -30,7 +32,6 @@ def evaluate(
     """Judge a model: bits per character, forecast errors beside naive forecasts, or reconstruction.
 
     Examples:
-
         cellerate evaluate book.keras other.txt
 
         cellerate evaluate ett.keras ETTh1.csv --part held-out --json
@@ -56,4 +57,10 @@ def evaluate(
 
 
 def _shown(value: Any) -> str:
-    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        f"{value:,.4f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )

@@ -10,7 +10,9 @@ from cellerate.cli.output import emit, emit_json
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="A .keras file, of Cellerate or of anyone.", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone.", show_default=False)
+    ],
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -18,7 +20,6 @@ def explain(
     """Say which kernel Keras runs for every recurrent layer here, and what would make it faster.
 
     Example:
-
         cellerate explain book.keras --backend jax
     """
     from cellerate.environment import select_backend

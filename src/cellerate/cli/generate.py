@@ -24,7 +24,8 @@ def generate(
         int | None, typer.Option(help="Draw from the k likeliest only.", show_default=False)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest that make up this share.", show_default=False)
+        float | None,
+        typer.Option(help="Draw from the likeliest that make up this share.", show_default=False),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="The same seed draws the same text.", show_default=False)
@@ -39,7 +40,6 @@ def generate(
     """Continue a text, shown as it is written.
 
     Examples:
-
         cellerate generate book.keras "Well, Prince," --seed 7
 
         cellerate generate book.keras "Chapter " -n 1000 -t 0.6 --stop "Chapter"

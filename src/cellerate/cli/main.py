@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from cellerate import __version__
-from cellerate.cli import embed, env, evaluate, explain, forecast, generate, train_embed, train_series, train_text
+from cellerate.cli import (
+    embed,
+    env,
+    evaluate,
+    explain,
+    forecast,
+    generate,
+    train_embed,
+    train_series,
+    train_text,
+)
 from cellerate.errors import CellerateError
 
 app = typer.Typer(
@@ -22,7 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
 )
-train_app = typer.Typer(help="Train a model on text, on time series, or to embed lines.", no_args_is_help=True)
+train_app = typer.Typer(
+    help="Train a model on text, on time series, or to embed lines.", no_args_is_help=True
+)
 train_app.command("text")(train_text.train_text)
 train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)

@@ -82,7 +82,9 @@ _WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
 }
 
 
-def with_settings(keyword: str, settings: type, *, leave_out: Sequence[str] = (), panel: str) -> Callable[[_F], _F]:
+def with_settings(
+    keyword: str, settings: type, *, leave_out: Sequence[str] = (), panel: str
+) -> Callable[[_F], _F]:
     """Adds an option for each field of a settings dataclass to a verb.
 
     Args:
@@ -110,7 +112,11 @@ def with_settings(keyword: str, settings: type, *, leave_out: Sequence[str] = ()
                     values[name] = read(values[name])
             return function(*arguments, **options, **{keyword: settings(**values)})
 
-        verb.__name__, verb.__doc__, verb.__module__ = function.__name__, function.__doc__, function.__module__
+        verb.__name__, verb.__doc__, verb.__module__ = (
+            function.__name__,
+            function.__doc__,
+            function.__module__,
+        )
         verb.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         verb.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
         return typing.cast(_F, verb)

@@ -9,19 +9,21 @@ import typer
 from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, training_display, training_report
-from cellerate.tasks.settings import AutoencoderArchitecture, LineData
+from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
 
 
-@with_settings("data", LineData, leave_out=["path"], panel="Lines")
+@with_settings("data", LineOptions, leave_out=["path"], panel="Lines")
 @with_settings("architecture", AutoencoderArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 def train_embed(
-    lines: Annotated[Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)],
+    lines: Annotated[
+        Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
     ],
-    data: LineData,
+    data: LineOptions,
     architecture: AutoencoderArchitecture,
     training: TrainingSettings,
     model: Annotated[
@@ -36,7 +38,6 @@ def train_embed(
     """Train a sequence autoencoder, whose encoder turns lines into vectors.
 
     Examples:
-
         cellerate train embed lines.txt -o lines.keras
 
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
@@ -56,7 +57,9 @@ def train_embed(
         display=training_display(quiet),
     )
     if run.truncated and not quiet:
-        note(f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)")
+        note(
+            f"{run.truncated:,} lines are longer than {data.max_length} characters and were cut (--max-length)"
+        )
     if json:
         emit_json({"training": training_report(run.training), "held_out": run.evaluation})
     elif run.evaluation is not None:

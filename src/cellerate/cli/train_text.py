@@ -9,19 +9,21 @@ import typer
 from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, reading_progress, training_display, training_report
-from cellerate.tasks.settings import TextArchitecture, TextData
+from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.training.settings import TrainingSettings
 
 
-@with_settings("data", TextData, leave_out=["paths"], panel="Text")
+@with_settings("data", TextOptions, leave_out=["paths"], panel="Text")
 @with_settings("architecture", TextArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 def train_text(
-    paths: Annotated[list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)],
+    paths: Annotated[
+        list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
     ],
-    data: TextData,
+    data: TextOptions,
     architecture: TextArchitecture,
     training: TrainingSettings,
     model: Annotated[
@@ -41,7 +43,6 @@ def train_text(
     """Train a next-character model on text.
 
     Examples:
-
         cellerate train text book.txt -o book.keras
 
         cellerate train text src/ --include '*.py' --units 512 --layers 2 -o code.keras
@@ -89,4 +90,6 @@ def train_text(
         emit_json(report)
     elif run.evaluation is not None:
         emit(f"held-out: {run.evaluation['bits_per_character']:.3f} bits per character")
-    finish_training(run.training, quiet, next_steps=[f'cellerate generate {output} "..."', f"cellerate explain {output}"])
+    finish_training(
+        run.training, quiet, next_steps=[f'cellerate generate {output} "..."', f"cellerate explain {output}"]
+    )

@@ -337,7 +337,7 @@ class _EncodedLines:
     def buckets(self, batch_size: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
         """The bounds, ascending, and for each the numbers of its lines; see the module's rule."""
         points = np.quantile(self._lengths, _BOUND_POINTS, method="higher")
-        rounded = np.maximum(-(-points // _BOUND_MULTIPLE) * _BOUND_MULTIPLE, 1)
+        rounded = -(-np.maximum(points, 1) // _BOUND_MULTIPLE) * _BOUND_MULTIPLE
         candidates = np.unique(np.minimum(rounded, self._max_length)).astype(np.int64)
         kept: list[int] = []
         below = 0
@@ -398,8 +398,7 @@ def _parquet_column(path: Path, column: str | None) -> list[str]:
                 problem = "no column" if missing else "no single column of strings named"
                 raise DataError(f"{path} has {problem} {column!r}. Its columns: {listed}.")
             table = file.read(columns=[column])
-            # A name may also select nested columns whose path begins with it.
-            values = table.column(table.schema.names.index(column)).to_pylist()
+            values = table.column(column).to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path} as a Parquet file: {error}") from error
     return [value or "" for value in values]

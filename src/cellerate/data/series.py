@@ -31,7 +31,7 @@ _TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
 __all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SeriesData:
     """One matrix of values and what its rows and columns mean.
 
@@ -206,7 +206,7 @@ def open_series(
         targets: Columns to forecast.
         features: Columns to forecast from; None: every column of numbers but time and series.
         time_column: None: the column named date, time, timestamp, datetime or ds, or else the first one
-            of a time type, or else none.
+            of a time type, or else none. "": none.
         series_column: The column that tells several series in one table apart.
         missing: What to do with empty, NaN and infinite values. "error"; "drop": a series is cut there;
             "ffill": the last value before it (rows before the first value are dropped); "interpolate": a
@@ -288,7 +288,7 @@ def _choose(
     if isinstance(features, str):
         raise ConfigError(f"features is {features!r}; expected a list of column names.")
     asked = {"targets": targets, "features": list(features or ())}
-    asked |= {"time_column": [time_column] if time_column is not None else []}
+    asked |= {"time_column": [time_column] if time_column else []}
     asked |= {"series_column": [series_column] if series_column is not None else []}
     for argument, wanted in asked.items():
         for name in wanted:
@@ -299,7 +299,9 @@ def _choose(
                 )
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
-    if time_column is None:
+    if time_column == "":
+        time_column = None
+    elif time_column is None:
         named = [name for name in table.columns if name.lower() in _TIME_NAMES]
         typed = [name for name in table.columns if table.kinds[name] == "time"]
         taken = {*targets, *(features or ()), series_column}

@@ -47,7 +47,8 @@ class Built:
 def load_series(folder: Path, key: str, tables: Sequence[Table]) -> Built | None:
     """What an earlier run kept under `key`, or None if there is nothing usable."""
     try:
-        with np.load(folder / f"{key}.npz", allow_pickle=False) as kept:
+        # Opened here: NumPy leaves a damaged archive open.
+        with (folder / f"{key}.npz").open("rb") as file, np.load(file, allow_pickle=False) as kept:
             if bool(kept["in_place"]) and isinstance(tables[0], NpyTable):
                 values = tables[0].values
             else:

@@ -176,7 +176,7 @@ class ByteTokenizer(Tokenizer):
 class FileTokenizer(Tokenizer):
     """A `tokenizer.json` of the `tokenizers` package.
 
-    A long text is encoded in pieces of some 64 thousand characters. A piece ends where a line break stands
+    A long text is encoded in pieces of some eight thousand characters. A piece ends where a line break stands
     between two characters that are no white space; failing that within a million characters, at any line
     break; failing that, there. So the ids are a function of the text alone, memory is bounded, and they are
     the ids of the whole text for every tokenizer that joins no characters across such a line break.
@@ -379,9 +379,9 @@ class _ByteEncoder:
 class _PieceEncoder:
     """Holds text back until it is certain where the piece ends; see `FileTokenizer`."""
 
-    piece_characters: ClassVar[int] = 1 << 16
+    piece_characters: ClassVar[int] = 1 << 13
     longest_characters: ClassVar[int] = 1 << 20
-    _pieces_a_call: ClassVar[int] = 8  # an encoding takes some hundred bytes a token while it lives
+    _pieces_a_call: ClassVar[int] = 32  # an encoding takes some hundred bytes a token while it lives
     _line_break: ClassVar[re.Pattern[str]] = re.compile(r"(?<=\S)\n(?=\S)")
 
     def __init__(self, tokenizer: FileTokenizer) -> None:

@@ -81,7 +81,9 @@ class CarriedRNN(keras.Layer):
     def __init__(self, layer: keras.layers.RNN, batch_size: int) -> None:
         super().__init__(name=f"carried_{layer.name}")
         if layer.go_backwards:
-            raise ModelError(f"layer {layer.name!r} goes backwards: its states cannot go on to the next batch.")
+            raise ModelError(
+                f"layer {layer.name!r} goes backwards: its states cannot go on to the next batch."
+            )
         self.supports_masking = True
         self.layer = layer
         # A layer of the same class, so that it takes the same fast path, that returns its states. It runs
@@ -93,7 +95,11 @@ class CarriedRNN(keras.Layer):
         zeros = keras.tree.flatten(layer.get_initial_state(batch_size))
         self.states = [
             self.add_weight(
-                shape=tuple(zero.shape), dtype="float32", initializer="zeros", trainable=False, name=f"state_{n}"
+                shape=tuple(zero.shape),
+                dtype="float32",
+                initializer="zeros",
+                trainable=False,
+                name=f"state_{n}",
             )
             for n, zero in enumerate(zeros)
         ]

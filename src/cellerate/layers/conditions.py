@@ -40,7 +40,7 @@ class Condition:
 
     Attributes:
         name: What is looked at.
-        holds: Whether it is as the faster kernel needs it; None if that is known only when the model is called.
+        holds: Whether it is as the faster kernel needs it; None if only a call of the model tells.
         found: What was found.
         fix: What to change; empty where it holds.
         matters: Whether it makes a difference on this machine and backend.
@@ -75,7 +75,7 @@ class Platform:
     def of(cls, backend: str, model: Any) -> "Platform":
         """Probes a backend, which must be installed; `model` tells how it is compiled."""
         bridge = importlib.import_module(f"cellerate.bridges.{backend}")
-        compiled = bool(getattr(model, "compiled", False))
+        compiled = bool(getattr(model, "compiled", False)) and keras.backend.backend() == backend
         eager = compiled and bool(getattr(model, "run_eagerly", False))
         xla = backend == "tensorflow" and compiled and not eager and bool(model.jit_compile)
         rnn = importlib.import_module(f"keras.src.backend.{backend}.rnn")
@@ -114,9 +114,12 @@ def recurrent(layer: layers.RNN, mask: str | None, here: Platform) -> tuple[str,
     kind = next((name for cls, name in fused.items() if isinstance(layer, cls)), None)
     own_loop = _own_inner_loop(layer)
     if own_loop is not None:
-        return "custom", [Condition("inner loop", None, own_loop, "nothing: it is not Keras's", False)]
+        return "custom", [Condition("Keras's inner loop", None, own_loop, matters=False)]
     if kind is None:
-        return plain_kernel(layer, here), [*_not_fused(layer, here), *_loop(layer, here, plain_kernel(layer, here))]
+        return plain_kernel(layer, here), [
+            *_not_fused(layer, here),
+            *_loop(layer, here, plain_kernel(layer, here)),
+        ]
 
     cudnn = _cudnn_conditions(layer, kind, mask, here)
     needed = _needed(kind, here)
@@ -134,7 +137,9 @@ def recurrent(layer: layers.RNN, mask: str | None, here: Platform) -> tuple[str,
     return kernel, conditions + ([] if kernel == "cudnn" else _loop(layer, here, kernel))
 
 
-def bidirectional(layer: layers.Bidirectional, mask: str | None, here: Platform) -> tuple[str, list[Condition]]:
+def bidirectional(
+    layer: layers.Bidirectional, mask: str | None, here: Platform
+) -> tuple[str, list[Condition]]:
     """The kernel of a `Bidirectional` wrapper, and the conditions of running both directions in one call."""
     forward, backward = layer.forward_layer, layer.backward_layer
     kind = next((k for k, c in (("lstm", layers.LSTM), ("gru", layers.GRU)) if isinstance(forward, c)), None)
@@ -171,13 +176,19 @@ def bidirectional(layer: layers.Bidirectional, mask: str | None, here: Platform)
     usable = here.gpu and all(c.holds for c in found)
     for inner in (forward, backward):
         usable = usable and all(c.holds is not False for c in _cudnn_conditions(inner, kind, mask, here))
-    found = [dataclasses.replace(c, fix="" if c.holds else c.fix, matters=c.matters and here.gpu) for c in found]
+    found = [
+        dataclasses.replace(c, fix="" if c.holds else c.fix, matters=c.matters and here.gpu) for c in found
+    ]
     return ("cudnn-bidirectional" if usable else "two-passes"), found
 
 
-def time_distributed(layer: layers.TimeDistributed, steps: int | None, here: Platform) -> tuple[str, list[Condition]]:
+def time_distributed(
+    layer: layers.TimeDistributed, steps: int | None, here: Platform
+) -> tuple[str, list[Condition]]:
     """The kernel of a `TimeDistributed` wrapper, and whether it is needed at all."""
-    needless = isinstance(layer.layer, layers.Dense | layers.Dropout | layers.Activation | layers.LayerNormalization)
+    needless = isinstance(
+        layer.layer, layers.Dense | layers.Dropout | layers.Activation | layers.LayerNormalization
+    )
     inner = type(layer.layer).__name__
     condition = Condition(
         "wrapper needed",
@@ -193,10 +204,12 @@ def _cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -
     has = here.has_cudnn(kind)
     device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
     conditions = [
-        _condition("cuDNN kernel", has, f"Keras {'has' if has else 'has no'} cuDNN {kind.upper()} on {here.backend}",
+        _condition("cuDNN kernel", has,
+                   f"Keras {'has' if has else 'has no'} cuDNN {kind.upper()} on {here.backend}",
                    "none in Keras for this backend"),
         _condition("GPU", here.gpu, device, "run on a machine with a GPU and this backend's GPU build"),
-        _condition("use_cudnn", layer.use_cudnn in ("auto", True), f"use_cudnn={layer.use_cudnn!r}", 'use_cudnn="auto"'),
+        _condition("use_cudnn", layer.use_cudnn in ("auto", True), f"use_cudnn={layer.use_cudnn!r}",
+                   'use_cudnn="auto"'),
         _condition("activation", _is(layer.activation, keras.activations.tanh, keras.ops.tanh),
                    _name(layer.activation), 'activation="tanh"'),
         _condition("recurrent_activation",
@@ -209,16 +222,18 @@ def _cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -
     ]  # fmt: skip
     if kind == "gru":
         conditions.append(
-            _condition("reset_after", layer.reset_after, f"reset_after={layer.reset_after}", "reset_after=True")
+            _condition(
+                "reset_after", layer.reset_after, f"reset_after={layer.reset_after}", "reset_after=True"
+            )
         )
     conditions.append(_mask_condition(mask, here))
     if here.backend == "jax" and kind == "lstm":
-        # JAX's cuDNN binding lowers float32 and float64 only, and fails while compiling, after Keras chose it.
+        # JAX's cuDNN binding lowers float32 and float64 only; it fails while compiling, after Keras chose it.
         dtype = layer.compute_dtype
         conditions.append(
             _condition("dtype", dtype in ("float32", "float64"), dtype,
-                       'dtype="float32" on this layer; with use_cudnn="auto" on a GPU this dtype fails to compile, '
-                       "and use_cudnn=False runs it as a scan")
+                       'dtype="float32" on this layer; on a GPU this dtype fails to compile with '
+                       'use_cudnn="auto", and runs as a scan with use_cudnn=False')
         )  # fmt: skip
     return conditions
 
@@ -233,7 +248,7 @@ def _mask_condition(mask: str | None, here: Platform) -> Condition:
         return Condition(
             "mask",
             None,
-            f"from {mask}; cuDNN takes it if every row is right-padded and none is all padding, else the call fails",
+            f"from {mask}; cuDNN needs every row right-padded and none all padding, else the call fails",
             f"pad on the right, or {without}",
         )
     return Condition("mask", False, f"from {mask}", without)
@@ -259,16 +274,26 @@ def _not_fused(layer: layers.RNN, here: Platform) -> list[Condition]:
         gains = here.has_projected(kind) or (here.gpu and here.has_cudnn(kind))
         return [
             Condition(
-                "fused layer", False, f"RNN({type(layer.cell).__name__})", f"keras.layers.{kind.upper()}", gains
+                "fused layer",
+                False,
+                f"RNN({type(layer.cell).__name__})",
+                f"keras.layers.{kind.upper()}",
+                gains,
             )
         ]
     if isinstance(layer.cell, layers.StackedRNNCells):
         gains = here.gpu or here.backend == "torch"
         fix = "one LSTM or GRU layer for each cell, return_sequences=True on all but the last"
-        return [Condition("fused layer", False, f"{len(layer.cell.cells)} stacked cells in one RNN", fix, gains)]
+        return [
+            Condition("fused layer", False, f"{len(layer.cell.cells)} stacked cells in one RNN", fix, gains)
+        ]
     return [
         Condition(
-            "fused layer", False, f"Keras has no fused kernel for {type(layer).__name__}", "LSTM or GRU", here.gpu
+            "fused layer",
+            False,
+            f"Keras has no fused kernel for {type(layer).__name__}",
+            "LSTM or GRU",
+            here.gpu,
         )
     ]
 
@@ -282,7 +307,7 @@ def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
         forced = bool(getattr(layer.cell, "recurrent_dropout", 0))
         conditions.append(
             _condition("implementation", implementation == 2,
-                       f"{implementation}{', forced by recurrent_dropout' if forced else ''}: one product a gate",
+                       f"{implementation}{', for recurrent_dropout' if forced else ''}: one product a gate",
                        "recurrent_dropout=0" if forced else "implementation=2")
             if implementation != 2
             else Condition("implementation", True, "2: one product for all gates")
@@ -305,9 +330,16 @@ def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
                 _condition("XLA", here.xla, f"jit_compile={here.xla}",
                            "compile(jit_compile=True), which Keras leaves off on a CPU: time both")
             )  # fmt: skip
-    elif kernel == "xla-unrolled":
+    elif here.eager:
+        conditions.append(Condition("jit", False, "run_eagerly=True", "compile(run_eagerly=False)"))
+    if kernel == "xla-unrolled":
         conditions.append(
-            Condition("rolled loop", False, "unroll=True", "unroll=False: XLA compiles one cell, not one a time step")
+            Condition(
+                "rolled loop",
+                False,
+                "unroll=True",
+                "unroll=False: XLA compiles one cell, not one a time step",
+            )
         )
     return conditions
 

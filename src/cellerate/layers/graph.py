@@ -94,7 +94,8 @@ def find_over_time(model: keras.Layer) -> list[Found]:
             inputs = [sources.get(id(tensor)) for tensor in node.input_tensors]
             outputs: list[str | None]
             if over_time(operation):
-                mask = _explicit_mask(node) or (inputs[0] if inputs else None)
+                # Keras writes the mask of an input into the call as an argument too: name its source first.
+                mask = (inputs[0] if inputs else None) or _explicit_mask(node)
                 add(operation, f"{path}{operation.name}", mask, node.input_tensors[0].shape[1])
                 outputs = [mask if _passes_on(operation) else None]
             elif isinstance(operation, keras.Layer) and inner_layers(operation):
@@ -132,9 +133,11 @@ def _mask_after(operation: Any, node: Any, inputs: Sequence[str | None]) -> str 
         return f"Masking {operation.name!r}"
     if isinstance(operation, keras.layers.Embedding):
         reverse = node.arguments.kwargs.get("reverse", False)
-        return f"{type(operation).__name__} {operation.name!r} (mask_zero=True)" if (
-            operation.mask_zero and not reverse
-        ) else None
+        return (
+            f"{type(operation).__name__} {operation.name!r} (mask_zero=True)"
+            if (operation.mask_zero and not reverse)
+            else None
+        )
     if not isinstance(operation, keras.Layer) or not operation.supports_masking:
         return None
     if isinstance(operation, keras.layers.Concatenate):

@@ -23,14 +23,15 @@ State = tuple[Any, ...]
 class KerasStepper:
     """Runs a next-token model one token at a time, with explicit state.
 
-    Any Functional or Sequential model will do in which only recurrent layers look back: ids (B, T), or one-hot
-    vectors (B, T, V), to logits or probabilities (B, T, V) or, for the last step alone, (B, V). The model's own
-    layers and weights are used, without their dropout: nothing is copied, and training the model further is
-    seen at once. A `stateful` layer's own state is neither read nor changed.
+    Any Functional or Sequential model will do in which only recurrent layers look back: ids (B, T), or
+    one-hot vectors (B, T, V), to logits or probabilities (B, T, V) or, for the last step alone, (B, V). The
+    model's own layers and weights are used, without their dropout: nothing is copied, and training the model
+    further is seen at once. A `stateful` layer's own state is neither read nor changed. Where an Embedding
+    masks id 0, that id leaves the state as it is.
 
     Each backend compiles two programs a batch size: one for a single step, one that reads `BLOCK` prompt ids.
-    A prompt is read in whole blocks first, then id by id, so that its length never costs a compilation. A state
-    is a tuple of the backend's arrays, (B, units) each, on the model's device. It is never changed in place.
+    A prompt is read in whole blocks first, then id by id, so that its length never costs a compilation. A
+    state is a tuple of the backend's arrays, (B, units) each, on the model's device, never changed in place.
 
     Attributes:
         vocabulary_size: V; ids run from 0 to V - 1.
@@ -93,12 +94,11 @@ class KerasStepper:
         length = ids.shape[1]
         if length == 0:
             raise ConfigError("ids is empty: a prompt needs at least one id.")
-        place = 0
-        # The last id is always read by `step`: it alone has to give logits.
-        while length - 1 - place >= BLOCK and state:
-            state, _ = self._block(state, np.ascontiguousarray(ids[:, place : place + BLOCK]))
-            place += BLOCK
-        for place in range(place, length - 1):
+        # The last id is read by a step, since it has to give logits. Without recurrence it alone counts.
+        in_blocks = (length - 1) // BLOCK * BLOCK if len(state) else length - 1
+        for start in range(0, in_blocks, BLOCK) if len(state) else ():
+            state, _ = self._block(state, np.ascontiguousarray(ids[:, start : start + BLOCK]))
+        for place in range(in_blocks, length - 1):
             state, _ = self._step(state, np.ascontiguousarray(ids[:, place]))
         state, logits = self._step(state, np.ascontiguousarray(ids[:, -1]))
         return state, logits
@@ -123,12 +123,17 @@ class KerasStepper:
         """The vocabulary size and whether the input is one-hot; `ModelError` where there is none."""
         graph, name = self._graph.graph, self._model.name
         given, made = tuple(graph.inputs[0].shape), tuple(graph.outputs[0].shape)
-        expected = "A next-token model maps ids (batch, time) to logits (batch, time, vocabulary), or (batch, vocabulary)"
+        expected = (
+            "A next-token model maps ids (batch, time) to logits (batch, time, vocabulary), or "
+            "(batch, vocabulary)"
+        )
         if len(made) != (3 if self._graph.output_over_time else 2) or made[-1] is None:
             raise ModelError(f"{expected}; the output of model {name!r} has the shape {made}.")
         size = int(made[-1])
         if size < 2:
-            raise ModelError(f"{expected}; model {name!r} gives one number, {made}, so it is no next-token model.")
+            raise ModelError(
+                f"{expected}; model {name!r} gives one number, {made}, so it is no next-token model."
+            )
         one_hot = len(given) == 3
         if len(given) not in (2, 3) or (one_hot and given[2] != size):
             raise ModelError(
@@ -203,18 +208,16 @@ class KerasStepper:
         ids = rng.integers(min(1, self.vocabulary_size - 1), self.vocabulary_size, (batch, length))
         try:
             expected = self._whole(ids)
-            state, last = self.initial_state(batch), None
-            stepped = []
+            state, stepped = self.initial_state(batch), []
             for place in range(length):
-                state, last = self.step(state, ids[:, place])
-                stepped.append(last)
+                state, logits = self.step(state, ids[:, place])
+                stepped.append(logits)
         except CellerateError:
             raise
         except Exception as error:
             raise ModelError(f"{self._refusal(names)} Running a single step failed: {error}") from error
-        got = np.stack(stepped, axis=1) if expected.ndim == 3 else last
-        assert got is not None
-        # Reduced precision makes a block and single steps differ by rounding, a mixing layer by the whole value.
+        got = np.stack(stepped, axis=1) if expected.ndim == 3 else stepped[-1]
+        # In reduced precision steps differ by rounding; through a layer that mixes steps, by whole values.
         reduced = any(keras.backend.standardize_dtype(v.dtype) != "float32" for v in self.initial_state(1))
         scale = float(np.abs(expected).max())
         if not np.abs(got - expected).max() <= (0.05 if reduced else 1e-3) * max(scale, 1e-3):
@@ -227,7 +230,7 @@ class KerasStepper:
         )
 
     def _whole(self, ids: np.ndarray) -> np.ndarray:
-        """The logits of the model called on whole sequences from a zero state, its own state kept as it is."""
+        """The logits of the model called on whole sequences from a zero state; its own state is put back."""
         holders = [v for layer in self._graph.stateful_layers for v in keras.tree.flatten(layer.states)]
         kept = [keras.ops.copy(v.value) for v in holders]
         for variable in holders:

@@ -8,81 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers
 from keras.src import backend, tree
-from keras.src.layers.convolutional.base_conv import BaseConv
-from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
-from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
-from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
-from keras.src.layers.pooling.base_global_pooling import BaseGlobalPooling
-from keras.src.layers.pooling.base_pooling import BasePooling
-from keras.src.layers.rnn.conv_lstm import ConvLSTM
 
 from cellerate.errors import ModelError
-from cellerate.layers.graph import functional_graph, inner_layers, ordered_nodes
+from cellerate.layers.graph import find_over_time, functional_graph, inner_layers, ordered_nodes
+from cellerate.layers.per_step import LAST_AXIS, MIXING, PER_STEP, treats_steps_alike
 
-# What mixes time steps can never be run one step at a time. Named here for a clear message; a layer in neither
-# list is tried out (`StepGraph.untested`).
-_MIXING = (
-    layers.Attention,
-    layers.AdditiveAttention,
-    layers.MultiHeadAttention,
-    layers.GroupQueryAttention,
-    BaseConv,
-    BaseConvTranspose,
-    BaseDepthwiseConv,
-    BaseSeparableConv,
-    BasePooling,
-    BaseGlobalPooling,
-    ConvLSTM,
-    layers.Flatten,
-    layers.Reshape,
-    layers.Permute,
-    layers.RepeatVector,
-    layers.Cropping1D,
-    layers.ZeroPadding1D,
-    layers.UpSampling1D,
-)
-# These treat every time step alike, whatever their arguments.
-_PER_STEP = (
-    layers.Embedding,
-    layers.Dense,
-    layers.Dropout,
-    layers.SpatialDropout1D,
-    layers.GaussianDropout,
-    layers.GaussianNoise,
-    layers.AlphaDropout,
-    layers.ActivityRegularization,
-    layers.Activation,
-    layers.ReLU,
-    layers.LeakyReLU,
-    layers.ELU,
-    layers.Identity,
-    layers.Masking,
-    layers.Rescaling,
-    layers.Add,
-    layers.Subtract,
-    layers.Multiply,
-    layers.Average,
-    layers.Maximum,
-    layers.Minimum,
-    layers.TimeDistributed,
-)
-# These do so as long as they work along the last axis.
-_LAST_AXIS = (
-    layers.BatchNormalization,
-    layers.Concatenate,
-    layers.LayerNormalization,
-    layers.Normalization,
-    layers.RMSNormalization,
-    layers.Softmax,
-    layers.UnitNormalization,
-)
-_PER_STEP_OPERATIONS = frozenset(
-    "Add Subtract Multiply Divide TrueDivide Negative Maximum Minimum Exp Log Sqrt Square Tanh Sigmoid "
-    "Relu Gelu Silu Elu Cast".split()
-)
 # Cells whose output is also their first state, so that a masked step's output is that state.
 _STANDARD_CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
 
@@ -124,6 +56,9 @@ class StepGraph:
         self.embedding_sizes: list[tuple[str, int]] = []
         self._calls: list[layers.RNN] = []
         self.output_over_time = self._check(graph, [True])[0]
+        for found in find_over_time(model):
+            if found.mask is not None:
+                _check_maskable(found.layer)
         self.probabilities = _is_softmax(graph.outputs[0])
         self._structures = [layer.get_initial_state(1) for layer in self._calls]
 
@@ -145,7 +80,9 @@ class StepGraph:
                 flat.append(keras.ops.cast(value, layer.cell.compute_dtype))
         return tuple(flat)
 
-    def run(self, inputs: Any, state: Sequence[Any], *, state_only: bool = False) -> tuple[tuple[Any, ...], Any]:
+    def run(
+        self, inputs: Any, state: Sequence[Any], *, state_only: bool = False
+    ) -> tuple[tuple[Any, ...], Any]:
         """Runs the graph over a few time steps from a state.
 
         Args:
@@ -181,7 +118,7 @@ class StepGraph:
         return [timed[id(tensor)] for tensor in graph.outputs]
 
     def _check_recurrent(self, layer: layers.RNN, node: Any) -> None:
-        if isinstance(layer, _MIXING):
+        if isinstance(layer, MIXING):
             raise ModelError(_mixes(layer))
         if layer.go_backwards:
             raise ModelError(
@@ -207,7 +144,7 @@ class StepGraph:
                 "end, so a next token cannot be predicted without the future. Train the model with the "
                 "forward layer alone."
             )
-        if isinstance(operation, _MIXING):
+        if isinstance(operation, MIXING):
             raise ModelError(_mixes(operation))
         hidden = isinstance(operation, keras.Layer) and not isinstance(operation, layers.TimeDistributed)
         if hidden and _has_recurrent(operation):
@@ -220,20 +157,12 @@ class StepGraph:
                 self.embedding_sizes.append((operation.name, operation.input_dim))
             return
         flat = [len(t.shape) < 3 and flag for t, flag in zip(node.input_tensors, flags, strict=True)]
-        if any(flat) and isinstance(operation, _PER_STEP + _LAST_AXIS):
+        if any(flat) and isinstance(operation, PER_STEP + LAST_AXIS):
             raise ModelError(
                 f"layer {operation.name!r} takes the whole sequence of ids as one vector of features. A "
                 "next-token model first turns each id into a vector, with an Embedding or one-hot."
             )
-        known = (
-            isinstance(operation, _PER_STEP)
-            or (isinstance(operation, _LAST_AXIS) and _works_on_last_axis(operation))
-            or (
-                not isinstance(operation, keras.Layer)
-                and type(operation).__name__ in _PER_STEP_OPERATIONS
-                and _takes_tensors_only(node)
-            )
-        )
+        known = treats_steps_alike(operation, node)
         # A last step joined with a whole sequence is spread over all of its steps, future and past.
         if not known or (any(flags) and not all(flags)):
             self.untested.append(operation.name)
@@ -256,7 +185,7 @@ class _Run:
         return self._last is not None and self._call > self._last
 
     def graph(self, graph: Any, inputs: Sequence[Any]) -> Any:
-        """Runs one graph on flat inputs; None if the last recurrent call is passed and nothing more needed."""
+        """Runs one graph on flat inputs; None once the state is complete and nothing more is needed."""
         tensors = {id(place): value for place, value in zip(graph.inputs, inputs, strict=True)}
         for node in ordered_nodes(graph):
             if self._done:
@@ -289,8 +218,6 @@ class _Run:
         state = tree.pack_sequence_as(structure, self._state[:count])
         self._state = self._state[count:]
         mask = backend.get_keras_mask(x) if mask is None else mask
-        if mask is not None:
-            _check_maskable(layer)
         x = keras.ops.cast(x, layer.compute_dtype)
         if x.shape[1] == 1:
             last, new_state = _one_step(layer, x, state, mask)
@@ -356,11 +283,14 @@ def _output_before(state: Any) -> Any:
     return state[-1][0] if tree.is_nested(first) else first
 
 
-def _check_maskable(layer: layers.RNN) -> None:
+def _check_maskable(layer: keras.Layer) -> None:
+    """Refuses a mask on a cell of the user's own; Keras's repeat the output from the state."""
+    if not isinstance(layer, layers.RNN):
+        return
     cells = layer.cell.cells if isinstance(layer.cell, layers.StackedRNNCells) else [layer.cell]
     if not all(type(cell) in _STANDARD_CELLS for cell in cells):
         raise ModelError(
-            f"layer {layer.name!r} gets a mask and has a cell of its own ({type(layer.cell).__name__}), whose "
+            f"layer {layer.name!r} gets a mask and has an own cell ({type(layer.cell).__name__}), whose "
             "output at a masked step is not part of its state. Build the Embedding with mask_zero=False."
         )
 
@@ -382,21 +312,6 @@ def _keeps_time(node: Any, flags: Sequence[bool], output: Any) -> bool:
 
 def _has_recurrent(layer: keras.Layer) -> bool:
     return any(isinstance(inner, layers.RNN) or _has_recurrent(inner) for inner in inner_layers(layer))
-
-
-def _works_on_last_axis(layer: Any) -> bool:
-    axis = layer.axis
-    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
-    # Keras turns the axis of a layer built on (B, T, F) into 2.
-    return axes in ([-1], [2])
-
-
-def _takes_tensors_only(node: Any) -> bool:
-    """Whether an operation is given no constant array, which could differ from step to step."""
-    given = tree.flatten((node.arguments.args, node.arguments.kwargs))
-    return all(
-        isinstance(value, keras.KerasTensor | int | float | str | None) or np.ndim(value) == 0 for value in given
-    )
 
 
 def _mixes(layer: keras.Layer) -> str:

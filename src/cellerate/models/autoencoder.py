@@ -150,8 +150,8 @@ def stepwise_decoder(decode: keras.Model) -> tuple[keras.Model, keras.Model]:
         decode: The decoder that `encoder_and_decoder` gives.
 
     Returns:
-        (start, step): `start` makes [h, c, hint] of vectors (B, latent); `step` takes [ids (B, 1), h, c, hint]
-        and gives [logits (B, V), h, c, hint].
+        (start, step): `start` makes [h, c, hint] of vectors (B, latent); `step` takes
+        [ids (B, 1), h, c, hint] and gives [logits (B, V), h, c, hint].
 
     Raises:
         ModelError: `decode` is not what `build_autoencoder` made.

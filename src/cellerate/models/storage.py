@@ -36,6 +36,7 @@ _LARGEST_JSON = 64 * 2**20  # bytes; a tokenizer is embedded in the record
 # Keras stores weights and assets uncompressed: nothing genuine grows a hundredfold.
 _LARGEST_RATIO = 100
 _RATIO_APPLIES_FROM = 2**20  # bytes
+_WEIGHTS_PER_BYTE = 8  # more than any quantisation packs
 
 # What zipfile, json, h5py, Keras and the backends raise on a damaged or foreign file. Anything else is a bug.
 _FAILURES = (
@@ -216,8 +217,14 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
                 raise _damaged(source, "it has no weights")
             config = json.loads(archive.read(_CONFIG))
             text = archive.read(_ENTRY) if _ENTRY in names else None
+            stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
         if any(node.get("class_name") in ("Lambda", "__lambda__") for node in _dictionaries(config)):
             raise _carries_code(source)
+        # Building a model fills its memory before any weight is read; JAX ends the process when it runs out.
+        if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
+            raise _damaged(
+                source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
+            )
         return config, None if text is None else _decode(source, text)
     except ModelError:
         raise
@@ -326,6 +333,13 @@ def _dictionaries(tree: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
+
+
+def _fewest_weights(node: dict[str, Any]) -> int:
+    """A lower bound of the number of weights in the layer a dictionary is the config of; 0 for any other."""
+    sizes = {key: node.get(key) for key in ("units", "filters", "input_dim", "output_dim")}
+    units, filters, rows, columns = (n if type(n) is int and n > 0 else 0 for n in sizes.values())
+    return units * units if "recurrent_initializer" in node else max(units, filters, rows * columns)
 
 
 def _carries_code(source: Path) -> ModelError:

@@ -141,8 +141,8 @@ def check_policy(policy: Any) -> Any:
     if found.variable_dtype in ("float16", "bfloat16"):
         # Keras's initialiser of recurrent weights has no 16-bit version on any backend.
         raise ConfigError(
-            f"dtype policy {policy!r} keeps the weights themselves in 16 bits, which Keras cannot initialise an "
-            f"LSTM in; use 'mixed_{found.variable_dtype}', which computes in 16 bits."
+            f"dtype policy {policy!r} keeps the weights themselves in 16 bits, in which Keras cannot "
+            f"initialise an LSTM; use 'mixed_{found.variable_dtype}', which computes in 16 bits."
         )
     return found
 

@@ -78,7 +78,7 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> 
         )
     if sampling.temperature == 0:
         return values.argmax(axis=1)
-    # Subtracting the maximum first keeps a tiny temperature from overflowing: 0 stays 0, the rest goes to -inf.
+    # Subtracting the maximum first keeps a tiny temperature from overflowing: 0 stays 0, others go to -inf.
     values = values - values.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):
         values /= sampling.temperature

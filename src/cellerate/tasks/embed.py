@@ -17,7 +17,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.files import atomic_write
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.storage import TaskRecord, load_model, save_model
-from cellerate.tasks.settings import AutoencoderArchitecture, LineData
+from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
 from cellerate.training.settings import TrainingSettings
@@ -77,7 +77,7 @@ def load_line_model(path: str | Path) -> LineModel:
 
 
 def train_embed(
-    data: LineData,
+    data: LineOptions,
     output: str | Path,
     *,
     architecture: AutoencoderArchitecture | None = None,
@@ -103,13 +103,11 @@ def train_embed(
     training = training or TrainingSettings()
     check_start(output, resume=resume)
     lines = read_lines(data.path, column=data.column, errors=data.errors)
-    vocabulary = None
     if isinstance(model, str | Path):
         known = load_line_model(model)
-        model, vocabulary = known.model, known.vocabulary
-    elif model is not None:
-        encoder_and_decoder(model)
-    vocabulary = vocabulary or LineVocabulary.from_lines(lines)
+        network, vocabulary = known.model, known.vocabulary
+    else:
+        network, vocabulary = model, LineVocabulary.from_lines(lines)
     train_lines, held_out = _split(lines, data.validation_fraction, training.seed)
     common: dict[str, Any] = {"max_length": data.max_length, "padding": data.padding}
     source = LineBatches(
@@ -124,12 +122,13 @@ def train_embed(
         if held_out
         else None
     )
-    if model is None:
-        settings = architecture or AutoencoderArchitecture()
-        model = build_autoencoder(vocabulary.size, **dataclasses.asdict(settings), seed=training.seed)
-    if model.output_shape[-1] != vocabulary.size:
+    if network is None:
+        settings = dataclasses.asdict(architecture or AutoencoderArchitecture())
+        network = build_autoencoder(vocabulary.size, **settings, seed=training.seed)
+    encoder_and_decoder(network)
+    if network.output_shape[-1] != vocabulary.size:
         raise ModelError(
-            f"the model writes {model.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
+            f"the model writes {network.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
             "build it for as many."
         )
     payload = {
@@ -139,11 +138,13 @@ def train_embed(
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
     result = train(
-        model,
+        network,
         source,
         output=output,
         save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        loss=keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        ),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         settings=training,
         validation=validation,
@@ -190,9 +191,7 @@ def embed_lines(
     return vectors
 
 
-def reconstruct_lines(
-    line_model: LineModel, vectors: np.ndarray, *, length: int | None = None
-) -> list[str]:
+def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int | None = None) -> list[str]:
     """Writes lines back from their vectors, each time taking the likeliest next character.
 
     Args:
@@ -225,7 +224,9 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
     )
     judge = keras.Model(line_model.model.input, line_model.model.output)
     judge.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        loss=keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        ),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
     )
     forced = judge.evaluate(KerasBatches(source), verbose=0, return_dict=True)

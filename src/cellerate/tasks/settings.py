@@ -10,7 +10,7 @@ from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextData:
+class TextOptions:
     """Which text, and how it is cut.
 
     Attributes:
@@ -61,7 +61,7 @@ class TextArchitecture:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SeriesData:
+class SeriesOptions:
     """Which series, and how it is cut into windows.
 
     Attributes:
@@ -80,6 +80,7 @@ class SeriesData:
         train_fraction: The share of rows to train on, from the start.
         validation_fraction: The share of rows after it that decides which epoch is best.
         season: Rows of a season, for the seasonal naive forecast; without, a day, found from the times.
+        loss: What training minimises: "mse", "mae" or "huber"; quantiles have a loss of their own.
     """
 
     paths: Sequence[str | Path] = ()
@@ -97,6 +98,7 @@ class SeriesData:
     train_fraction: float = 0.7
     validation_fraction: float = 0.1
     season: int | None = None
+    loss: Literal["mse", "mae", "huber"] = "mse"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class ForecastArchitecture:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LineData:
+class LineOptions:
     """Which lines, and how they are batched.
 
     Attributes:

@@ -13,11 +13,12 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from cellerate.data.batches import BatchSource
+from cellerate.data.evaluation import MeanOverItems
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
-from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
-from cellerate.data.batches import BatchSource
 from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.layers.stepper import KerasStepper
 from cellerate.layers.stepwise import gives_probabilities
@@ -25,7 +26,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.runtime.generation import generate_ids
 from cellerate.runtime.sampling import Sampling
-from cellerate.tasks.settings import TextArchitecture, TextData
+from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
 from cellerate.training.settings import TrainingSettings
@@ -73,7 +74,7 @@ def load_text_model(path: str | Path) -> TextModel:
 
 
 def train_text(
-    data: TextData,
+    data: TextOptions,
     output: str | Path,
     *,
     architecture: TextArchitecture | None = None,
@@ -153,7 +154,7 @@ def train_text(
 
 
 def evaluate_text(
-    text_model: TextModel, data: TextData, *, part: Literal["all", "held-out"] = "all"
+    text_model: TextModel, data: TextOptions, *, part: Literal["all", "held-out"] = "all"
 ) -> dict[str, Any]:
     """Judges a model on a text: every character but the first is predicted once, in windows of `length`.
 
@@ -207,6 +208,50 @@ def generate_text(
     return _until_stop(_shown(tokens, text_model.tokenizer), stop)
 
 
+def generate(
+    model: str | Path | keras.Model | TextModel,
+    prompt: str,
+    *,
+    tokenizer: Tokenizer | None = None,
+    max_tokens: int = 400,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+) -> str:
+    """Continues `prompt` and returns the whole continuation; `generate_text` gives it piece by piece.
+
+    Args:
+        model: A text model's file, what `load_text_model` returns, or any next-token Keras model.
+        prompt: What to continue; at least one character.
+        tokenizer: What the ids of a plain Keras model mean; the others have theirs.
+        max_tokens: Characters (or bytes, or tokens) to generate at most.
+        temperature: Divides the logits; 0 always takes the likeliest.
+        top_k: Draws from the k likeliest only.
+        top_p: Draws from the likeliest that make up this share.
+        seed: The same seed draws the same text.
+        stop: Texts that end the generation; they are not returned.
+
+    Raises:
+        CellerateError: See `generate_text` and `load_text_model`.
+
+    Example:
+        >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
+    """
+    if isinstance(model, str | Path):
+        model = load_text_model(model)
+    elif not isinstance(model, TextModel):
+        if tokenizer is None:
+            raise ConfigError(
+                "a plain Keras model says nothing of its characters: give tokenizer, or the path of a model that "
+                "Cellerate trained."
+            )
+        model = TextModel(model, tokenizer, {})
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    return "".join(generate_text(model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop))
+
+
 def _shown(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
     decoder = tokenizer.stream_decoder()
     for token in tokens:
@@ -240,7 +285,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _open(
-    data: TextData, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
+    data: TextOptions, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
 ) -> EncodedText:
     """The encoded text; `tokenizer` is one that a model already has."""
     return open_text(
@@ -254,14 +299,14 @@ def _open(
 
 
 def _sources(
-    data: TextData, text: EncodedText, head: np.ndarray, tail: np.ndarray, seed: int
+    data: TextOptions, text: EncodedText, head: np.ndarray, tail: np.ndarray, seed: int
 ) -> tuple[BatchSource, BatchSource | None]:
     unit = text.tokenizer.unit
     common: dict[str, Any] = {"length": data.length, "item": unit}
     if len(head) < data.length + 1:
         raise DataError(
-            f"the training part has {len(head):,} {unit}, a window needs {data.length + 1:,} (the inputs and "
-            "the next one). Give a longer text or a shorter length."
+            f"the training part has {len(head):,} {unit}, a window needs {data.length + 1:,} (the inputs "
+            "and the next one). Give a longer text or a shorter length."
         )
     fingerprint = f"{text.fingerprint} head {len(head)}"
     source: BatchSource
@@ -271,9 +316,7 @@ def _sources(
         # A short text has fewer windows than a batch has rows; a smaller batch still trains.
         windows = max(1, (len(head) - 1) // data.length - 1)
         batch_size = min(data.batch_size, windows)
-        source = TextBatches(
-            head, batch_size=batch_size, seed=seed, data_fingerprint=fingerprint, **common
-        )
+        source = TextBatches(head, batch_size=batch_size, seed=seed, data_fingerprint=fingerprint, **common)
     if len(tail) < 2:
         return source, None
     if data.carry_states:
@@ -289,33 +332,6 @@ def _sources(
     return source, MeanOverItems(
         TextBatches(tail, batch_size=source.batch_size, drop_last=False, **common), len(tail) - 1
     )
-
-
-class MeanOverItems:
-    """Scales the weights of an evaluation source, so that Keras's mean of batch means is the mean over items.
-
-    Keras divides each batch's weighted loss by the number of its elements, filler included, and averages the
-    batches. With the weights multiplied by elements / items that is exactly the mean over the real items.
-    """
-
-    def __init__(self, source: BatchSource, items: int) -> None:
-        self.batch_size = source.batch_size
-        self.item = source.item
-        self.items_per_batch = source.items_per_batch
-        self._source = source
-        self._factor = np.float32(len(source) * source.items_per_batch / items)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """The source's batch, with its weights scaled."""
-        x, y, weight = self._source.batch(epoch, index)
-        return x, y, weight * self._factor
-
-    def fingerprint(self) -> str:
-        """The source's own."""
-        return self._source.fingerprint()
 
 
 class _LastTarget:
@@ -340,7 +356,7 @@ class _LastTarget:
         return f"last {self._source.fingerprint()}"
 
 
-def _check_model(model: keras.Model, tokenizer: Tokenizer, data: TextData) -> bool:
+def _check_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions) -> bool:
     """Whether the model predicts after every step. Raises `ModelError` if it is no next-token model."""
     inputs, output = model.inputs, model.output_shape
     expected = "expected one input of ids (batch, time) and one output of logits or probabilities"
@@ -359,7 +375,9 @@ def _check_model(model: keras.Model, tokenizer: Tokenizer, data: TextData) -> bo
     if time not in (None, data.length):
         raise ModelError(f"the model takes windows of {time}, length is {data.length}: set length to {time}.")
     if batch not in (None, data.batch_size):
-        raise ModelError(f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}.")
+        raise ModelError(
+            f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}."
+        )
     return len(output) == 3
 
 
@@ -372,15 +390,15 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
     every_step = len(model.output_shape) == 3
     if len(ids) < 2:
         raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least 2 are needed.")
-    plain = TextBatches(
-        ids, length=length, batch_size=batch_size, drop_last=False, item=tokenizer.unit
-    )
+    plain = TextBatches(ids, length=length, batch_size=batch_size, drop_last=False, item=tokenizer.unit)
     predicted = len(ids) - 1
     source: BatchSource = plain
     if not every_step:
         source, predicted = _LastTarget(plain), predicted // length
         if not predicted:
-            raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}, a window needs {length + 1}.")
+            raise DataError(
+                f"the text to judge has {len(ids)} {tokenizer.unit}, a window needs {length + 1}."
+            )
     source = MeanOverItems(source, predicted)
     judge = keras.Model(model.input, model.output)
     judge.compile(loss=_loss(model))

@@ -196,8 +196,8 @@ class Conductor(keras.callbacks.Callback):
         if not math.isfinite(logs["loss"]):
             raise TrainingError(
                 f"training diverged: the loss is {logs['loss']} at step {done} of epoch "
-                f"{self.position.epoch + 1}. Lower the learning rate or clip the gradients (clipnorm 1.0); the "
-                "last checkpoint and the best model so far are as they were."
+                f"{self.position.epoch + 1}. Lower the learning rate or clip the gradients (clipnorm 1.0). "
+                "The last checkpoint and the best model so far are as they were."
             )
         if done % self._settings.log_every == 0 or done == self._steps_per_epoch:
             self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
@@ -294,7 +294,9 @@ class WhenDue(keras.callbacks.CallbackList):
     Looking at a batch's loss makes Python wait for the device; `fit` by itself would do it at every step.
     """
 
-    def __init__(self, callbacks: list[keras.callbacks.Callback], conductor: Conductor, **arguments: Any) -> None:
+    def __init__(
+        self, callbacks: list[keras.callbacks.Callback], conductor: Conductor, **arguments: Any
+    ) -> None:
         super().__init__(callbacks, **arguments)
         self._conductor = conductor
 

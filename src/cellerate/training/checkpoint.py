@@ -96,7 +96,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint to resume: {path} does not exist. Train without resume.")
+        raise CheckpointError(
+            f"there is no checkpoint to resume: {path} does not exist. Train without resume."
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}

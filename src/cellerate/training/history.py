@@ -4,20 +4,20 @@ A module of its own because these files are the run's evidence: they are written
 the one list that the checkpoint carries, so a run that was killed and resumed has no line twice.
 """
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cellerate.environment import require
-from cellerate.files import atomic_write
+from cellerate.files import atomic_write, write_csv
 
 CURVE_COLUMNS = ("epoch", "step", "loss")
 
 
-def write_history(folder: Path, history: Sequence[Mapping[str, Any]], curve: Sequence[Sequence[float]]) -> None:
+def write_history(
+    folder: Path, history: Sequence[Mapping[str, Any]], curve: Sequence[Sequence[float]]
+) -> None:
     """Writes `history.jsonl`, `history.csv` and `curve.csv` into `folder`.
 
     Args:
@@ -26,10 +26,11 @@ def write_history(folder: Path, history: Sequence[Mapping[str, Any]], curve: Seq
         curve: Rows of epoch, step and the mean loss of the epoch up to that step.
     """
     flat = [{k: v for k, v in record.items() if k != "metrics"} for record in history]
-    _write(folder / "history.jsonl", "".join(json.dumps(record) + "\n" for record in flat))
+    with atomic_write(folder / "history.jsonl") as beside:
+        beside.write_text("".join(json.dumps(record) + "\n" for record in flat))
     columns = list(dict.fromkeys(name for record in flat for name in record))
-    _write(folder / "history.csv", _table(columns, [[r.get(c, "") for c in columns] for r in flat]))
-    _write(folder / "curve.csv", _table(CURVE_COLUMNS, curve))
+    write_csv(folder / "history.csv", columns, [[r.get(c, "") for c in columns] for r in flat])
+    write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
 
 
 class TensorBoardWriter:
@@ -56,16 +57,3 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Flushes and closes the files."""
         self._writer.close()
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as beside:
-        beside.write_text(text)

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import keras
 
-from cellerate.data.pipeline import KerasBatches
 from cellerate.data.batches import BatchSource
+from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import check_writable
 from cellerate.layers.carry import carried_states
@@ -102,8 +102,8 @@ def check_start(output: str | Path, *, resume: bool) -> None:
             return
         if not finished:
             raise ConfigError(
-                f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete that "
-                "folder to start anew."
+                f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete "
+                "that folder to start anew."
             )
 
 
@@ -174,7 +174,6 @@ def train(
     if progress.precision != "float32":
         model = with_dtype_policy(model, progress.precision)
 
-    keras.utils.set_random_seed(settings.seed)
     states = carried_states(model, source.batch_size) if carry_states else None
     trainer = states.model if states else _trainer(model)
     trainer.compile(
@@ -219,9 +218,7 @@ def train(
                 factor=settings.plateau_factor,
             )
         )
-    plan = Plan(
-        settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds
-    )
+    plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds)
     display.start(plan)
     try:
         with _stop_signals(conductor, display):
@@ -355,7 +352,9 @@ def _stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
         if conductor.stop_requested:
             raise KeyboardInterrupt
         conductor.stop_requested = True
-        display.message("Stopping after this step; once more stops at once and loses the steps since the last save.")
+        display.message(
+            "Stopping after this step; once more stops at once and loses the steps since the last save."
+        )
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.pipeline import KerasBatches
 from cellerate.data.batches import BatchSource
+from cellerate.data.pipeline import KerasBatches
 from cellerate.measure import as_timing
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.training.optimizers import build_optimizer
@@ -92,14 +92,13 @@ def _try_policy(
 ) -> PrecisionTrial:
     steps = min(len(source), _WARMUP_STEPS + _TIMED_STEPS)
     copy = with_dtype_policy(model, policy)
-    keras.utils.set_random_seed(settings.seed)
     optimizer = build_optimizer(settings, len(source), policy)
     copy.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
     clock = _Clock()
     try:
         copy.fit(KerasBatches(source, stop=steps), callbacks=[clock], shuffle=False, verbose=0)
-    # What a policy that the backend's kernels do not support raises is the backend's own affair (JAX:
-    # NotImplementedError and XLA errors; TensorFlow: its error classes), so every Exception is an answer here.
+    # What a backend raises where its kernels lack a type is its own affair (JAX: NotImplementedError and XLA
+    # errors; TensorFlow: its error classes), so every Exception is an answer here.
     except Exception as error:
         if policy == "float32":
             raise

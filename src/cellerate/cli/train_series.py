@@ -1,0 +1,87 @@
+"""`cellerate train series`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import finish_training, training_display, training_report
+from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.settings import TrainingSettings
+
+
+@with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
+@with_settings("architecture", ForecastArchitecture, panel="Model")
+@with_settings("training", TrainingSettings, panel="Training")
+def train_series(
+    paths: Annotated[list[str], typer.Argument(help="CSV, Parquet or .npy files.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
+    ],
+    options: SeriesOptions,
+    architecture: ForecastArchitecture,
+    training: TrainingSettings,
+    model: Annotated[
+        Path | None, typer.Option(help="Train this .keras model instead of building one.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to draw forecasts of the test part; else into the run's folder.", show_default=False
+        ),
+    ] = None,
+    resume: Resume = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Train a forecaster on time series, and judge it beside naive forecasts.
+
+    Examples:
+        cellerate train series ETTh1.csv --target OT --window 96 --horizon 24 -o ett.keras
+
+        cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
+        --quantile 0.9 -o sales.keras
+    """
+    from cellerate.environment import package_version, select_backend
+
+    select_backend(backend)
+    from cellerate.tasks.series import train_series as run_training
+
+    run = run_training(
+        dataclasses.replace(options, paths=paths),
+        output,
+        architecture=architecture,
+        model=model,
+        training=training,
+        resume=resume,
+        display=training_display(quiet),
+    )
+    chart = None
+    if run.examples:
+        if package_version("matplotlib") is None and plot is None:
+            note("no chart was drawn: pip install 'cellerate[plots]'")
+        else:
+            from cellerate.report.charts import draw_forecasts
+
+            chart = plot or run.training.folder / "forecast.png"
+            draw_forecasts(chart, run.examples, f"{output.stem}: forecasts on the test part")
+    if json:
+        emit_json(
+            {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}
+        )
+    elif run.test is not None:
+        emit(f"test part, {run.test['windows']:,} windows{'':>10}MAE{'':>9}MSE   scaled MAE   scaled MSE")
+        for name, errors in run.test.items():
+            if isinstance(errors, dict) and "mae" in errors:
+                emit(
+                    f"  {name.replace('_', ' '):<26} {errors['mae']:>10.4f}  {errors['mse']:>10.4f}"
+                    f"  {errors['scaled_mae']:>10.4f}   {errors['scaled_mse']:>10.4f}"
+                )
+    if chart is not None and not quiet:
+        note(f"chart: {chart}")
+    finish_training(run.training, quiet, next_steps=[f"cellerate forecast {output} {' '.join(paths)}"])

@@ -1,0 +1,82 @@
+"""Charts as PNG files.
+
+A module of its own because drawing needs matplotlib, which nothing else does.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.environment import require
+from cellerate.files import atomic_write
+from cellerate.tasks.forecasts import Example
+
+_PAST_HORIZONS = 4  # how much of the past is shown, so that the forecast is not a sliver
+
+
+def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) -> None:
+    """Draws forecasts against what came, one panel for each example and target.
+
+    Args:
+        path: The PNG file.
+        examples: At least one.
+        title: Stands above all panels.
+
+    Raises:
+        BackendError: The package `matplotlib` is not installed.
+        OutputError: The file cannot be written.
+    """
+    require("matplotlib", "plots", "Drawing a chart")
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.figure import Figure
+
+    panels = [(example, n) for example in examples for n in range(len(example.targets))]
+    columns = 1 if len(panels) == 1 else 2
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6.5 * columns, 3.2 * rows + 0.6), layout="constrained")
+    figure.suptitle(title)
+    axes: Any = figure.subplots(rows, columns, squeeze=False)
+    for axis, (example, n) in zip(axes.flat, panels, strict=False):
+        _draw(axis, example, n)
+        if np.issubdtype(example.times.dtype, np.datetime64):
+            locator = AutoDateLocator()
+            axis.xaxis.set_major_locator(locator)
+            axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    axes.flat[0].legend(frameon=False, fontsize="small")
+    with atomic_write(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
+
+
+def _draw(axis: Any, example: Example, n: int) -> None:
+    shown = min(len(example.past), _PAST_HORIZONS * len(example.times))
+    times, past = example.past_times[-shown:], example.past[-shown:, n]
+    # From the last known point on, so that the lines join.
+    later = np.concatenate([times[-1:], example.times])
+    axis.plot(times, past, color="0.45", label="past")
+    if example.truth is not None:
+        axis.plot(
+            later,
+            np.concatenate([past[-1:], example.truth[:, n]]),
+            color="0.45",
+            linestyle=":",
+            label="truth",
+        )
+    forecast = example.forecast[:, n]
+    if example.quantiles:
+        middle = int(np.argmin(np.abs(np.array(example.quantiles) - 0.5)))
+        if len(example.quantiles) > 1:
+            low, high = example.quantiles[0], example.quantiles[-1]
+            label = f"{low:g} to {high:g} quantile"
+            axis.fill_between(
+                example.times, forecast[:, 0], forecast[:, -1], color="C0", alpha=0.25, label=label
+            )
+        forecast = forecast[:, middle]
+    axis.plot(later, np.concatenate([past[-1:], forecast]), color="C0", label="forecast")
+    axis.set_title(
+        " · ".join(filter(None, [example.series, example.targets[n]])), fontsize="small", loc="left"
+    )
+    axis.spines[["top", "right"]].set_visible(False)

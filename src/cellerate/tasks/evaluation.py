@@ -1,0 +1,64 @@
+"""Judging any model that Cellerate wrote: finds out its task and hands over to it.
+
+A module of its own because only here does a task depend on what a file says.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from cellerate.errors import ConfigError, ModelError
+from cellerate.models.storage import load_model
+from cellerate.tasks.settings import TextOptions
+
+
+def evaluate_model(
+    path: str | Path,
+    data: Sequence[str],
+    *,
+    part: Literal["all", "held-out"] = "all",
+    column: str | None = None,
+    errors: Literal["strict", "replace"] = "strict",
+    batch_size: int = 128,
+) -> dict[str, Any]:
+    """Judges a model file on data of its task.
+
+    Args:
+        path: The model.
+        data: Text files, series files, or one file of lines.
+        part: All of the data, or what training on the same data held out (text and series).
+        column: Lines: the column of a Parquet file.
+        errors: Text and lines: bytes that are not UTF-8, and lines' unknown characters.
+        batch_size: Rows a batch.
+
+    Raises:
+        CellerateError: Anything wrong with the model or the data.
+    """
+    _, record = load_model(path)
+    if record is None:
+        raise ModelError(
+            f"{path} is a plain Keras model: its task is not known. Train it with `cellerate train ... --model`."
+        )
+    if record.task == "text":
+        from cellerate.tasks.text import evaluate_text, load_text_model
+
+        text_model = load_text_model(path)
+        options = TextOptions(
+            paths=data,
+            errors=errors,
+            length=int(text_model.record["length"]),
+            batch_size=batch_size,
+            validation_fraction=float(text_model.record["validation_fraction"]),
+        )
+        return {"task": "text", **evaluate_text(text_model, options, part=part)}
+    if record.task == "series":
+        from cellerate.tasks.series import evaluate_series, load_series_model
+
+        return {"task": "series", **evaluate_series(load_series_model(path), data, part=part)}
+    from cellerate.data.lines import read_lines
+    from cellerate.tasks.embed import evaluate_lines, load_line_model
+
+    if part != "all" or len(data) != 1:
+        raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
+    lines = read_lines(data[0], column=column, errors=errors)
+    return {"task": "embed", **evaluate_lines(load_line_model(path), lines, batch_size=batch_size)}

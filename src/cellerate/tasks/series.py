@@ -1,0 +1,435 @@
+"""The series task: train a forecaster, judge it beside naive forecasts, forecast what comes next.
+
+A module of its own because the command line and the Python API share these verbs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.evaluation import MeanOverItems
+from cellerate.data.scaler import Scaler
+from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_series
+from cellerate.data.windows import SeriesBatches, WindowSource
+from cellerate.errors import DataError, ModelError
+from cellerate.models.forecast import build_forecast_model
+from cellerate.models.losses import QuantileLoss
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.tasks.forecasts import ErrorSums, Example, Naive, daily_season, next_times
+from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.display import Display
+from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.settings import TrainingSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesModel:
+    """A forecaster with what belongs to it.
+
+    Attributes:
+        model: (B, window, features) scaled → (B, horizon, targets) scaled, or (B, horizon, targets, Q).
+        scaler: To and from the units of the data.
+        options: The data settings it was trained with.
+        quantiles: The Q quantiles, or empty.
+        record: What the file says of its making.
+    """
+
+    model: keras.Model
+    scaler: Scaler
+    options: SeriesOptions
+    quantiles: tuple[float, ...]
+    record: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeriesRun:
+    """A finished training.
+
+    Attributes:
+        training: What the loop says.
+        test: `evaluate_part` of the test part by the best model; None without a test part.
+        examples: Windows of the test part with their forecasts, spread over it; for a chart.
+    """
+
+    training: TrainingResult
+    test: dict[str, Any] | None
+    examples: tuple[Example, ...]
+
+
+def load_series_model(path: str | Path) -> SeriesModel:
+    """Opens a forecaster that Cellerate wrote.
+
+    Raises:
+        ModelError: The file is damaged, or of another task.
+    """
+    model, record = load_model(path, need_task="series")
+    if record is None:
+        raise ModelError(
+            f"{path} is a plain Keras model: train it with `cellerate train series --model FILE`."
+        )
+    payload = record.payload
+    try:
+        options = SeriesOptions(**payload["options"])
+        quantiles = tuple(float(q) for q in payload["quantiles"])
+        scaler = Scaler.from_config(payload["scaler"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
+    return SeriesModel(model, scaler, options, quantiles, payload)
+
+
+def train_series(
+    options: SeriesOptions,
+    output: str | Path,
+    *,
+    architecture: ForecastArchitecture | None = None,
+    model: str | Path | keras.Model | None = None,
+    training: TrainingSettings | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> SeriesRun:
+    """Trains a forecaster.
+
+    Args:
+        options: The series and how it is cut.
+        output: Where the model is written, a `.keras` path.
+        architecture: The model to build.
+        model: A model of one's own instead: (B, window, features) to (B, horizon, targets), or to
+            (B, horizon) for one target.
+        training: How to train.
+        resume: Goes on from the checkpoint beside `output`.
+        display: Who is told.
+
+    Raises:
+        CellerateError: Anything wrong with the series, the settings, the model or the output.
+    """
+    training = training or TrainingSettings()
+    architecture = architecture or ForecastArchitecture()
+    check_start(output, resume=resume)
+    data = _open(options)
+    split = data.split(options.train_fraction, options.validation_fraction)
+    scaler = Scaler.fit(split.train)
+    quantiles = tuple(architecture.quantile)
+    if isinstance(model, str | Path):
+        network, _ = load_model(model)
+    else:
+        network = model or _build(data, options, architecture, training.seed)
+    _check_model(network, data, options, quantiles)
+    source, validation = _sources(split, options, scaler, training.seed)
+    if len(network.output_shape) == 2:
+        source = _OneTarget(source)
+        validation = _OneTarget(validation) if validation else None
+    payload = {
+        "options": _plain_options(options, data),
+        "quantiles": list(quantiles),
+        "scaler": scaler.to_config(),
+        "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(_names(data))},
+        "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+    }
+    losses = {
+        "mse": keras.losses.MeanSquaredError,
+        "mae": keras.losses.MeanAbsoluteError,
+        "huber": keras.losses.Huber,
+    }
+    result = train(
+        network,
+        source,
+        output=output,
+        save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
+        loss=QuantileLoss(quantiles) if quantiles else losses[options.loss](),
+        metrics=[] if quantiles else [keras.metrics.MeanAbsoluteError(name="mae")],
+        settings=training,
+        validation=validation,
+        identity={"loss": f"{options.loss} {quantiles}"},
+        resume=resume,
+        display=display,
+    )
+    test: dict[str, Any] | None = None
+    examples: tuple[Example, ...] = ()
+    if split.test.rows >= options.horizon and result.status != "interrupted":
+        trained = SeriesModel(result.model, scaler, options, quantiles, payload)
+        test = _evaluate(trained, split.test)
+        examples = _examples(trained, split.test)
+    return SeriesRun(result, test, examples)
+
+
+def evaluate_series(
+    series_model: SeriesModel, paths: Sequence[str | Path], *, part: str = "all"
+) -> dict[str, Any]:
+    """Judges a forecaster beside naive forecasts, on every window of the data.
+
+    Args:
+        series_model: The model.
+        paths: The data; columns and policies are those of the training.
+        part: "all", or "held-out": the part after training and validation, where the data are the same.
+
+    Returns:
+        `windows`, and `model`, `last_value` and, where a season is known, `seasonal_naive`, each with `mae`
+        and `mse` in the units of the data and `scaled_mae` and `scaled_mse` in standard deviations of the
+        training part. With quantiles also `coverage`: how often the truth was at most each quantile.
+    """
+    options = dataclasses.replace(series_model.options, paths=tuple(paths))
+    data = _open(options)
+    split = data.split(options.train_fraction, options.validation_fraction)
+    return _evaluate(series_model, split.test if part == "held-out" else data.whole())
+
+
+def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> tuple[Example, ...]:
+    """Forecasts what comes after the end of each series.
+
+    Args:
+        series_model: The model.
+        paths: The data; the last `window` rows of each series are used.
+
+    Returns:
+        One `Example` a series, without truth.
+
+    Raises:
+        DataError: A series has fewer than `window` rows after its last gap.
+    """
+    options = dataclasses.replace(series_model.options, paths=tuple(paths))
+    data = _open(options)
+    found = []
+    for name in _names(data):
+        first, stop = [(first, stop) for first, stop, series in data.segments if series == name][-1]
+        if stop - first < options.window:
+            raise DataError(
+                f"{f'series {name!r}' if name else 'the series'} ends with {stop - first} rows without a gap, "
+                f"the model needs {options.window}."
+            )
+        rows = np.asarray(data.values[stop - options.window : stop], np.float32)
+        times = _times(data, stop - options.window, stop)
+        found.append(
+            Example(
+                targets=data.target_names,
+                past_times=times,
+                past=rows[:, list(data.target_columns)],
+                times=next_times(times[-1], data.step, options.horizon),
+                truth=None,
+                forecast=_predict(series_model, data, rows[None])[0],
+                quantiles=series_model.quantiles,
+                series=name,
+            )
+        )
+    return tuple(found)
+
+
+class _OneTarget:
+    """For a model that gives (B, horizon): targets without their last axis."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.batch_size = source.batch_size
+        self.item = source.item
+        self.items_per_batch = source.items_per_batch
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The source's batch, its targets (B, horizon)."""
+        x, y, *weight = self._source.batch(epoch, index)
+        return x, y[..., 0], *weight
+
+    def fingerprint(self) -> str:
+        """The source's own."""
+        return self._source.fingerprint()
+
+
+def _open(options: SeriesOptions) -> SeriesData:
+    return open_series(
+        options.paths,
+        targets=options.target,
+        features=options.feature or None,
+        time_column=options.time_column,
+        series_column=options.series_column,
+        missing=options.missing,
+        gaps=options.gaps,
+        dtype=options.storage,
+    )
+
+
+def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
+    """The options a saved model opens other files with: JSON values, and the columns that were found."""
+    plain = dataclasses.asdict(options)
+    season = options.season or daily_season(data.step)
+    return plain | {
+        "paths": [],
+        "target": list(options.target),
+        "feature": list(data.feature_names),
+        "season": season,
+    }
+
+
+def _build(
+    data: SeriesData, options: SeriesOptions, architecture: ForecastArchitecture, seed: int
+) -> keras.Model:
+    settings = dataclasses.asdict(architecture)
+    quantiles = settings.pop("quantile")
+    inside = all(column in data.feature_columns for column in data.target_columns)
+    # What the model does not see it cannot continue.
+    settings["residual"] = settings["residual"] and inside
+    places = (
+        [data.feature_columns.index(c) for c in data.target_columns] if inside else range(len(options.target))
+    )
+    return build_forecast_model(
+        options.window,
+        len(data.feature_columns),
+        options.horizon,
+        len(data.target_columns),
+        target_columns=list(places),
+        quantiles=list(quantiles) or None,
+        seed=seed,
+        **settings,
+    )
+
+
+def _sources(
+    split: SeriesSplit, options: SeriesOptions, scaler: Scaler, seed: int
+) -> tuple[BatchSource, BatchSource | None]:
+    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
+    count = _windows(split.train, options, options.stride)
+    source = SeriesBatches(
+        split.train,
+        batch_size=max(1, min(options.batch_size, count)),
+        stride=options.stride,
+        seed=seed,
+        **common,
+    )
+    held = _windows(split.validation, options) if split.validation.rows else 0
+    if not held:
+        return source, None
+    plain = SeriesBatches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
+    return source, MeanOverItems(plain, held)
+
+
+def _windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:
+    span = options.window + options.horizon
+    return sum(max(0, (stop - first - span) // stride + 1) for first, stop in part.spans(options.window))
+
+
+def _check_model(
+    model: keras.Model, data: SeriesData, options: SeriesOptions, quantiles: tuple[float, ...]
+) -> None:
+    features, targets = len(data.feature_columns), len(data.target_columns)
+    wanted: list[tuple[int, ...]] = (
+        [(options.horizon, targets, len(quantiles))] if quantiles else [(options.horizon, targets)]
+    )
+    if targets == 1 and not quantiles:
+        wanted.append((options.horizon,))
+    given = [tuple(tensor.shape) for tensor in model.inputs or []]
+    made = model.output_shape
+    fits = (
+        len(given) == 1
+        and len(given[0]) == 3
+        and given[0][1] in (None, options.window)
+        and given[0][2] == features
+        and isinstance(made, tuple)
+        and tuple(made[1:]) in wanted
+    )
+    if not fits:
+        raise ModelError(
+            f"the model does not fit the series: expected one input (batch, {options.window}, {features}) and one "
+            f"output (batch, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
+            "window, horizon, target or feature, or the model."
+        )
+
+
+def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> np.ndarray:
+    """Forecasts of raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
+    columns = list(data.feature_columns)
+    scaled = series_model.scaler.transform(rows[..., columns], columns)
+    made = np.asarray(series_model.model.predict_on_batch(scaled), np.float32)
+    if made.ndim == 2:
+        made = made[..., None]
+    return series_model.scaler.inverse_transform(
+        made, data.target_columns, quantiles=bool(series_model.quantiles)
+    )
+
+
+def _raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> WindowSource:
+    """All windows of a part in all columns and the units of the data."""
+    return WindowSource(
+        part.data.values,
+        window=options.window,
+        horizon=options.horizon,
+        batch_size=batch_size,
+        segments=part.spans(options.window),
+        drop_last=False,
+        data_fingerprint=part.data.fingerprint,
+    )
+
+
+def _evaluate(series_model: SeriesModel, part: SeriesPart) -> dict[str, Any]:
+    options, data, scaler = series_model.options, part.data, series_model.scaler
+    if scaler.columns != data.columns:
+        raise ModelError(
+            f"the model was trained on the columns {', '.join(scaler.columns)}, the data have "
+            f"{', '.join(data.columns)}."
+        )
+    targets = list(data.target_columns)
+    scale = scaler.scale[targets]
+    naive = Naive(options.horizon, options.season or daily_season(data.step))
+    sums = {"model": ErrorSums(scale), **{name: ErrorSums(scale) for name in naive.names(options.window)}}
+    below = np.zeros(len(series_model.quantiles))
+    source = _raw_windows(part, options, 256)
+    for index in range(len(source)):
+        past, future, weight = source.batch(0, index)
+        real = weight > 0
+        truth = future[real][..., targets].astype(np.float64)
+        made = _predict(series_model, data, past)[real]
+        point = made
+        if series_model.quantiles:
+            middle = int(np.argmin(np.abs(np.array(series_model.quantiles) - 0.5)))
+            point = made[..., middle]
+            below += (truth[..., None] <= made).mean(axis=(1, 2)).sum(axis=0)
+        sums["model"].add(point, truth)
+        for name in naive.names(options.window):
+            sums[name].add(naive.forecast(name, past[real][..., targets].astype(np.float64)), truth)
+    windows = sums["model"].windows
+    report: dict[str, Any] = {"windows": windows, "targets": list(data.target_names)}
+    report |= {name: errors.means() for name, errors in sums.items()}
+    if series_model.quantiles:
+        report["coverage"] = {
+            f"q{q:g}": float(share) for q, share in zip(series_model.quantiles, below / windows, strict=True)
+        }
+    return report
+
+
+def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
+    options, data = series_model.options, part.data
+    starts = [
+        start
+        for first, stop in part.spans(options.window)
+        for start in range(first, stop - options.window - options.horizon + 1)
+    ]
+    chosen = [starts[n] for n in np.linspace(0, len(starts) - 1, min(count, len(starts))).astype(int)]
+    targets = list(data.target_columns)
+    found = []
+    for start in chosen:
+        middle, stop = start + options.window, start + options.window + options.horizon
+        rows = np.asarray(data.values[start:stop], np.float32)
+        found.append(
+            Example(
+                targets=data.target_names,
+                past_times=_times(data, start, middle),
+                past=rows[: options.window, targets],
+                times=_times(data, middle, stop),
+                truth=rows[options.window :, targets],
+                forecast=_predict(series_model, data, rows[None, : options.window])[0],
+                quantiles=series_model.quantiles,
+            )
+        )
+    return tuple(found)
+
+
+def _times(data: SeriesData, first: int, stop: int) -> np.ndarray:
+    return np.arange(first, stop) if data.times is None else np.asarray(data.times[first:stop])
+
+
+def _names(data: SeriesData) -> list[str]:
+    return list(dict.fromkeys(series for _, _, series in data.segments))
