@@ -1,7 +1,5 @@
 """How fast windows of a long file reach the trainer, and in how much memory.
 
-    python benchmarks/loader.py [--out benchmarks/results/loader.json] [--quick]
-
 Windows of 50 rows of 5 float32, batches of 64, shuffled, from memory-mapped files of 0.1, 1 and 4 GB; on the
 smallest file the same work through `tf.data` `window().flat_map()` and
 `keras.utils.timeseries_dataset_from_array`. Batches are compared with naive slices before anything is timed.
@@ -9,7 +7,6 @@ Each size runs in a process of its own, so that its resident memory is its own. 
 """
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -23,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.windows import WindowSource
-from cellerate.environment import machine, resident_memory_bytes, versions
-from cellerate.files import atomic_write
+from cellerate.environment import resident_memory_bytes
 from cellerate.measure import Timing, as_timing, time_alternating
 
 WINDOW, FEATURES, BATCH = 50, 5, 64
@@ -185,12 +181,6 @@ def run(*, quick: bool) -> dict[str, Any]:
     sizes = SIZES_GB[:2] if quick else SIZES_GB
     repeats = 3 if quick else 15
     result: dict[str, Any] = {
-        "benchmark": "loader",
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": versions(),
-        "commit": commit(),
-        "quick": quick,
         "window": WINDOW,
         "features": FEATURES,
         "batch_size": BATCH,
@@ -221,39 +211,11 @@ def run(*, quick: bool) -> dict[str, Any]:
     return result
 
 
-def commit() -> str | None:
-    """The commit of the working tree, if it is one."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.strip() or None
-
-
-def main() -> None:
-    """Reads the arguments, runs, writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "loader.json")
-    parser.add_argument("--quick", action="store_true", help="two sizes and few repeats; writes nothing")
-    parser.add_argument("--task", choices=["size", "peers"], help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--repeats", type=int, default=15, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.task:
-        work = measure_size if arguments.task == "size" else measure_peers
-        print(json.dumps(work(arguments.file, arguments.repeats)))
-        return
-    started = time.monotonic()
-    result = run(quick=arguments.quick)
-    result["seconds"] = time.monotonic() - started
-    if not arguments.quick:
-        with atomic_write(arguments.out) as beside:
-            beside.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"written to {arguments.out}")
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=["size", "peers"], required=True)
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    arguments = parser.parse_args()
+    work = measure_size if arguments.task == "size" else measure_peers
+    print(json.dumps(work(arguments.file, arguments.repeats)))

@@ -1,130 +1,18 @@
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellerate.data import lines as module
 from cellerate.data.batches import BatchSource
-from cellerate.data.lines import BOS, EOS, PAD, UNK, LineBatches, LineVocabulary, encode_batches, read_lines
+from cellerate.data.lines import BOS, EOS, PAD, UNK, LineBatches, LineVocabulary, encode_batches
 from cellerate.errors import ConfigError, DataError, ModelError
 
 LETTERS = LineVocabulary("abcdé😀")
 lines_of_letters = st.lists(st.text("abcdé😀", max_size=45), min_size=1, max_size=60)
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-# --- reading
-
-
-@pytest.mark.parametrize(
-    ("content", "kept", "dropped"),
-    [
-        (b"one\ntwo\n", ["one", "two"], ["one", "two"]),
-        (b"\xef\xbb\xbfone\r\n\r\ntwo", ["one", "", "two"], ["one", "two"]),
-        (b"\n\none\n\n", ["", "", "one", ""], ["one"]),
-        ("a\x0cb\u2028c\x85d\x1ce\n".encode(), ["a\x0cb\u2028c\x85d\x1ce"], ["a\x0cb\u2028c\x85d\x1ce"]),
-        (b" \n\t", [" ", "\t"], [" ", "\t"]),
-    ],
-)
-def test_read_lines_of_a_text_file_splits_at_line_ends_only(
-    tmp_path: Path, content: bytes, kept: list[str], dropped: list[str]
-) -> None:
-    path = write(tmp_path / "lines.txt", content)
-    assert read_lines(path, drop_empty=False) == kept
-    assert read_lines(str(path)) == dropped
-
-
-def test_read_lines_of_broken_utf8_keeps_to_the_error_policy(tmp_path: Path) -> None:
-    path = write(tmp_path / "lines.txt", b"ok\nb\xffd\n")
-    with pytest.raises(DataError, match="byte offset 4"):
-        read_lines(path)
-    assert read_lines(path, errors="replace") == ["ok", "b\ufffdd"]
-    with pytest.raises(ConfigError, match="errors"):
-        read_lines(path, errors="ignore")  # type: ignore[arg-type]
-
-
-def test_read_lines_of_nothing_is_a_data_error(tmp_path: Path) -> None:
-    blank = write(tmp_path / "blank.txt", b"\r\n\n")
-    assert read_lines(blank, drop_empty=False) == ["", ""]
-    for path, message in (
-        (blank, r"blank\.txt has no text"),
-        (write(tmp_path / "empty.txt", b""), r"empty\.txt has no text"),
-        (tmp_path / "missing.txt", "not found"),
-        (tmp_path, "no regular file"),
-        (tmp_path / ("x" * 300), "(?i)name too long"),
-    ):
-        with pytest.raises(DataError, match=message):
-            read_lines(path)
-    with pytest.raises(DataError, match="no line"):
-        read_lines(tmp_path / "empty.txt", drop_empty=False)
-
-
-def parquet(path: Path, **columns: Any) -> Path:
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())], ids=str
-)
-def test_read_lines_of_parquet_takes_the_only_column_of_strings(tmp_path: Path, kind: pa.DataType) -> None:
-    values = ["one", None, "", "zwei\nZeilen", "one"]
-    path = parquet(tmp_path / "data.bin", number=list(range(5)), text=pa.array(values).cast(kind))
-    assert read_lines(path, drop_empty=False) == ["one", "", "", "zwei\nZeilen", "one"]
-    assert read_lines(path, column="text") == ["one", "zwei\nZeilen", "one"]
-
-
-def test_read_lines_of_parquet_by_name_is_not_confused_by_nested_or_dotted_columns(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", **{"a.b": ["x"], "a": ["y"], "c": [{"a": "z"}]})
-    assert read_lines(path, column="a") == ["y"]
-    assert read_lines(path, column="a.b") == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "column", "message"),
-    [
-        ({"a": ["x"], "b": ["y"]}, None, r"more than one column of strings.*a \(string\), b \(string\)"),
-        ({"a": [1]}, None, r"no column of strings.*a \(int64\)"),
-        ({"a": ["x"], "n": [1]}, "b", r"no column 'b'.*a \(string\), n \(int64\)"),
-        ({"a": ["x"], "n": [1]}, "n", r"no single column of strings named 'n'"),
-        ({"a": pa.array([], pa.string())}, None, "has no text"),
-    ],
-)
-def test_read_lines_of_parquet_without_a_clear_column_lists_them(
-    tmp_path: Path, columns: dict[str, Any], column: str | None, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        read_lines(parquet(tmp_path / "data.parquet", **columns), column=column)
-
-
-def test_read_lines_of_a_damaged_or_false_parquet_file_is_a_data_error(tmp_path: Path) -> None:
-    good = parquet(tmp_path / "good.parquet", a=["x" * 50] * 50).read_bytes()
-    for name, content in {"text": b"just text", "half": good[: len(good) // 2], "empty": b""}.items():
-        with pytest.raises(DataError, match="as a Parquet file"):
-            read_lines(write(tmp_path / f"{name}.parquet", content))
-    binary = parquet(tmp_path / "bytes.parquet", a=pa.array([b"\xff"]).view(pa.string()))
-    with pytest.raises(DataError, match="as a Parquet file"):
-        read_lines(binary)
-
-
-def test_read_lines_of_text_that_begins_like_parquet_is_text(tmp_path: Path) -> None:
-    assert read_lines(write(tmp_path / "a.txt", b"PAR1 is a mark\n")) == ["PAR1 is a mark"]
-    assert read_lines(write(tmp_path / "b.txt", b"PAR")) == ["PAR"]
-
-
-def test_read_lines_of_a_text_file_with_a_column_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no Parquet file"):
-        read_lines(write(tmp_path / "a.txt", b"a\n"), column="text")
 
 
 # --- the vocabulary

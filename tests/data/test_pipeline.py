@@ -8,7 +8,8 @@ import pytest
 from keras import ops
 
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
-from cellerate.data.windows import TextBatches, WindowSource
+from cellerate.data.text_windows import TextBatches
+from cellerate.data.windows import WindowSource
 from cellerate.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.keras
@@ -314,3 +315,19 @@ def test_torch_dataset_of_named_inputs_equals_the_source():
     assert x["target_in"].tolist() == [[4, 4, 4]] * 4
     assert y.tolist() == [[5, 5, 5]] * 4
     assert weight.shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "order", [["a" * 3] * 6 + ["b" * 30] * 6, ["b" * 30] * 6 + ["a" * 3] * 6], ids=["short", "long"]
+)
+def test_fit_on_lines_whose_first_batches_are_alike_takes_every_length(order):
+    from cellerate.data.lines import LineBatches, LineVocabulary
+
+    vocabulary = LineVocabulary.from_lines(order)
+    source = LineBatches(order, vocabulary, batch_size=2, max_length=40)
+    assert len({source.batch(0, n)[1].shape for n in range(len(source))}) > 1
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target_in")}
+    x = keras.layers.Embedding(vocabulary.size, 4)(inputs["target_in"])
+    model = keras.Model(inputs, keras.layers.Dense(vocabulary.size)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(KerasBatches(source), epochs=2, shuffle=False, verbose=0, validation_data=KerasBatches(source))

@@ -6,20 +6,21 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellerate import files
+from cellerate.data import file_tokenizer
 from cellerate.data import text as module
-from cellerate.data import tokenizer as tokenizers
-from cellerate.data.text import Errors, open_text, read_text, resolve_paths
-from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer, FileTokenizer
+from cellerate.data.file_tokenizer import FileTokenizer
+from cellerate.data.text import Errors, open_text, read_text
+from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from cellerate.errors import ConfigError, DataError, OutputError
 
 
@@ -129,22 +130,20 @@ def test_open_text_of_the_standard_library_reads_every_source_file() -> None:
 def test_open_text_with_a_tokenizer_file_does_not_depend_on_the_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tokenizers as package
-
-    made = package.Tokenizer(package.models.BPE())
-    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=400,
         show_progress=False,
-        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     text = "one line\nand äöü\n\n\nthen more\n" * 40
     made.train_from_iterator([text], trainer)
     (tmp_path / "tokenizer.json").write_text(made.to_str(), "utf-8")
     path = tmp_path / "a.txt"
     path.write_text(text, "utf-8")
-    monkeypatch.setattr(tokenizers._PieceEncoder, "piece_characters", 40)
+    monkeypatch.setattr(file_tokenizer._PieceEncoder, "piece_characters", 40)
     monkeypatch.setattr(module, "_CHUNK_BYTES", 7)
     opened = open_text(path, tokenizer=str(tmp_path / "tokenizer.json"))
     assert isinstance(opened.tokenizer, FileTokenizer)
@@ -368,111 +367,12 @@ def test_split_outside_the_range_is_a_config_error(fraction: float) -> None:
         opened.split(fraction)
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Path]:
-    root = tmp_path / "root"
-    for name, content in {
-        "b.txt": b"b",
-        "a.txt": b"a",
-        "a/z.py": b"z",
-        "a/deep/c.txt": b"c",
-        "a-b/d.txt": b"d",
-        "test/t.py": b"t",
-        "lib/test/u.py": b"u",
-        ".hidden.txt": b"no",
-        ".git/config": b"no",
-        "a/.cache/x.txt": b"no",
-        "empty.txt": b"",
-        "image.png": b"\x89PNG\0\0",
-    }.items():
-        path = root / name
+def test_open_text_of_a_folder_joins_its_files(tmp_path: Path) -> None:
+    for name in ("a/deep/c.txt", "a/z.py", "a-b/d.txt", "a.txt", "b.txt"):
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    (root / "broken").symlink_to(root / "nowhere")
-    (root / "a" / "zz").symlink_to(root)
-    os.mkfifo(root / "pipe")
-    yield root
-
-
-def names(root: Path, found: list[Path]) -> list[str]:
-    return [path.relative_to(root).as_posix() for path in found]
-
-
-def test_resolve_paths_of_a_folder_finds_its_text_files_sorted(tree: Path) -> None:
-    expected = ["a/deep/c.txt", "a/z.py", "a-b/d.txt", "a.txt", "b.txt", "lib/test/u.py", "test/t.py"]
-    assert names(tree, resolve_paths(tree)) == expected
-    assert names(tree, resolve_paths(str(tree))) == expected
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "expected"),
-    [
-        (["*.py"], [], ["a/z.py", "lib/test/u.py", "test/t.py"]),
-        ("*.py", "test", ["a/z.py"]),
-        (["*.py"], ["test/"], ["a/z.py"]),
-        (["*.py"], ["lib/test"], ["a/z.py", "test/t.py"]),
-        (["*.py", "b.*"], ["[tl]*"], ["a/z.py", "b.txt"]),
-        ([], ["a", "?.txt"], ["lib/test/u.py", "test/t.py"]),
-        (["a/*.txt"], [], ["a/deep/c.txt"]),
-    ],
-)
-def test_resolve_paths_of_a_folder_keeps_to_its_patterns(
-    tree: Path, include: list[str], exclude: list[str], expected: list[str]
-) -> None:
-    assert names(tree, resolve_paths([tree], include=include, exclude=exclude)) == expected
-
-
-def test_resolve_paths_of_a_glob_finds_text_files_sorted(tree: Path) -> None:
-    assert names(tree, resolve_paths(f"{tree}/*")) == ["a.txt", "b.txt"]
-    assert names(tree, resolve_paths(f"{tree}/**/*.py")) == ["a/z.py", "lib/test/u.py", "test/t.py"]
-    assert names(tree, resolve_paths(f"{tree}/**/*.py", exclude=["test"])) == ["a/z.py"]
-
-
-def test_resolve_paths_keeps_the_order_given_and_takes_a_file_once(tree: Path) -> None:
-    found = resolve_paths([tree / "b.txt", tree / "a", f"{tree}/[ab].txt", tree / "a" / ".." / "b.txt"])
-    assert names(tree, found) == ["b.txt", "a/deep/c.txt", "a/z.py", "a.txt"]
-
-
-def test_resolve_paths_takes_a_named_file_whatever_it_looks_like(tree: Path) -> None:
-    odd = _write(tree / "a[1].txt", b"x")
-    found = resolve_paths([tree / ".hidden.txt", tree / "image.png", odd])
-    assert names(tree, found) == [".hidden.txt", "image.png", "a[1].txt"]
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        ([], "no text file"),
-        (["nowhere.txt"], r"nowhere\.txt not found"),
-        (["*.nothing"], r"glob .*matches no text file"),
-        (["*.png"], r"glob .*matches no text file"),
-        (["void"], "folder .* has no text file"),
-        (["pipe"], "no regular file"),
-        (["broken"], "not found"),
-        (["x" * 300], "name too long"),
-        (["nul\0.txt"], "not found"),
-        (["b.txt", "nowhere"], "nowhere not found"),
-    ],
-)
-def test_resolve_paths_that_name_nothing_is_a_data_error(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], message: str
-) -> None:
-    (tree / "void" / ".hidden").mkdir(parents=True)
-    (tree / "void" / "empty.txt").touch()
-    monkeypatch.chdir(tree)
-    with pytest.raises(DataError, match=f"(?i){message}"):
-        resolve_paths(paths)
-
-
-def test_resolve_paths_with_everything_left_out_names_the_patterns(tree: Path) -> None:
-    with pytest.raises(DataError, match=r"include \*\.rs and exclude a, b"):
-        resolve_paths(tree, include=["*.rs"], exclude=["a", "b"])
-    with pytest.raises(DataError, match=r"exclude \*\.txt"):
-        resolve_paths(tree / "a.txt", exclude=["*.txt"])
-
-
-def test_open_text_of_a_folder_joins_its_files(tree: Path) -> None:
-    opened = open_text(tree, include=["*.txt"])
+        path.write_text(path.stem)
+    opened = open_text(tmp_path, include=["*.txt"])
     assert opened.tokenizer.decode(opened.ids) == "c\nd\na\nb"
     assert opened.files == 4
     assert opened.bytes == 4

@@ -38,7 +38,7 @@ def embed(
     from cellerate.files import check_writable
 
     select_backend(backend)
-    from cellerate.data.lines import read_lines
+    from cellerate.data.line_files import read_lines
     from cellerate.tasks.embed import check_vectors_path, embed_lines, load_line_model, save_vectors
 
     check_vectors_path(output)

@@ -1,7 +1,7 @@
-"""Lines of text, or a column of a Parquet file, to batches of few shapes for the autoencoder.
+"""Lines of text to batches of few shapes for the autoencoder.
 
 A module of its own because lines, unlike one long text, have lengths: they are sorted into buckets, padded to
-the bucket's bound and masked by weights. A line corpus is held in memory.
+the bucket's bound and masked by weights. A line corpus is held in memory; `data.line_files` reads it.
 
 Rule of the buckets: their bounds are the 25, 50, 75, 90 and 100 % points of the lines' lengths, rounded up
 to a multiple of 8; a bucket that would not fill one batch joins the next longer one. So a compiler sees five
@@ -10,15 +10,13 @@ shapes at most, and padding stays small.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from cellerate.data.shuffle import Permutation, derive_seed
-from cellerate.data.text import Errors, check_errors, read_text
+from cellerate.data.text import Errors, check_errors
 from cellerate.data.tokenizer import CharacterTokenizer, character_codes, check_text, narrowest_dtype
 from cellerate.errors import ConfigError, DataError, ModelError
 
@@ -29,50 +27,6 @@ _FIRST_CHARACTER = 4
 _BOUND_POINTS = (0.25, 0.5, 0.75, 0.9, 1.0)
 _BOUND_MULTIPLE = 8
 _LINES_A_BLOCK = 1 << 16
-_PARQUET_MARK = b"PAR1"
-
-
-def read_lines(
-    path: str | Path, *, column: str | None = None, errors: Errors = "strict", drop_empty: bool = True
-) -> list[str]:
-    """Reads the lines of a text file, or a string column of a Parquet file.
-
-    Args:
-        path: A text file in UTF-8 (any line ends, with or without byte-order mark), or a Parquet file.
-        column: The Parquet column; None takes the only one that holds strings. A null is an empty line.
-        errors: Bytes of a text file that are no UTF-8: "strict" raises, "replace" puts U+FFFD.
-        drop_empty: Leave empty lines out. False keeps them, so that line i is line i of the file.
-
-    Returns:
-        The lines without their line ends, at least one.
-
-    Raises:
-        DataError: The file is missing, unreadable or has no line, or the column is missing, ambiguous or
-            holds no strings.
-    """
-    check_errors(errors)
-    file = Path(path)
-    try:
-        if not file.is_file():
-            came = "is no regular file" if file.exists() else "not found"
-            raise DataError(f"{file} {came}: expected a text file with one line each, or a Parquet file.")
-        parquet = file.suffix.lower() in (".parquet", ".pq") or _has_parquet_marks(file)
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or error}.") from error
-    if parquet:
-        lines = _parquet_column(file, column)
-    elif column is not None:
-        raise DataError(f"column {column!r} was asked for, but {file} is no Parquet file: leave column out.")
-    else:
-        # Only a newline ends a line here; str.splitlines would also split at form feeds and the like.
-        lines = "".join(read_text(file, errors)).split("\n")
-        if not lines[-1]:
-            lines.pop()
-    if drop_empty:
-        lines = [line for line in lines if line]
-    if not lines:
-        raise DataError(f"{file} has no {'text' if drop_empty else 'line'}: expected at least one line.")
-    return lines
 
 
 class LineVocabulary:
@@ -254,6 +208,12 @@ class LineBatches:
         weight[len(chosen) :] = 0
         return {"source": source, "target_in": target_in}, target, weight
 
+    def extremes(self, epoch: int) -> tuple[int, int]:
+        """Numbers of a batch of the shortest and of one of the longest lines, in `epoch`."""
+        order = self._shuffled(np.arange(len(self)), len(self), epoch, 0)
+        buckets = np.array([bucket for bucket, _ in self._places])[order]
+        return int(buckets.argmin()), int(buckets.argmax())
+
     def fingerprint(self) -> str:
         """Identifies lines and settings: a checkpoint of another source is refused."""
         state = hashlib.blake2b(json.dumps(self._settings).encode(), digest_size=16)
@@ -377,44 +337,3 @@ def _positive(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or value < 1:
         raise ConfigError(f"{name} should be an integer of at least 1, got {value!r}.")
     return int(value)
-
-
-def _parquet_column(path: Path, column: str | None) -> list[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            strings = [field.name for field in schema if _is_string(field.type)]
-            listed = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
-            if column is None:
-                if len(strings) != 1:
-                    found = "more than one column" if strings else "no column"
-                    raise DataError(f"{path} has {found} of strings: name one of its columns: {listed}.")
-                column = strings[0]
-            if schema.names.count(column) != 1 or column not in strings:
-                missing = column not in schema.names
-                problem = "no column" if missing else "no single column of strings named"
-                raise DataError(f"{path} has {problem} {column!r}. Its columns: {listed}.")
-            table = file.read(columns=[column])
-            values = table.column(column).to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path} as a Parquet file: {error}") from error
-    return [value or "" for value in values]
-
-
-def _has_parquet_marks(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.read(4) != _PARQUET_MARK:
-            return False
-        file.seek(-4, os.SEEK_END)
-        return file.read(4) == _PARQUET_MARK
-
-
-def _is_string(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

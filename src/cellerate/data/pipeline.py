@@ -84,7 +84,9 @@ class KerasBatches(keras.utils.PyDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} was asked for; there are {len(self)}")
         with self._lock:
-            if not self._within or index != self._next:
+            if not self._within:
+                return self._peeked(index)
+            if index != self._next:
                 return self.source.batch(self.epoch, self.start + index)
             if self._ahead is None:
                 self._ahead = _Ahead(self.source, self.epoch, self.start, self.stop, self._prefetch)
@@ -110,6 +112,16 @@ class KerasBatches(keras.utils.PyDataset):
                 self.epoch += 1
             self._ends += 1
             self._restart(within=False)
+
+    def _peeked(self, index: int) -> Any:
+        """What Keras sees of the batches before an epoch, to learn their shapes.
+
+        With TensorFlow it takes the shapes of the first two for those of all, so where lengths differ the
+        first two it is shown must.
+        """
+        extremes = getattr(self.source, "extremes", None)
+        number = self.start + index if extremes is None or index > 1 else extremes(self.epoch)[index]
+        return self.source.batch(self.epoch, number)
 
     def _restart(self, *, within: bool) -> None:
         if self._end_ahead is not None:

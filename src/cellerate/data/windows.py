@@ -1,7 +1,7 @@
 """Windows of a long array: inputs, and the rows that follow as targets, without storing one window.
 
 A module of its own because a window is only a number here: many are copied in one gather and handed out
-batch by batch. The sources of text windows live next door and can be imported from here too.
+batch by batch. Windows of a text are in `data.text_windows`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ import numpy as np
 from cellerate.data.batches import (
     CHUNK_BYTES,
     Batch,
-    BatchSource,
     GatheredBatches,
     array_fingerprint,
     at_least,
@@ -20,14 +19,11 @@ from cellerate.data.batches import (
     joined,
 )
 from cellerate.data.gather import MIXING_BYTES, Shuffle, WindowIndex, plan_windows, take_windows
-from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from cellerate.data.scaler import Scaler
     from cellerate.data.series import SeriesPart
-
-__all__ = ["BatchSource", "SeriesBatches", "StreamBatches", "TextBatches", "WindowSource"]
 
 
 class WindowSource(GatheredBatches):

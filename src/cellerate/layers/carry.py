@@ -54,6 +54,8 @@ def carried_states(model: keras.Model, batch_size: int) -> CarriedStates:
         if isinstance(layer, keras.layers.RNN):
             wrappers.append(CarriedRNN(layer, batch_size))
             return wrappers[-1]
+        if not isinstance(layer, keras.Layer):
+            return layer  # an operation, such as the comparison that makes a mask
         inner = layer._flatten_layers(include_self=True)
         if any(isinstance(found, keras.layers.RNN | keras.layers.Bidirectional) for found in inner):
             raise ModelError(

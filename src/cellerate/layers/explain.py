@@ -86,7 +86,7 @@ class Explanation:
             return self.summary
         lines = [
             f"model {self.model!r}, backend {self.backend}, {'GPU' if self.gpu else 'CPU (no GPU visible)'}",
-            "ok: holds   no: change it to run faster here   --: no difference here   ?: known when called",
+            "ok: holds   no: change it to run faster here   --: no known gain here   ?: known when called",
             "",
         ]
         for report in self.layers:

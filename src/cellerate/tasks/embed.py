@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
+from cellerate.data.line_files import read_lines
+from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.files import atomic_write

@@ -55,7 +55,7 @@ def evaluate_model(
         from cellerate.tasks.series import evaluate_series, load_series_model
 
         return {"task": "series", **evaluate_series(load_series_model(path), data, part=part)}
-    from cellerate.data.lines import read_lines
+    from cellerate.data.line_files import read_lines
     from cellerate.tasks.embed import evaluate_lines, load_line_model
 
     if part != "all" or len(data) != 1:

@@ -6,7 +6,16 @@ A module of its own, importing nothing heavy, so that the command line can make 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from cellerate.training.settings import check_choice, check_number
+
+Errors = Literal["strict", "replace"]
+Missing = Literal["error", "drop", "ffill", "interpolate"]
+Gaps = Literal["split", "error", "ignore"]
+Storage = Literal["float32", "float16"]
+Loss = Literal["mse", "mae", "huber"]
+Padding = Literal["right", "left"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,13 +37,23 @@ class TextOptions:
 
     paths: Sequence[str | Path] = ()
     tokenizer: str = "characters"
-    errors: Literal["strict", "replace"] = "strict"
+    errors: Errors = "strict"
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     length: int = 100
     batch_size: int = 128
     validation_fraction: float = 0.05
     carry_states: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        check_choice("errors", self.errors, get_args(Errors))
+        _check_counts(length=self.length, batch_size=self.batch_size)
+        check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +64,7 @@ class TextArchitecture:
         embedding: Size of the embedding, D.
         units: Units of each LSTM layer, H.
         layers: Number of LSTM layers, L.
-        dropout: Dropout on the inputs of each layer.
+        dropout: Dropout on the outputs of each layer.
         recurrent_dropout: Dropout on the recurrent states; on today's Keras it is slow everywhere.
         layer_norm: LayerNormalization between the layers.
         tie_weights: The output projection uses the embedding's own matrix.
@@ -88,9 +107,9 @@ class SeriesOptions:
     feature: Sequence[str] = ()
     time_column: str | None = None
     series_column: str | None = None
-    missing: Literal["error", "drop", "ffill", "interpolate"] = "error"
-    gaps: Literal["split", "error", "ignore"] = "split"
-    storage: Literal["float32", "float16"] = "float32"
+    missing: Missing = "error"
+    gaps: Gaps = "split"
+    storage: Storage = "float32"
     window: int = 96
     horizon: int = 24
     stride: int = 1
@@ -98,7 +117,24 @@ class SeriesOptions:
     train_fraction: float = 0.7
     validation_fraction: float = 0.1
     season: int | None = None
-    loss: Literal["mse", "mae", "huber"] = "mse"
+    loss: Loss = "mse"
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        check_choice("missing", self.missing, get_args(Missing))
+        check_choice("gaps", self.gaps, get_args(Gaps))
+        check_choice("storage", self.storage, get_args(Storage))
+        check_choice("loss", self.loss, get_args(Loss))
+        _check_counts(
+            window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size
+        )
+        check_number("train_fraction", self.train_fraction, above=0, at_most=1)
+        check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
+        check_number("season", self.season, at_least=1, whole=True, optional=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +145,7 @@ class ForecastArchitecture:
         units: Units of each LSTM layer.
         layers: Number of LSTM layers.
         bidirectional: The encoder reads the window in both directions.
-        dropout: Dropout on the inputs of each layer.
+        dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
         residual: The model forecasts the change from the last observed value.
     """
@@ -138,11 +174,22 @@ class LineOptions:
 
     path: str | Path = ""
     column: str | None = None
-    errors: Literal["strict", "replace"] = "strict"
+    errors: Errors = "strict"
     max_length: int = 64
-    padding: Literal["right", "left"] = "right"
+    padding: Padding = "right"
     batch_size: int = 64
     validation_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used.
+        """
+        check_choice("errors", self.errors, get_args(Errors))
+        check_choice("padding", self.padding, get_args(Padding))
+        _check_counts(max_length=self.max_length, batch_size=self.batch_size)
+        check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,10 +200,17 @@ class AutoencoderArchitecture:
         embedding: Size of the character embedding.
         units: Units of the encoder (each direction) and of the decoder.
         latent: Size of a line's vector.
-        dropout: Dropout on the inputs of the decoder: makes it lean on the vector.
+        dropout: Dropout on the outputs of the encoder and of the decoder.
+        decoder_dropout: The share of characters hidden from the decoder: makes it lean on the vector.
     """
 
     embedding: int = 64
     units: int = 256
     latent: int = 128
     dropout: float = 0.0
+    decoder_dropout: float = 0.0
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        check_number(name, value, at_least=1, whole=True)

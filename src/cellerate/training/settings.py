@@ -80,25 +80,25 @@ class TrainingSettings:
         Raises:
             ConfigError: A field cannot be used, or two fields contradict each other.
         """
-        _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
-        _check_choice("schedule", self.schedule, get_args(ScheduleName))
-        _check_choice("precision", self.precision, get_args(Precision))
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        check_choice("schedule", self.schedule, get_args(ScheduleName))
+        check_choice("precision", self.precision, get_args(Precision))
         for name in ("epochs", "accumulate", "log_every"):
-            _check_number(name, getattr(self, name), at_least=1, whole=True)
+            check_number(name, getattr(self, name), at_least=1, whole=True)
         for name in ("warmup_steps", "seed"):
-            _check_number(name, getattr(self, name), at_least=0, whole=True)
+            check_number(name, getattr(self, name), at_least=0, whole=True)
         for name in ("plateau_patience", "patience"):
-            _check_number(name, getattr(self, name), at_least=1, whole=True, optional=True)
-        _check_number("learning_rate", self.learning_rate, above=0)
-        _check_number("weight_decay", self.weight_decay, at_least=0, optional=True)
-        _check_number("momentum", self.momentum, at_least=0, below=1)
-        _check_number("final_rate", self.final_rate, at_least=0, at_most=1)
-        _check_number("plateau_factor", self.plateau_factor, above=0, below=1)
-        _check_number("max_seconds", self.max_seconds, above=0, optional=True)
-        _check_number("checkpoint_every_s", self.checkpoint_every_s, above=0)
+            check_number(name, getattr(self, name), at_least=1, whole=True, optional=True)
+        check_number("learning_rate", self.learning_rate, above=0)
+        check_number("weight_decay", self.weight_decay, at_least=0, optional=True)
+        check_number("momentum", self.momentum, at_least=0, below=1)
+        check_number("final_rate", self.final_rate, at_least=0, at_most=1)
+        check_number("plateau_factor", self.plateau_factor, above=0, below=1)
+        check_number("max_seconds", self.max_seconds, above=0, optional=True)
+        check_number("checkpoint_every_s", self.checkpoint_every_s, above=0)
         clips = ("clipnorm", "clipvalue", "global_clipnorm")
         for name in clips:
-            _check_number(name, getattr(self, name), above=0, optional=True)
+            check_number(name, getattr(self, name), above=0, optional=True)
         given = [name for name in clips if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} cannot be used together: choose one.")
@@ -119,12 +119,13 @@ class TrainingSettings:
         return kept
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
 
 
-def _check_number(
+def check_number(
     name: str,
     value: float | None,
     *,

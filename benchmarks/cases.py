@@ -1,0 +1,77 @@
+"""What is measured: each case by its name, with what it needs."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loader
+import training
+
+# The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
+DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+
+def load(quick: bool) -> dict[str, Any]:
+    """Windows/s and memory of the loader, beside tf.data and Keras."""
+    return loader.run(quick=quick)
+
+
+def text(quick: bool) -> dict[str, Any]:
+    """Characters/s and bits per character after one epoch of a book, on each backend, beside plain `fit`."""
+    return training.run(DATA / "2600-0.txt", quick=quick)
+
+
+def series(quick: bool) -> dict[str, Any]:
+    """Forecasts of oil temperature beside naive ones, on each backend."""
+    task = ["--target", "OT", "--window", "96", "--horizon", "24", "--patience", "3"]
+    found: dict[str, Any] = {}
+    for backend in ("jax",) if quick else training.BACKENDS:
+        # torch steps through time in Python on a CPU: two epochs there take as long as all of the others.
+        epochs = "2" if backend == "torch" else "10"
+        found[backend] = _train("series", "ETTh1.csv", [*task, "--epochs", epochs], backend)
+        test = found[backend]["test"]
+        for name in ("model", "last_value", "seasonal_naive"):
+            print(f"{backend:<11} {name:<15} MAE {test[name]['mae']:.4f}  MSE {test[name]['mse']:.4f}")
+    return found
+
+
+def embed(quick: bool) -> dict[str, Any]:
+    """How well held-out lines come back out of their vectors."""
+    options = ["--units", "256", "--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1"]
+    options += ["--schedule", "cosine", "--epochs", "1" if quick else "12"]
+    found = _train("embed", "tinyshakespeare.txt", options, "tensorflow")
+    held = found["held_out"]
+    print(f"token accuracy {held['token_accuracy']:.3f}, written freely {held['free_token_accuracy']:.3f}")
+    return found
+
+
+CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "loader": load,
+    "text": text,
+    "series": series,
+    "embed": embed,
+}
+
+
+def _train(task: str, data: str, options: list[str], backend: str) -> dict[str, Any]:
+    """The JSON report of one `cellerate train`, and its time."""
+    program = str(Path(sys.executable).parent / "cellerate")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "train", task, str(DATA / data), "-o", f"{folder}/m.keras", "--backend", backend]
+        start = time.perf_counter()
+        done = subprocess.run(
+            [*command, *options, "--json", "--quiet"], check=True, capture_output=True, text=True
+        )
+    report: dict[str, Any] = json.loads(done.stdout)
+    report["whole_command_s"] = time.perf_counter() - start
+    report["options"] = options
+    for name in ("output", "run_folder"):
+        report["training"].pop(name)
+    report.pop("chart", None)
+    return report

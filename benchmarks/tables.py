@@ -1,0 +1,106 @@
+"""Writes the tables of README.md from the newest record of each case in `results/`, and from nothing else."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def newest(case: str) -> dict[str, Any] | None:
+    """The last record of a case; file names sort by date."""
+    files = sorted((ROOT / "benchmarks" / "results").glob(f"{case}-*.json"))
+    return json.loads(files[-1].read_text()) if files else None
+
+
+def loader(result: dict[str, Any]) -> list[list[str]]:
+    """A row a contestant."""
+    rows = [["Shuffled windows of 50x5 float32, batch 64", "Windows/s", "Resident memory"]]
+    for size, found in result["sizes"].items():
+        speed = found["windows"]["batches"]["windows_per_s"]
+        rows.append(
+            [f"Cellerate, {size} file", f"{speed / 1e6:.1f} M", f"{found['resident_bytes'] / 1e6:.0f} MB"]
+        )
+    for name, found in result["peers"].items():
+        if "cellerate" not in name.lower():
+            rows.append([f"`{name}`, 0.1 GB", f"{found['windows_per_s'] / 1e3:.0f} k", ""])
+    return rows
+
+
+def text(result: dict[str, Any]) -> list[list[str]]:
+    """A row a backend."""
+    rows = [["Backend", "`cellerate train text`", "plain Keras `fit`", "bits per character after 1 epoch"]]
+    for backend, found in result["backends"].items():
+        ours, plain = found["cellerate"], [run["characters_per_s"] for run in found["keras_fit"]]
+        rows.append(
+            [
+                backend,
+                f"{ours['characters_per_s'] / 1e3:.1f} k characters/s",
+                f"{min(plain) / 1e3:.1f} to {max(plain) / 1e3:.1f} k characters/s",
+                f"{ours['bits_per_character']:.3f}",
+            ]
+        )
+    return rows
+
+
+def series(result: dict[str, Any]) -> list[list[str]]:
+    """A row a forecaster; the naive ones are the same on every backend."""
+    rows = [["ETTh1, `OT`, 24 hours ahead, test part", "MAE", "MSE"]]
+    first = next(iter(result.values()))["test"]
+    found = {f"Cellerate, {backend}": report["test"]["model"] for backend, report in result.items()}
+    found |= {"last value": first["last_value"], "the day before": first["seasonal_naive"]}
+    rows += [[name, f"{errors['mae']:.3f} °C", f"{errors['mse']:.3f}"] for name, errors in found.items()]
+    return rows
+
+
+def embed(result: dict[str, Any]) -> list[list[str]]:
+    """The held-out lines."""
+    held = result["held_out"]
+    return [
+        ["Held-out lines of tinyshakespeare", "Share"],
+        ["characters right, all before them given", f"{held['token_accuracy']:.1%}"],
+        ["characters right, written freely from the vector", f"{held['free_token_accuracy']:.1%}"],
+        ["lines that come back whole", f"{held['exact_lines']:.1%}"],
+    ]
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
+    "text": text,
+    "loader": loader,
+    "series": series,
+    "embed": embed,
+}
+
+
+def table(case: str) -> str:
+    """A Markdown table, and what it was measured on."""
+    record = newest(case)
+    if record is None:
+        return "Not measured yet."
+    head, *rows = TABLES[case](record["result"])
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
+    machine, versions = record["machine"], record["versions"]
+    used = ", ".join(
+        f"{name} {versions[name]}" for name in ("keras", "tensorflow", "jax", "torch") if name in versions
+    )
+    lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {used}; {record['date'][:10]}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Replaces what stands between `<!-- table: CASE -->` and `<!-- end -->`."""
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    new = re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)",
+        lambda found: f"{found[1]}{table(found[2])}{found[3]}",
+        old,
+        flags=re.DOTALL,
+    )
+    readme.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The text files that a user's paths stand for: files, folders and globs, with patterns to take or leave out.
+
+A module of its own because finding files on other people's disks (hidden, empty and binary files, links that
+go round in circles, the same file by two names) has nothing to do with what is read from them.
+
+Explicit paths keep their order; what a folder or a glob finds is sorted by path.
+"""
+
+import fnmatch
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cellerate.errors import DataError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_BINARY_PROBE_BYTES = 1024
+
+
+def resolve_paths(paths: Paths, *, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Path]:
+    """Finds the text files that `paths` names, each once.
+
+    A folder stands for the text files in it and below it, a glob (`*`, `?`, `[…]`, `**`) for the text files
+    it matches; both leave out hidden files, empty files, and binary ones (a zero byte in the first kilobyte).
+    A file named by its path is always taken, unless `exclude` names it.
+
+    Args:
+        paths: One or more files, folders or globs.
+        include: Patterns such as `*.py`: take only such files of a folder. None given: all text files.
+        exclude: Patterns to leave out. A pattern without `/` is held against the name of the file and of
+            every folder between it and the folder or glob given; one with `/` against the path from there.
+
+    Returns:
+        The files: in the order of `paths`, and sorted within a folder or glob.
+
+    Raises:
+        DataError: A path does not exist, or a folder, a glob or all together hold no text file.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    wanted, unwanted = _patterns(include), _patterns(exclude)
+    found: dict[Path, Path] = {}
+    for one in given:
+        try:
+            for path in _find(Path(one), wanted, unwanted):
+                found.setdefault(path.resolve(), path)
+        except OSError as error:
+            raise DataError(f"cannot read {error.filename or one}: {error.strerror or error}.") from error
+    _require(list(found), "there is no text file to read", (), exclude)
+    return list(found.values())
+
+
+def _patterns(patterns: Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _below(path: Path, root: Path) -> tuple[str, ...]:
+    return path.relative_to(root).parts
+
+
+def _matches(parts: tuple[str, ...], patterns: Sequence[str]) -> bool:
+    """Whether a pattern names the path, a folder on it, or (without `/`) any one name on it."""
+    heads = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    return any(
+        fnmatch.fnmatchcase(name, pattern.rstrip("/"))
+        for pattern in patterns
+        for name in (heads if "/" in pattern.rstrip("/") else parts)
+    )
+
+
+def _find(path: Path, wanted: Sequence[str], unwanted: Sequence[str]) -> list[Path]:
+    """What one of the user's paths stands for."""
+    if path.is_dir():
+        found = [hit for hit in _walk(path, unwanted) if not wanted or _matches(_below(hit, path), wanted)]
+        found = [hit for hit in found if _is_text(hit)]
+        _require(found, f"folder {path} has no text file", wanted, unwanted)
+        return found
+    if path.is_file():
+        return [] if _matches((path.name,), unwanted) else [path]
+    if path.exists():
+        raise DataError(f"{path} is no regular file: expected one, because it is read twice.")
+    if glob.has_magic(str(path)):
+        root = _fixed_part(path)
+        # Path.glob finds hidden files too, and refuses patterns that a shell accepts.
+        hits = [Path(hit) for hit in glob.glob(str(path), recursive=True)]  # noqa: PTH207
+        # It follows links to folders, and so finds a file by several ways: the shortest counts.
+        hits.sort(key=lambda hit: (-len(hit.parts), hit.parts))
+        once = sorted({hit.resolve(): hit for hit in hits}.values())
+        found = [hit for hit in once if not _matches(_below(hit, root), unwanted) and _is_text(hit)]
+        _require(found, f"glob {str(path)!r} matches no text file", (), unwanted)
+        return found
+    raise DataError(f"text file {path} not found: expected an existing file, a folder or a glob.")
+
+
+def _walk(folder: Path, unwanted: Sequence[str]) -> list[Path]:
+    def keeps(below: tuple[str, ...]) -> bool:
+        return not below[-1].startswith(".") and not _matches(below, unwanted)
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = []
+    for root, folders, names in os.walk(folder, onerror=fail):
+        below = _below(Path(root), folder)
+        folders[:] = [name for name in folders if keeps((*below, name))]
+        found += [Path(root, name) for name in names if keeps((*below, name))]
+    return sorted(found)
+
+
+def _is_text(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_BINARY_PROBE_BYTES)
+    return bool(head) and b"\0" not in head
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The leading folders of a glob that hold no wildcard."""
+    fixed = []
+    for part in pattern.parts:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    return Path(*fixed)
+
+
+def _require(found: Sequence[Path], message: str, include: Sequence[str], exclude: Sequence[str]) -> None:
+    if found:
+        return
+    filters = [f"{k} {', '.join(_patterns(v))}" for k, v in (("include", include), ("exclude", exclude)) if v]
+    raise DataError(f"{message}{' with ' + ' and '.join(filters) if filters else ''}.")
