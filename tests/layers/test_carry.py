@@ -20,7 +20,9 @@ def model_of(*recurrent) -> keras.Model:
 
 
 MODELS = {
-    "lstm": lambda: model_of(keras.layers.LSTM(5, return_sequences=True), keras.layers.LSTM(6, return_sequences=True)),
+    "lstm": lambda: model_of(
+        keras.layers.LSTM(5, return_sequences=True), keras.layers.LSTM(6, return_sequences=True)
+    ),
     "gru": lambda: model_of(keras.layers.GRU(5, return_sequences=True)),
     "simple": lambda: model_of(keras.layers.SimpleRNN(5, return_sequences=True)),
     "stacked-cells": lambda: model_of(

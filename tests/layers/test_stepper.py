@@ -236,8 +236,13 @@ def test_step_of_a_last_step_model_equals_every_prefix(name: str) -> None:
     np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_prefill_of_a_masked_block_start_equals_single_steps() -> None:
-    model = randomised(stack(lstm(), layers.LSTM(7), mask_zero=True))
+@pytest.mark.parametrize("kept", [True, False], ids=["mask-kept", "mask-lost"])
+def test_prefill_of_a_masked_block_start_equals_the_whole_sequence(kept: bool) -> None:
+    inputs = ids_input()
+    x = lstm()(layers.Embedding(V, 8, mask_zero=True)(inputs))
+    # An operation drops the mask, so that the next layer reads what the first gives at masked steps.
+    x = layers.LSTM(7)(x if kept else x * 2.0)
+    model = randomised(keras.Model(inputs, layers.Dense(V)(x)))
     stepper = KerasStepper(model)
     begun, _ = stepper.prefill(stepper.initial_state(2), np.array([[3, 4], [5, 6]]))
     tail = np.zeros((2, 9), int)

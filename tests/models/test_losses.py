@@ -1,11 +1,9 @@
-import math
-
 import keras
 import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.models.losses import BitsPerItem, QuantileLoss, check_quantiles
+from cellerate.models.losses import QuantileLoss, check_quantiles
 
 pytestmark = [
     pytest.mark.keras,
@@ -75,73 +73,3 @@ def test_quantile_loss_of_a_model_with_other_quantiles_raises_config_error():
 def test_check_quantiles_of_anything_but_ascending_fractions_raises_config_error(bad):
     with pytest.raises(ConfigError, match="quantiles"):
         check_quantiles(bad)
-
-
-def bits(y: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return -np.take_along_axis(log_p, y[..., None], -1)[..., 0] / math.log(2)
-
-
-def value(metric: keras.metrics.Metric) -> float:
-    return float(keras.ops.convert_to_numpy(metric.result()))
-
-
-def test_bits_per_item_over_batches_of_different_length_weights_every_item_alike():
-    metric, total, count = BitsPerItem(), 0.0, 0.0
-    for length, rows in ((3, 2), (9, 4)):
-        y = RANDOM.integers(0, 5, (rows, length))
-        logits = RANDOM.normal(size=(rows, length, 5)).astype("float32") * length
-        weight = RANDOM.integers(0, 2, (rows, length)).astype("float32")
-        metric.update_state(y, logits, sample_weight=weight)
-        total += (bits(y, logits) * weight).sum()
-        count += weight.sum()
-    assert value(metric) == pytest.approx(total / count, rel=1e-5)
-
-
-@pytest.mark.parametrize("shape", [None, (3,), (3, 4)])
-def test_bits_per_item_with_each_kind_of_weight_equals_the_weighted_mean(shape):
-    y = RANDOM.integers(0, 5, (3, 4))
-    logits = RANDOM.normal(size=(3, 4, 5)).astype("float32")
-    weight = None if shape is None else RANDOM.random(shape).astype("float32")
-    metric = BitsPerItem()
-    metric.update_state(y, logits, sample_weight=weight)
-    full = np.ones((3, 4)) if weight is None else weight.reshape(weight.shape + (1,) * (2 - weight.ndim))
-    full = np.broadcast_to(full, (3, 4))
-    assert value(metric) == pytest.approx(np.average(bits(y, logits), weights=full), rel=1e-5)
-
-
-def test_bits_per_item_of_uniform_predictions_is_the_logarithm_of_the_vocabulary():
-    metric = BitsPerItem()
-    metric.update_state(np.zeros((2, 3), "int32"), np.zeros((2, 3, 8), "float32"))
-    assert value(metric) == pytest.approx(3.0, rel=1e-6)
-    metric.reset_state()
-    assert value(metric) == 0.0
-
-
-def test_bits_per_item_from_probabilities_equals_that_from_logits():
-    y = RANDOM.integers(0, 5, (3, 4))
-    logits = RANDOM.normal(size=(3, 4, 5)).astype("float32")
-    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    one, other = BitsPerItem(), BitsPerItem(from_logits=False)
-    one.update_state(y, logits)
-    other.update_state(y, probabilities)
-    assert value(one) == pytest.approx(value(other), rel=1e-4)
-
-
-def test_bits_per_item_in_fit_and_evaluate_is_the_loss_in_bits():
-    tensor = keras.Input((4, 3))
-    model = keras.Model(tensor, keras.layers.Dense(5)(tensor))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, weighted_metrics=[BitsPerItem()])
-    x, y = RANDOM.normal(size=(6, 4, 3)).astype("float32"), RANDOM.integers(0, 5, (6, 4))
-    model.fit(x, y, batch_size=2, verbose=0)
-    found = model.evaluate(x, y, batch_size=2, verbose=0, return_dict=True)
-    assert found["bits_per_item"] == pytest.approx(found["loss"] / math.log(2), rel=1e-5)
-
-
-def test_bits_per_item_after_serialisation_is_the_same_metric():
-    metric = keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(BitsPerItem(name="bpc", from_logits=False))
-    )
-    assert (metric.name, metric.from_logits) == ("bpc", False)

@@ -6,7 +6,7 @@ from keras import layers
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
-from cellerate.models.rewrite import is_functional, with_dtype_policy, with_state, without_state
+from cellerate.models.rewrite import is_functional, with_dtype_policy
 from cellerate.models.text import build_text_model
 
 pytestmark = [
@@ -160,9 +160,8 @@ def test_with_dtype_policy_of_an_unknown_policy_raises_config_error(policy):
 
 def test_rewrites_of_a_subclassed_model_raise_model_error():
     model = Subclassed(name="mine")
-    for rewrite in (lambda: with_dtype_policy(model, "float32"), lambda: with_state(model, 2)):
-        with pytest.raises(ModelError, match="Subclassed"):
-            rewrite()
+    with pytest.raises(ModelError, match="Subclassed"):
+        with_dtype_policy(model, "float32")
     assert not is_functional(model)
 
 
@@ -181,54 +180,3 @@ def test_rewrites_of_a_layer_shared_between_nested_models_raise_model_error():
     model = keras.Model(ids, layers.Add()([part(ids) for part in nested]))
     with pytest.raises(ModelError, match="share a layer"):
         with_dtype_policy(model, "mixed_bfloat16")
-
-
-def test_with_state_of_a_users_model_carries_on_in_every_recurrent_layer():
-    # The backward half of a Bidirectional cannot go on from a later chunk, so the model here has none.
-    ids = keras.Input((None,), dtype="int32", name="ids")
-    inner = keras.Sequential(
-        [keras.Input((None,), dtype="int32"), layers.Embedding(9, 4), layers.GRU(3, return_sequences=True)]
-    )
-    x = layers.RNN(layers.LSTMCell(4), return_sequences=True)(inner(ids))
-    model = keras.Model(ids, layers.Dense(2)(layers.LSTM(3, return_sequences=True)(x)))
-
-    stateful = with_state(model, 2)
-    assert stateful.input.shape == (2, None)
-    same_weights(model, stateful)
-    chunks = [call(stateful, IDS[:, :2]), call(stateful, IDS[:, 2:])]
-    np.testing.assert_allclose(np.concatenate(chunks, axis=1), run(model, IDS), atol=1e-5)
-
-    back = without_state(stateful)
-    assert back.input.shape == (None, None)
-    np.testing.assert_allclose(run(back, IDS[:1]), run(model, IDS)[:1], atol=1e-5)
-
-
-def test_with_state_of_bidirectional_and_nested_layers_makes_all_of_them_stateful():
-    model = users_model()
-    copy = with_state(model, 2)
-    both = copy.get_layer("both")
-    assert both.forward_layer.stateful
-    assert both.backward_layer.stateful
-    assert copy.get_layer("inner").get_layer("inner_lstm").stateful
-    assert copy.get_layer("rnn").stateful
-    assert not without_state(copy).get_layer("both").forward_layer.stateful
-
-
-def test_with_state_of_a_sequential_without_an_input_layer_fixes_its_batch():
-    model = keras.Sequential([layers.LSTM(3, return_sequences=True)])
-    model.build((None, 4, 2))
-    copy = with_state(model, 5)
-    assert copy.input_shape == (5, 4, 2)
-    same_weights(model, copy)
-
-
-@pytest.mark.parametrize("batch_size", [0, -1, 1.5, None])
-def test_with_state_of_a_bad_batch_size_raises_config_error(batch_size):
-    with pytest.raises(ConfigError, match="batch_size"):
-        with_state(users_model(), batch_size)
-
-
-def test_with_state_of_a_model_without_recurrence_raises_model_error():
-    tensor = keras.Input((3,))
-    with pytest.raises(ModelError, match="no recurrent layer"):
-        with_state(keras.Model(tensor, layers.Dense(2)(tensor)), 2)

@@ -92,13 +92,6 @@ def test_tied_text_model_of_other_width_projects_to_the_embedding():
     assert small(tie_weights=True, units=8).get_layer("projection").units == 5
 
 
-def test_stateful_text_model_called_twice_continues_where_it_stopped():
-    model = small(stateful_batch=3)
-    parts = np.concatenate([call(model, IDS[:, :4]), call(model, IDS[:, 4:])], axis=1)
-    whole = call(small())
-    np.testing.assert_allclose(parts, whole, atol=1e-5)
-
-
 def test_text_model_layer_norm_stands_after_every_layer_even_a_single_one():
     names = [layer.name for layer in small(layer_norm=True, layers=2).layers]
     assert [n for n in names if n.startswith("norm")] == ["norm_1", "norm_2"]
@@ -120,7 +113,6 @@ def test_text_model_layer_norm_stands_after_every_layer_even_a_single_one():
         ({"dropout": -0.1}, "dropout"),
         ({"dropout": float("nan")}, "dropout"),
         ({"recurrent_dropout": "a"}, "recurrent_dropout"),
-        ({"stateful_batch": 0}, "stateful_batch"),
         ({"dtype_policy": "float99"}, "float99"),
         ({"dtype_policy": "bfloat16"}, "mixed_bfloat16"),
         ({"dtype_policy": "int8_from_float32"}, "int8_from_float32"),

@@ -1,12 +1,14 @@
 """`cellerate forecast`."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cellerate.cli.options import Backend, Config, Json
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit_json, note, show
 
 
 def forecast(
@@ -36,24 +38,27 @@ def forecast(
     from cellerate.files import check_writable, write_csv
 
     select_backend(backend)
+    from cellerate.report.charts import check_chart, draw_forecasts
     from cellerate.tasks.forecasts import example_record, forecast_table
     from cellerate.tasks.series import forecast_series, load_series_model
 
-    for target in filter(None, (output, plot)):
-        check_writable(target)
+    if output is not None:
+        check_writable(output)
+    if plot is not None:
+        check_chart(plot)
     examples = forecast_series(load_series_model(model), data)
     columns, rows = forecast_table(examples)
     if output is not None:
         write_csv(output, columns, rows)
     if plot is not None:
-        from cellerate.report.charts import draw_forecasts
-
         draw_forecasts(plot, examples, f"{model.stem}: the next {len(examples[0].times)} rows")
     if json:
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:
-        emit(",".join(columns))
-        for row in rows:
-            emit(",".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row))
+        shown = io.StringIO()
+        table = csv.writer(shown, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+        show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")

@@ -1,6 +1,5 @@
 """`cellerate generate`."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Backend, Config, Json
-from cellerate.cli.output import emit_json
+from cellerate.cli.output import emit_json, show
 
 
 def generate(
@@ -58,9 +57,7 @@ def generate(
         text = "".join(pieces)
         emit_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
         return
-    sys.stdout.write(prompt)
-    sys.stdout.flush()
+    show(prompt)
     for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+        show(piece)
+    show("\n")

@@ -4,9 +4,10 @@ A module of its own, and a thin one: a verb's file is imported with the program,
 itself, and `cellerate --help` stays quick.
 """
 
+import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -63,16 +64,34 @@ def _root(
 
 
 def main() -> None:
-    """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`."""
+    """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`.
+
+    Typer itself ends with 2 at a wrong option, with 130 at Ctrl-C, and with 1 when the reader of stdout has gone.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding does not have is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except CellerateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone; Python would complain once more at exit.
+        _end(str(error), error.exit_code)
+    except Exception as error:
+        # What no check foresaw (a backend out of memory, a bug) still ends in a line that can be read.
+        if os.environ.get("CELLERATE_TRACEBACK"):
+            raise
+        first = next(iter(str(error).splitlines()), "").rstrip(".")
+        _end(
+            f"unexpected {type(error).__name__}: {first}. To see where, run it again with CELLERATE_TRACEBACK=1; "
+            "`cellerate env` has what a bug report needs.",
+            1,
+        )
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Stdout is what failed; Python would try once more at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+    raise SystemExit(code)

@@ -32,12 +32,14 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}.") from error
-    # One file may serve several verbs, each with a table of its own: [train.text], [generate] ...
-    table: Any = content
+    # One file may serve several verbs, each with a table of its own: [train.text], [generate] ... Keys above
+    # all tables hold for every verb.
+    own: Any = content
     for word in context.command_path.split()[1:]:
-        table = table.get(word) if isinstance(table, dict) else None
-    if not isinstance(table, dict):
-        table = content
+        own = own.get(word) if isinstance(own, dict) else None
+    table = content
+    if isinstance(own, dict):
+        table = {key: value for key, value in content.items() if not isinstance(value, dict)} | own
     known = {parameter.name: parameter for parameter in context.command.params if parameter.name != "config"}
     given: dict[str, Any] = {}
     for key, value in table.items():
@@ -45,7 +47,7 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         if name not in known or isinstance(value, dict):
             options = ", ".join(sorted(n.replace("_", "-") for n in known if n and n != "help"))
             raise ConfigError(f"{path}: {key!r} is no option of {context.command_path!r}. It has: {options}.")
-        given[name] = value
+        given[name] = _TOML_WORDS.get((name, value), value) if isinstance(value, bool) else value
     context.default_map = {**(context.default_map or {}), **given}
     return path
 
@@ -80,6 +82,10 @@ _WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
         lambda word: {"on": True, "off": False}.get(word, "auto"),
     ),
 }
+
+
+# TOML has words of its own for what these options call otherwise.
+_TOML_WORDS = {("jit_compile", True): "on", ("jit_compile", False): "off"}
 
 
 def with_settings(

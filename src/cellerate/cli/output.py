@@ -9,17 +9,36 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from cellerate.files import output_error
+
+
+def show(text: str) -> None:
+    """Prints a piece of a result as it comes.
+
+    Raises:
+        OutputError: Where stdout goes, the disk is full.
+        BrokenPipeError: The reader of stdout (head, less) has gone.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise output_error(Path("stdout"), error) from error
 
 
 def emit(text: str) -> None:
     """Prints a line of a result."""
-    print(text, flush=True)
+    show(f"{text}\n")
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
     """Prints a result as one JSON object; a value that is no finite number becomes null."""
-    print(json.dumps(_finite(result), indent=2, default=str), flush=True)
+    emit(json.dumps(_finite(result), indent=2, default=str))
 
 
 def note(text: str) -> None:

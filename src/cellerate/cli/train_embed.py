@@ -1,6 +1,7 @@
 """`cellerate train embed`."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -68,4 +69,8 @@ def train_embed(
             f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
             f"{run.evaluation['exact_lines']:.1%} of lines whole"
         )
-    finish_training(run.training, quiet, next_steps=[f"cellerate embed {output} {lines} -o vectors.npy"])
+    finish_training(
+        run.training,
+        quiet,
+        next_steps=[shlex.join(["cellerate", "embed", str(output), str(lines), "-o", "vectors.npy"])],
+    )

@@ -1,6 +1,7 @@
 """`cellerate train series`."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,10 @@ def train_series(
     select_backend(backend)
     from cellerate.tasks.series import train_series as run_training
 
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
     run = run_training(
         dataclasses.replace(options, paths=paths),
         output,
@@ -62,6 +67,8 @@ def train_series(
         display=training_display(quiet),
     )
     chart = None
+    if plot is not None and not run.examples:
+        note("no chart was drawn: the test part has no window")
     if run.examples:
         if package_version("matplotlib") is None and plot is None:
             note("no chart was drawn: pip install 'cellerate[plots]'")
@@ -84,4 +91,6 @@ def train_series(
                 )
     if chart is not None and not quiet:
         note(f"chart: {chart}")
-    finish_training(run.training, quiet, next_steps=[f"cellerate forecast {output} {' '.join(paths)}"])
+    finish_training(
+        run.training, quiet, next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths])]
+    )

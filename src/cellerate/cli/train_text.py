@@ -1,6 +1,7 @@
 """`cellerate train text`."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -84,12 +85,17 @@ def train_text(
             on_ready=on_ready,
         )
     report = {"training": training_report(run.training), "held_out": run.evaluation}
-    if run.training.status != "interrupted":
+    if sample is not None and run.training.status != "interrupted":
         show_sample("after training", load_text_model(output))
     if json:
         emit_json(report)
     elif run.evaluation is not None:
         emit(f"held-out: {run.evaluation['bits_per_character']:.3f} bits per character")
     finish_training(
-        run.training, quiet, next_steps=[f'cellerate generate {output} "..."', f"cellerate explain {output}"]
+        run.training,
+        quiet,
+        next_steps=[
+            f'cellerate generate {shlex.quote(str(output))} "..."',
+            f"cellerate explain {shlex.quote(str(output))}",
+        ],
     )

@@ -105,13 +105,13 @@ class CarriedRNN(keras.Layer):
             )
             for n, zero in enumerate(zeros)
         ]
-        self._zeros_like = layer.get_initial_state(batch_size)
 
     def call(self, sequences: Any, mask: Any = None, training: bool | None = None) -> Any:
         """(B, T, D) → what the layer itself returns, continued from its last call."""
         # Adding zero copies: on torch the graph of this batch must not hold the variable changed below.
         before = [keras.ops.cast(state + 0.0, self.layer.compute_dtype) for state in self.states]
-        initial = keras.tree.pack_sequence_as(self._zeros_like, before)
+        # Asked for anew each time: as an attribute its lists would become Keras's own kind, unknown to JAX.
+        initial = keras.tree.pack_sequence_as(self.layer.get_initial_state(1), before)
         outputs, *after = self.runner(sequences, initial_state=initial, mask=mask, training=training)
         for state, value in zip(self.states, keras.tree.flatten(after), strict=True):
             state.assign(keras.ops.cast(keras.ops.stop_gradient(value), "float32"))

@@ -213,7 +213,7 @@ class _Run:
 
     def _recurrent(self, layer: layers.RNN, x: Any, mask: Any) -> Any:
         structure = self._structures[self._call]
-        self._call += 0
+        self._call += 1
         count = len(tree.flatten(structure))
         state = tree.pack_sequence_as(structure, self._state[:count])
         self._state = self._state[count:]

@@ -5,7 +5,6 @@ the architectures beside it must stay free of anything that is not Keras's own.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,53 +87,3 @@ class QuantileLoss(keras.losses.Loss):
     def get_config(self) -> dict[str, Any]:
         """The arguments to build this loss again."""
         return {**super().get_config(), "quantiles": list(self.quantiles)}
-
-
-@keras.saving.register_keras_serializable(package="cellerate")
-class BitsPerItem(keras.metrics.Metric):
-    """Mean cross-entropy in bits for each predicted item: bits per character when the items are characters.
-
-    Unlike a `keras.metrics.Mean`, every item counts the same however long its row is, so batches of different
-    lengths and rows padded with weight 0 do not distort the figure.
-
-    Args:
-        name: As for every Keras metric.
-        from_logits: Whether predictions are logits (what Cellerate's models give) or probabilities.
-        dtype: As for every Keras metric.
-    """
-
-    def __init__(
-        self, name: str = "bits_per_item", from_logits: bool = True, dtype: str | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(name=name, dtype=dtype, **kwargs)
-        self.from_logits = from_logits
-        self.total = self.add_variable(shape=(), initializer="zeros", name="total", dtype=self.dtype)
-        self.count = self.add_variable(shape=(), initializer="zeros", name="count", dtype=self.dtype)
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch.
-
-        Args:
-            y_true: (B, ...) integer ids.
-            y_pred: (B, ..., V) logits or probabilities.
-            sample_weight: None, or weights whose leading axes are those of `y_true`: (B,) or (B, T).
-        """
-        nats = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=self.from_logits)
-        bits = ops.cast(nats, self.dtype) / math.log(2.0)
-        if sample_weight is None:
-            weights = ops.ones_like(bits)
-        else:
-            weights = ops.cast(sample_weight, self.dtype)
-            for _ in range(len(bits.shape) - len(weights.shape)):
-                weights = ops.expand_dims(weights, -1)
-            weights = ops.broadcast_to(weights, ops.shape(bits))
-        self.total.assign_add(ops.sum(bits * weights))
-        self.count.assign_add(ops.sum(weights))
-
-    def result(self) -> Any:
-        """Bits per item so far; 0 before the first batch."""
-        return ops.divide_no_nan(self.total, self.count)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments to build this metric again."""
-        return {**super().get_config(), "from_logits": self.from_logits}

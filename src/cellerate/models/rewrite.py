@@ -1,7 +1,7 @@
-"""Copies of a model that differ in one respect only: its dtype policy, or whether its layers carry state.
+"""Copies of a model with another dtype policy.
 
-A module of its own because both are the same trick, and it works on any user's model: describe the model the
-way Keras saves it, change the description, build it again, copy the weights. The original is not touched.
+A module of its own because the trick works on any user's model: describe the model the way Keras saves it,
+change the description, build it again, copy the weights. The original is not touched.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from cellerate.errors import ConfigError, ModelError
-from cellerate.models.text import check_policy, check_positive
+from cellerate.models.text import check_policy
 
 _Config = dict[str, Any]
 # Where a description holds no layers: how layers are connected, and what they were built and trained with.
@@ -56,61 +56,10 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
     return _rebuild(model, description)
 
 
-def with_state(model: keras.Model, batch_size: int) -> keras.Model:
-    """Copies a model with stateful recurrent layers and a fixed batch size; the states start at zero.
-
-    Args:
-        model: As for `with_dtype_policy`, with at least one recurrent layer.
-        batch_size: The number of rows of every batch to come.
-
-    Returns:
-        The copy, with the same weights, not compiled.
-
-    Raises:
-        ConfigError: The batch size is not a positive whole number.
-        ModelError: As for `with_dtype_policy`, or the model has no recurrent layer.
-    """
-    return _rebuild(model, _set_state(model, check_positive("batch_size", batch_size)))
-
-
-def without_state(model: keras.Model) -> keras.Model:
-    """Copies a model with stateless recurrent layers and a free batch size: the way back from `with_state`.
-
-    Args:
-        model: As for `with_state`.
-
-    Returns:
-        The copy, with the same weights, not compiled.
-
-    Raises:
-        ModelError: As for `with_state`.
-    """
-    return _rebuild(model, _set_state(model, None))
-
-
 def is_functional(model: Any) -> bool:
     """Whether a model is what `keras.Model(inputs, outputs)` gives: its class has no public name in Keras."""
     kind = type(model)
     return kind.__name__ == "Functional" and kind.__module__.split(".")[0] == "keras"
-
-
-def _set_state(model: keras.Model, batch_size: int | None) -> _Config:
-    description = _describe(model)
-    recurrent = 0
-    for node in _nodes(description):
-        # What layers were built with names the old batch size; they are built anew when they are called.
-        node.pop("build_config", None)
-        config = node["config"]
-        if node["class_name"] == "InputLayer":
-            config["batch_shape"] = [batch_size, *config["batch_shape"][1:]]
-        elif config.get("build_input_shape"):
-            config["build_input_shape"] = [batch_size, *config["build_input_shape"][1:]]
-        if _is_recurrent(node):
-            config["stateful"] = batch_size is not None
-            recurrent += 1
-    if not recurrent:
-        raise ModelError(f"model {model.name!r} has no recurrent layer, so there is no state to carry.")
-    return description
 
 
 def _describe(model: keras.Model) -> _Config:

@@ -24,7 +24,6 @@ def build_text_model(
     recurrent_dropout: float = 0.0,
     layer_norm: bool = False,
     tie_weights: bool = False,
-    stateful_batch: int | None = None,
     dtype_policy: Any = None,
     seed: int | None = None,
 ) -> keras.Model:
@@ -43,9 +42,6 @@ def build_text_model(
         layer_norm: Whether to normalise each LSTM's output.
         tie_weights: Whether the logits come from the transposed embedding (no bias); when `embedding` differs
             from the last layer's units, a Dense projection stands between.
-        stateful_batch: None, or a fixed batch size B: the layers then are `stateful=True`. In Keras 3.15 only
-            TensorFlow carries that state through `fit` and `predict`; JAX drops it in both, and torch cannot
-            `fit` such a model.
         dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are float32 under
             any.
         seed: Makes the initial weights and the dropout reproducible; every layer draws a seed of its own.
@@ -63,12 +59,10 @@ def build_text_model(
     widths = layer_widths(units, layers)
     check_fraction("dropout", dropout)
     check_fraction("recurrent_dropout", recurrent_dropout)
-    if stateful_batch is not None:
-        check_positive("stateful_batch", stateful_batch)
     dtype = check_policy(dtype_policy)
     seeds = layer_seeds(seed)
 
-    ids = keras.Input(batch_shape=(stateful_batch, None), dtype="int32", name="ids")
+    ids = keras.Input((None,), dtype="int32", name="ids")
     table_class = keras.layers.ReversibleEmbedding if tie_weights else keras.layers.Embedding
     table = table_class(
         vocabulary_size,
@@ -85,7 +79,6 @@ def build_text_model(
             name=f"lstm_{number}",
             return_sequences=True,
             recurrent_dropout=recurrent_dropout,
-            stateful=stateful_batch is not None,
             dtype=dtype,
         )(x)
         if layer_norm:

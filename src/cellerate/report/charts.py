@@ -10,10 +10,25 @@ from typing import Any
 import numpy as np
 
 from cellerate.environment import require
-from cellerate.files import atomic_write
+from cellerate.errors import ConfigError
+from cellerate.files import atomic_write, check_writable
 from cellerate.tasks.forecasts import Example
 
 _PAST_HORIZONS = 4  # how much of the past is shown, so that the forecast is not a sliver
+
+
+def check_chart(path: str | Path) -> None:
+    """Raises at once what `draw_forecasts` would raise of `path`: before hours of training, not after.
+
+    Raises:
+        BackendError: The package `matplotlib` is not installed.
+        ConfigError: The path does not end in ".png".
+        OutputError: The file cannot be written.
+    """
+    require("matplotlib", "plots", "Drawing a chart")
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"a chart is written as .png, not {Path(path).name!r}.")
+    check_writable(path)
 
 
 def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) -> None:
@@ -25,10 +40,9 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
         title: Stands above all panels.
 
     Raises:
-        BackendError: The package `matplotlib` is not installed.
-        OutputError: The file cannot be written.
+        CellerateError: See `check_chart`.
     """
-    require("matplotlib", "plots", "Drawing a chart")
+    check_chart(path)
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
@@ -36,7 +50,8 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.5 * columns, 3.2 * rows + 0.6), layout="constrained")
-    figure.suptitle(title)
+    # Names are shown as they are: "$" begins no formula.
+    figure.suptitle(title, parse_math=False)
     axes: Any = figure.subplots(rows, columns, squeeze=False)
     for axis, (example, n) in zip(axes.flat, panels, strict=False):
         _draw(axis, example, n)
@@ -77,6 +92,9 @@ def _draw(axis: Any, example: Example, n: int) -> None:
         forecast = forecast[:, middle]
     axis.plot(later, np.concatenate([past[-1:], forecast]), color="C0", label="forecast")
     axis.set_title(
-        " · ".join(filter(None, [example.series, example.targets[n]])), fontsize="small", loc="left"
+        " · ".join(filter(None, [example.series, example.targets[n]])),
+        fontsize="small",
+        loc="left",
+        parse_math=False,
     )
     axis.spines[["top", "right"]].set_visible(False)

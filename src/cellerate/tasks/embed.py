@@ -65,8 +65,7 @@ def load_line_model(path: str | Path) -> LineModel:
         ModelError: The file is damaged, or of another task.
     """
     model, record = load_model(path, need_task="embed")
-    if record is None:
-        raise ModelError(f"{path} is a plain Keras model: make a line model with `cellerate train embed`.")
+    assert record is not None  # noqa: S101 (a model without one is refused above)
     payload = record.payload
     try:
         vocabulary = LineVocabulary.from_config(payload["vocabulary"])
@@ -203,7 +202,8 @@ def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int
     Returns:
         N lines.
     """
-    ids = _greedy(line_model, vectors, (length or line_model.max_length) + 1)
+    _, decode = encoder_and_decoder(line_model.model)
+    ids = _greedy(stepwise_decoder(decode), vectors, (length or line_model.max_length) + 1)
     return [line_model.vocabulary.decode(_until_end(row)) for row in ids]
 
 
@@ -231,13 +231,14 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
     )
     forced = judge.evaluate(KerasBatches(source), verbose=0, return_dict=True)
-    encode, _ = encoder_and_decoder(line_model.model)
+    encode, decode = encoder_and_decoder(line_model.model)
+    stepper = stepwise_decoder(decode)
     right = total = exact = count = 0
     for index in range(len(source)):
         inputs, target, weight = source.batch(0, index)
         real = weight.any(axis=1)
         vectors = np.asarray(encode.predict_on_batch(inputs["source"]))
-        written = _greedy(line_model, vectors, target.shape[1])
+        written = _greedy(stepper, vectors, target.shape[1])
         hits = (written == target) * (weight > 0)
         right += int(hits[real].sum())
         total += int(weight[real].sum())
@@ -280,10 +281,9 @@ def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | N
         pq.write_table(pa.table(columns), beside)
 
 
-def _greedy(line_model: LineModel, vectors: np.ndarray, length: int) -> np.ndarray:
+def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, length: int) -> np.ndarray:
     """(N, length) ids, each the likeliest after the ones before it."""
-    _, decode = encoder_and_decoder(line_model.model)
-    start, step = stepwise_decoder(decode)
+    start, step = stepper
     state = [np.asarray(part) for part in start.predict_on_batch(vectors)]
     ids = np.full((len(vectors), 1), BOS, np.int32)
     written = np.empty((len(vectors), length), np.int32)

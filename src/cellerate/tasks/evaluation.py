@@ -43,13 +43,20 @@ def evaluate_model(
         from cellerate.tasks.text import evaluate_text, load_text_model
 
         text_model = load_text_model(path)
-        options = TextOptions(
-            paths=data,
-            errors=errors,
-            length=int(text_model.record["length"]),
-            batch_size=batch_size,
-            validation_fraction=float(text_model.record["validation_fraction"]),
-        )
+        told = text_model.record
+        try:
+            # What `train` left out of a folder is left out here, too.
+            options = TextOptions(
+                paths=data,
+                errors=errors,
+                include=told["include"],
+                exclude=told["exclude"],
+                length=told["length"],
+                batch_size=batch_size,
+                validation_fraction=told["validation_fraction"],
+            )
+        except KeyError as error:
+            raise ModelError(f"the task record of {path} lacks {error}. Train the model again.") from error
         return {"task": "text", **evaluate_text(text_model, options, part=part)}
     if record.task == "series":
         from cellerate.tasks.series import evaluate_series, load_series_model

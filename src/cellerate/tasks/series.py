@@ -11,16 +11,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.evaluation import MeanOverItems
 from cellerate.data.scaler import Scaler
-from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_series
-from cellerate.data.windows import SeriesBatches, WindowSource
-from cellerate.errors import DataError, ModelError
+from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.tasks.forecasts import ErrorSums, Example, Naive, daily_season, next_times
+from cellerate.tasks.series_batches import check_series_model, count_windows, raw_windows, series_sources
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
@@ -68,10 +66,7 @@ def load_series_model(path: str | Path) -> SeriesModel:
         ModelError: The file is damaged, or of another task.
     """
     model, record = load_model(path, need_task="series")
-    if record is None:
-        raise ModelError(
-            f"{path} is a plain Keras model: train it with `cellerate train series --model FILE`."
-        )
+    assert record is not None  # noqa: S101 (a model without one is refused above)
     payload = record.payload
     try:
         options = SeriesOptions(**payload["options"])
@@ -118,11 +113,8 @@ def train_series(
         network, _ = load_model(model)
     else:
         network = model or _build(data, options, architecture, training.seed)
-    _check_model(network, data, options, quantiles)
-    source, validation = _sources(split, options, scaler, training.seed)
-    if len(network.output_shape) == 2:
-        source = _OneTarget(source)
-        validation = _OneTarget(validation) if validation else None
+    check_series_model(network, data, options, quantiles)
+    source, validation = series_sources(network, split, options, scaler, training.seed)
     payload = {
         "options": _plain_options(options, data),
         "quantiles": list(quantiles),
@@ -150,7 +142,7 @@ def train_series(
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
-    if split.test.rows >= options.horizon and result.status != "interrupted":
+    if count_windows(split.test, options) and result.status != "interrupted":
         trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         test = _evaluate(trained, split.test)
         examples = _examples(trained, split.test)
@@ -218,29 +210,9 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
     return tuple(found)
 
 
-class _OneTarget:
-    """For a model that gives (B, horizon): targets without their last axis."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self.batch_size = source.batch_size
-        self.item = source.item
-        self.items_per_batch = source.items_per_batch
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """The source's batch, its targets (B, horizon)."""
-        x, y, *weight = self._source.batch(epoch, index)
-        return x, y[..., 0], *weight
-
-    def fingerprint(self) -> str:
-        """The source's own."""
-        return self._source.fingerprint()
-
-
 def _open(options: SeriesOptions) -> SeriesData:
+    if not options.target:
+        raise ConfigError("no target is named: give the column to forecast (target), or several.")
     return open_series(
         options.paths,
         targets=options.target,
@@ -288,57 +260,6 @@ def _build(
     )
 
 
-def _sources(
-    split: SeriesSplit, options: SeriesOptions, scaler: Scaler, seed: int
-) -> tuple[BatchSource, BatchSource | None]:
-    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
-    count = _windows(split.train, options, options.stride)
-    source = SeriesBatches(
-        split.train,
-        batch_size=max(1, min(options.batch_size, count)),
-        stride=options.stride,
-        seed=seed,
-        **common,
-    )
-    held = _windows(split.validation, options) if split.validation.rows else 0
-    if not held:
-        return source, None
-    plain = SeriesBatches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
-    return source, MeanOverItems(plain, held)
-
-
-def _windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:
-    span = options.window + options.horizon
-    return sum(max(0, (stop - first - span) // stride + 1) for first, stop in part.spans(options.window))
-
-
-def _check_model(
-    model: keras.Model, data: SeriesData, options: SeriesOptions, quantiles: tuple[float, ...]
-) -> None:
-    features, targets = len(data.feature_columns), len(data.target_columns)
-    wanted: list[tuple[int, ...]] = (
-        [(options.horizon, targets, len(quantiles))] if quantiles else [(options.horizon, targets)]
-    )
-    if targets == 1 and not quantiles:
-        wanted.append((options.horizon,))
-    given = [tuple(tensor.shape) for tensor in model.inputs or []]
-    made = model.output_shape
-    fits = (
-        len(given) == 1
-        and len(given[0]) == 3
-        and given[0][1] in (None, options.window)
-        and given[0][2] == features
-        and isinstance(made, tuple)
-        and tuple(made[1:]) in wanted
-    )
-    if not fits:
-        raise ModelError(
-            f"the model does not fit the series: expected one input (batch, {options.window}, {features}) and one "
-            f"output (batch, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
-            "window, horizon, target or feature, or the model."
-        )
-
-
 def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> np.ndarray:
     """Forecasts of raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
     columns = list(data.feature_columns)
@@ -348,19 +269,6 @@ def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> n
         made = made[..., None]
     return series_model.scaler.inverse_transform(
         made, data.target_columns, quantiles=bool(series_model.quantiles)
-    )
-
-
-def _raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> WindowSource:
-    """All windows of a part in all columns and the units of the data."""
-    return WindowSource(
-        part.data.values,
-        window=options.window,
-        horizon=options.horizon,
-        batch_size=batch_size,
-        segments=part.spans(options.window),
-        drop_last=False,
-        data_fingerprint=part.data.fingerprint,
     )
 
 
@@ -376,7 +284,7 @@ def _evaluate(series_model: SeriesModel, part: SeriesPart) -> dict[str, Any]:
     naive = Naive(options.horizon, options.season or daily_season(data.step))
     sums = {"model": ErrorSums(scale), **{name: ErrorSums(scale) for name in naive.names(options.window)}}
     below = np.zeros(len(series_model.quantiles))
-    source = _raw_windows(part, options, 256)
+    source = raw_windows(part, options, 256)
     for index in range(len(source)):
         past, future, weight = source.batch(0, index)
         real = weight > 0
@@ -402,16 +310,16 @@ def _evaluate(series_model: SeriesModel, part: SeriesPart) -> dict[str, Any]:
 
 def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
     options, data = series_model.options, part.data
-    starts = [
-        start
-        for first, stop in part.spans(options.window)
-        for start in range(first, stop - options.window - options.horizon + 1)
-    ]
-    chosen = [starts[n] for n in np.linspace(0, len(starts) - 1, min(count, len(starts))).astype(int)]
+    span = options.window + options.horizon
+    firsts, stops = np.array(part.spans(options.window)).T
+    ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and those before
     targets = list(data.target_columns)
     found = []
-    for start in chosen:
-        middle, stop = start + options.window, start + options.window + options.horizon
+    for number in np.linspace(0, ends[-1] - 1, min(count, int(ends[-1]))).astype(int):
+        stretch = int(np.searchsorted(ends, number, side="right"))
+        before = ends[stretch - 1] if stretch else 0
+        start = int(firsts[stretch] + number - before)
+        middle, stop = start + options.window, start + span
         rows = np.asarray(data.values[start:stop], np.float32)
         found.append(
             Example(
@@ -422,6 +330,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 truth=rows[options.window :, targets],
                 forecast=_predict(series_model, data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,
+                series=next(name for first, last, name in data.segments if first <= start < last),
             )
         )
     return tuple(found)

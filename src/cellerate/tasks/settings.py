@@ -209,6 +209,7 @@ class AutoencoderArchitecture:
     latent: int = 128
     dropout: float = 0.0
     decoder_dropout: float = 0.0
+    decoder_dropout: float = 0.0
 
 
 def _check_counts(**counts: int) -> None:

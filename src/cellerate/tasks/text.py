@@ -13,11 +13,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from cellerate.data.batches import BatchSource
-from cellerate.data.evaluation import MeanOverItems
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
-from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.layers.stepper import KerasStepper
@@ -27,6 +24,7 @@ from cellerate.models.text import build_text_model
 from cellerate.runtime.generation import generate_ids
 from cellerate.runtime.sampling import Sampling
 from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
 from cellerate.training.settings import TrainingSettings
@@ -65,12 +63,8 @@ def load_text_model(path: str | Path) -> TextModel:
         ModelError: The file is damaged, of another task, or holds no tokenizer.
     """
     model, record = load_model(path, need_task="text")
-    if record is None:
-        raise ModelError(
-            f"{path} is a plain Keras model without a tokenizer, so its ids mean no characters. Give its "
-            "vocabulary by training it on: cellerate train text TEXT --model FILE -o NEW.keras."
-        )
-    return TextModel(model, tokenizer_from_config(record.payload.get("tokenizer", {})), record.payload)
+    assert record is not None  # noqa: S101 (a model without one is refused above)
+    return TextModel(model, _tokenizer(record), record.payload)
 
 
 def train_text(
@@ -111,24 +105,23 @@ def train_text(
         model, record = load_model(model)
         if record is not None and record.task != "text":
             raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
-        tokenizer = tokenizer_from_config(record.payload["tokenizer"]) if record else None
+        tokenizer = _tokenizer(record) if record else None
     text = _open(data, tokenizer, reading)
     head, tail = text.split(data.validation_fraction)
-    source, validation = _sources(data, text, head, tail, training.seed)
     if model is None:
         model = build_text_model(
             text.tokenizer.vocabulary_size,
             **dataclasses.asdict(architecture or TextArchitecture()),
             seed=training.seed,
         )
-    every_step = _check_model(model, text.tokenizer, data)
-    if not every_step:
-        source = _LastTarget(source)
-        validation = _LastTarget(validation) if validation else None
+    check_text_model(model, text.tokenizer, data)
+    source, validation = text_sources(model, data, text, head, tail, training.seed)
     payload: dict[str, Any] = {
         "tokenizer": text.tokenizer.to_config(),
         "length": data.length,
         "validation_fraction": data.validation_fraction,
+        "include": list(data.include),
+        "exclude": list(data.exclude),
         "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
@@ -196,7 +189,7 @@ def generate_text(
     Raises:
         ConfigError: The prompt is empty, or a setting is out of range.
         DataError: The prompt has a character that the model never saw.
-        ModelError: The model cannot be stepped.
+        ModelError: The model cannot be stepped, or has another vocabulary than its tokenizer.
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give at least one character to continue.")
@@ -204,6 +197,11 @@ def generate_text(
         raise ConfigError("a stop text is empty: it would end every generation at once.")
     ids = text_model.tokenizer.encode(prompt)
     stepper = KerasStepper(text_model.model)
+    if stepper.vocabulary_size != text_model.tokenizer.vocabulary_size:
+        raise ModelError(
+            f"the model predicts {stepper.vocabulary_size} different ids, its tokenizer has "
+            f"{text_model.tokenizer.vocabulary_size}: give the tokenizer that the model was trained with."
+        )
     tokens = generate_ids(stepper, ids, max_tokens=max_tokens, sampling=sampling or Sampling())
     return _until_stop(_shown(tokens, text_model.tokenizer), stop)
 
@@ -252,6 +250,10 @@ def generate(
     return "".join(generate_text(model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop))
 
 
+def _tokenizer(record: TaskRecord) -> Tokenizer:
+    return tokenizer_from_config(record.payload.get("tokenizer", {}))
+
+
 def _shown(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
     decoder = tokenizer.stream_decoder()
     for token in tokens:
@@ -298,108 +300,23 @@ def _open(
     )
 
 
-def _sources(
-    data: TextOptions, text: EncodedText, head: np.ndarray, tail: np.ndarray, seed: int
-) -> tuple[BatchSource, BatchSource | None]:
-    unit = text.tokenizer.unit
-    common: dict[str, Any] = {"length": data.length, "item": unit}
-    if len(head) < data.length + 1:
-        raise DataError(
-            f"the training part has {len(head):,} {unit}, a window needs {data.length + 1:,} (the inputs "
-            "and the next one). Give a longer text or a shorter length."
-        )
-    fingerprint = f"{text.fingerprint} head {len(head)}"
-    source: BatchSource
-    if data.carry_states:
-        source = StreamBatches(head, batch_size=data.batch_size, data_fingerprint=fingerprint, **common)
-    else:
-        # A short text has fewer windows than a batch has rows; a smaller batch still trains.
-        windows = max(1, (len(head) - 1) // data.length - 1)
-        batch_size = min(data.batch_size, windows)
-        source = TextBatches(head, batch_size=batch_size, seed=seed, data_fingerprint=fingerprint, **common)
-    if len(tail) < 2:
-        return source, None
-    if data.carry_states:
-        streams = min(data.batch_size, (len(tail) - 1) // data.length)
-        # Carried states have the batch size of the training streams.
-        if streams < data.batch_size:
-            raise DataError(
-                f"the held-out part has {len(tail):,} {unit}, but {data.batch_size} streams of {data.length} "
-                f"need {data.batch_size * data.length + 1:,}. Hold out more, or lower batch size or length."
-            )
-        held = StreamBatches(tail, batch_size=data.batch_size, **common)
-        return source, held
-    return source, MeanOverItems(
-        TextBatches(tail, batch_size=source.batch_size, drop_last=False, **common), len(tail) - 1
-    )
-
-
-class _LastTarget:
-    """For a model that predicts after the last step only: the target is each row's last id."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self.batch_size = source.batch_size
-        self.item = source.item
-        self.items_per_batch = source.batch_size
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """The source's batch, its targets (and weights) cut to the last step: (B,)."""
-        x, *rest = self._source.batch(epoch, index)
-        return x, *(array[:, -1] for array in rest)
-
-    def fingerprint(self) -> str:
-        """The source's own, marked."""
-        return f"last {self._source.fingerprint()}"
-
-
-def _check_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions) -> bool:
-    """Whether the model predicts after every step. Raises `ModelError` if it is no next-token model."""
-    inputs, output = model.inputs, model.output_shape
-    expected = "expected one input of ids (batch, time) and one output of logits or probabilities"
-    if inputs is None or len(inputs) != 1 or len(inputs[0].shape) != 2:
-        shapes = [tuple(tensor.shape) for tensor in inputs or []]
-        raise ModelError(f"the model is no next-token model: {expected}; its inputs are {shapes}.")
-    if not isinstance(output, tuple) or len(output) not in (2, 3):
-        raise ModelError(f"the model is no next-token model: {expected}; its outputs are {output}.")
-    if output[-1] != tokenizer.vocabulary_size:
-        raise ModelError(
-            f"the model predicts {output[-1]} different {tokenizer.unit}, the text has "
-            f"{tokenizer.vocabulary_size}: build the model for {tokenizer.vocabulary_size}, or choose the "
-            "tokenizer it was made for."
-        )
-    batch, time = inputs[0].shape
-    if time not in (None, data.length):
-        raise ModelError(f"the model takes windows of {time}, length is {data.length}: set length to {time}.")
-    if batch not in (None, data.batch_size):
-        raise ModelError(
-            f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}."
-        )
-    return len(output) == 3
-
-
 def _loss(model: keras.Model) -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=not gives_probabilities(model))
 
 
 def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: int) -> dict[str, Any]:
     tokenizer, model = text_model.tokenizer, text_model.model
-    every_step = len(model.output_shape) == 3
-    if len(ids) < 2:
-        raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least 2 are needed.")
-    plain = TextBatches(ids, length=length, batch_size=batch_size, drop_last=False, item=tokenizer.unit)
-    predicted = len(ids) - 1
-    source: BatchSource = plain
-    if not every_step:
-        source, predicted = _LastTarget(plain), predicted // length
-        if not predicted:
-            raise DataError(
-                f"the text to judge has {len(ids)} {tokenizer.unit}, a window needs {length + 1}."
-            )
-    source = MeanOverItems(source, predicted)
+    every_step = predicts_every_step(model)
+    needed = 2 if every_step else length + 1
+    if len(ids) < needed:
+        raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least {needed} are needed.")
+    source, predicted = every_window(
+        ids,
+        every_step,
+        length=length,
+        batch_size=model.inputs[0].shape[0] or batch_size,
+        item=tokenizer.unit,
+    )
     judge = keras.Model(model.input, model.output)
     judge.compile(loss=_loss(model))
     nats = float(judge.evaluate(KerasBatches(source), verbose=0))

@@ -92,7 +92,9 @@ def check_start(output: str | Path, *, resume: bool) -> None:
     if output.suffix != ".keras":
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
     check_writable(output)
-    check_writable(_checkpoint_path(output))
+    if run_folder(output).exists():
+        # Made when the first checkpoint is written: a run that never begins leaves no empty folder.
+        check_writable(_checkpoint_path(output))
     if resume:
         load_checkpoint(_checkpoint_path(output))
     elif _checkpoint_path(output).exists():

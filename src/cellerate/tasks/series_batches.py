@@ -1,0 +1,117 @@
+"""What a forecaster is fed while it trains and is judged, and whether it is a model that can be.
+
+A module of its own because a model of one's own may forecast (B, horizon), and only here do its batches differ.
+"""
+
+from typing import Any
+
+import keras
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.evaluation import MeanOverItems
+from cellerate.data.scaler import Scaler
+from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
+from cellerate.data.windows import SeriesBatches, WindowSource
+from cellerate.errors import ModelError
+from cellerate.layers.graph import functional_graph
+from cellerate.tasks.settings import SeriesOptions
+
+
+def series_sources(
+    model: keras.Model, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, seed: int
+) -> tuple[BatchSource, BatchSource | None]:
+    """The training batches and the validation batches, or None where no validation window fits."""
+    common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
+    count = count_windows(split.train, options, options.stride)
+    source: BatchSource = SeriesBatches(
+        split.train,
+        batch_size=max(1, min(options.batch_size, count)),
+        stride=options.stride,
+        seed=seed,
+        **common,
+    )
+    held = count_windows(split.validation, options)
+    if len(model.output_shape) == 2:
+        source = _OneTarget(source)
+    if not held:
+        return source, None
+    plain = SeriesBatches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
+    judging: BatchSource = MeanOverItems(plain, held)
+    return source, _OneTarget(judging) if len(model.output_shape) == 2 else judging
+
+
+def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:
+    """How many windows of inputs and targets fit into a part."""
+    if not part.rows:
+        return 0
+    span = options.window + options.horizon
+    return sum(max(0, (stop - first - span) // stride + 1) for first, stop in part.spans(options.window))
+
+
+def check_series_model(
+    model: keras.Model, data: SeriesData, options: SeriesOptions, quantiles: tuple[float, ...]
+) -> None:
+    """Raises `ModelError` if the model does not map windows of the series to forecasts."""
+    features, targets = len(data.feature_columns), len(data.target_columns)
+    if functional_graph(model) is None:
+        raise ModelError(
+            f"the model {model.name!r} has no graph to read. Build it as a Functional or Sequential model that "
+            f"begins with keras.Input(({options.window}, {features}))."
+        )
+    wanted: list[tuple[int, ...]] = (
+        [(options.horizon, targets, len(quantiles))] if quantiles else [(options.horizon, targets)]
+    )
+    if targets == 1 and not quantiles:
+        wanted.append((options.horizon,))
+    given = [tuple(tensor.shape) for tensor in model.inputs]
+    made = model.output_shape
+    fits = (
+        len(given) == 1
+        and len(given[0]) == 3
+        and given[0][0] is None
+        and given[0][1] in (None, options.window)
+        and given[0][2] == features
+        and isinstance(made, tuple)
+        and tuple(made[1:]) in wanted
+    )
+    if not fits:
+        raise ModelError(
+            f"the model does not fit the series: expected one input (None, {options.window}, {features}) and one "
+            f"output (None, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
+            "window, horizon, target or feature, or the model."
+        )
+
+
+def raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> WindowSource:
+    """All windows of a part in all columns and the units of the data."""
+    return WindowSource(
+        part.data.values,
+        window=options.window,
+        horizon=options.horizon,
+        batch_size=batch_size,
+        segments=part.spans(options.window),
+        drop_last=False,
+        data_fingerprint=part.data.fingerprint,
+    )
+
+
+class _OneTarget:
+    """For a model that gives (B, horizon): targets without their last axis."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.batch_size = source.batch_size
+        self.item = source.item
+        self.items_per_batch = source.items_per_batch
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The source's batch, its targets (B, horizon)."""
+        x, y, *weight = self._source.batch(epoch, index)
+        return x, y[..., 0], *weight
+
+    def fingerprint(self) -> str:
+        """The source's own."""
+        return self._source.fingerprint()
