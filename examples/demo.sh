@@ -9,7 +9,7 @@ rm -rf demo/python.keras demo/python.run
 echo "Training on $library"
 cellerate train text "$library" -o demo/python.keras --backend jax \
     --include '*.py' --exclude test --exclude tests --exclude idlelib --exclude site-packages --errors replace \
-    --tokenizer bytes --embedding 64 --units 256 --length 100 --batch-size 64 --learning-rate 0.004 --clipnorm 1.0 \
+    --embedding 64 --units 256 --length 100 --batch-size 64 --learning-rate 0.004 --clipnorm 1.0 \
     --validation-fraction 0.01 --epochs 1 --max-seconds 110 --sample 'def read'
 
 echo

@@ -54,6 +54,23 @@ def losses(output):
     return [(r["epoch"], r["loss"], r.get("val_loss")) for r in map(json.loads, lines)]
 
 
+class Changed:
+    """The usual batches, changed by a function of the epoch."""
+
+    def __init__(self, change):
+        self._source, self._change = TextBatches(IDS[:1000], length=10, batch_size=8, seed=1), change
+        self.batch_size, self.item, self.items_per_batch = 8, "characters", 80
+
+    def __len__(self):
+        return len(self._source)
+
+    def batch(self, epoch, index):
+        return self._change(epoch, *self._source.batch(epoch, index))
+
+    def fingerprint(self):
+        return "changed"
+
+
 class StopAt(Silent):
     """Sends a signal to this process at a step, as Ctrl-C does."""
 
@@ -184,35 +201,24 @@ def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):
 
 
 def test_train_keeps_the_best_model_not_the_last(tmp_path):
-    # A wild learning rate makes the loss go up again.
-    result = run(tmp_path / "m.keras", epochs=6, learning_rate=0.5, validation=held_out())
-    best = min(range(6), key=lambda n: result.history[n]["val_loss"])
-    assert result.best_epoch == best + 1 < 6
+    def wrong_from_the_third_epoch_on(epoch, x, y):
+        return (x, y) if epoch < 2 else (x, (y + 3) % 7)
+
+    source = Changed(wrong_from_the_third_epoch_on)
+    result = run(tmp_path / "m.keras", epochs=4, learning_rate=0.05, source=source, validation=held_out())
+    assert result.best_epoch == 2
+    assert [record["best"] for record in result.history] == [True, True, False, False]
     judge = keras.Model(result.model.input, result.model.output)
     judge.compile(loss=LOSS)
     assert judge.evaluate(KerasBatches(held_out()), verbose=0) == pytest.approx(result.best, rel=1e-4)
 
 
 def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
-    class WithWeights:
-        """Weights of one in the first epoch, not numbers in the second."""
-
-        def __init__(self):
-            self._source = TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
-            self.batch_size, self.item, self.items_per_batch = 8, "characters", 80
-
-        def __len__(self):
-            return len(self._source)
-
-        def batch(self, epoch, index):
-            x, y = self._source.batch(epoch, index)
-            return x, y, np.full(y.shape, np.nan if epoch else 1.0, np.float32)
-
-        def fingerprint(self):
-            return "weights"
+    def no_number(epoch, x, y):
+        return x, y, np.full(y.shape, np.nan if epoch else 1.0, np.float32)
 
     with pytest.raises(TrainingError, match="the loss is nan"):
-        run(tmp_path / "m.keras", source=WithWeights())
+        run(tmp_path / "m.keras", source=Changed(no_number))
     point = load_checkpoint(run_folder(tmp_path / "m.keras") / "last.safetensors")
     assert point.position.epoch == 1
     assert all(np.isfinite(value).all() for value in point.arrays.values())

@@ -22,7 +22,7 @@ def rate(settings: TrainingSettings, update: int, steps_per_epoch: int = 100) ->
 )
 def test_build_optimizer_by_name_gives_keras_own(name, wanted):
     optimizer = build_optimizer(TrainingSettings(optimizer=name, clipnorm=1.0, weight_decay=0.1), 10)
-    assert type(optimizer) is getattr(keras.optimizers, wanted)
+    assert isinstance(optimizer, getattr(keras.optimizers, wanted))
     assert optimizer.clipnorm == 1.0
     assert optimizer.weight_decay == 0.1
 

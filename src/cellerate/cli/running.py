@@ -57,18 +57,19 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
 @contextlib.contextmanager
 def reading_progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar for reading text, shown only where reading takes a while."""
-    if quiet:
-        yield None
-        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
     bar = Progress(
         TextColumn("reading"),
         BarColumn(bar_width=20),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
     task = None

@@ -317,7 +317,7 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
         batch_size=model.inputs[0].shape[0] or batch_size,
         item=tokenizer.unit,
     )
-    judge = keras.Model(model.input, model.output)
+    judge = keras.Model(model.inputs[0], model.outputs[0])
     judge.compile(loss=_loss(model))
     nats = float(judge.evaluate(KerasBatches(source), verbose=0))
     characters = len(tokenizer.decode(ids)) if tokenizer.unit != "characters" else len(ids)

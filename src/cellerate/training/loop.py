@@ -169,7 +169,7 @@ def train(
         "model": _architecture(model),
     }
     checkpoint = _resumable(output, identity, settings) if resume else None
-    progress = Progress(**checkpoint.progress) if checkpoint else Progress()
+    progress = _progress(checkpoint)
     progress.finished = ""
     if checkpoint is None:
         progress.precision = _precision(model, source, loss, settings, display)
@@ -297,7 +297,10 @@ def _fit_parts(
 
 def _trainer(model: keras.Model) -> keras.Model:
     """A model of the same layers to compile, so that `model` itself carries no optimizer into its file."""
-    if isinstance(model, keras.Sequential) or hasattr(model, "operations"):
+    if isinstance(model, keras.Sequential):
+        # One that was never called has inputs, but no `input`.
+        return keras.Model(model.inputs[0], model.outputs[0], name=f"{model.name}_trainer")
+    if hasattr(model, "operations"):
         return keras.Model(model.input, model.output, name=f"{model.name}_trainer")
     # A subclassed model has no graph to share; it is compiled itself.
     return model
@@ -328,6 +331,15 @@ def _resumable(output: Path, identity: Mapping[str, Any], settings: TrainingSett
             f"(epochs is {settings.epochs}) to go on."
         )
     return checkpoint
+
+
+def _progress(checkpoint: Checkpoint | None) -> Progress:
+    if checkpoint is None:
+        return Progress()
+    try:
+        return Progress(**checkpoint.progress)
+    except TypeError as error:
+        raise CheckpointError(f"the checkpoint is damaged ({error}). Train without resume.") from error
 
 
 def _checkpoint_path(output: Path) -> Path:

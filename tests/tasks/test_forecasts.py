@@ -1,0 +1,146 @@
+import json
+
+import numpy as np
+import pytest
+
+from cellerate.tasks.forecasts import (
+    ErrorSums,
+    Example,
+    Naive,
+    daily_season,
+    example_record,
+    forecast_table,
+    next_times,
+)
+
+HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
+
+
+def minutes(count):
+    return np.timedelta64(count, "m").astype("timedelta64[us]")
+
+
+def example(**changes):
+    times = np.array(["2024-02-28T23:00", "2024-02-29T00:00"], "datetime64[us]")
+    return Example(
+        **(
+            {
+                "targets": ("load", "price"),
+                "past_times": times - HOUR,
+                "past": np.zeros((2, 2)),
+                "times": times,
+                "truth": None,
+                "forecast": np.array([[1.5, 2.0], [3.0, 4.25]]),
+                "quantiles": (),
+            }
+            | changes
+        )
+    )
+
+
+def test_last_value_repeats_the_last_row_of_each_window():
+    past = np.array([[[1.0, 10], [2, 20], [3, 30]], [[4, 40], [5, 50], [6, 60]]])
+    found = Naive(2, None).forecast("last_value", past)
+    assert found.tolist() == [[[3, 30], [3, 30]], [[6, 60], [6, 60]]]
+
+
+def test_seasonal_naive_repeats_the_last_season_also_when_the_horizon_is_longer():
+    past = np.arange(1.0, 8)[None, :, None]
+    found = Naive(5, 3).forecast("seasonal_naive", past)
+    assert found[0, :, 0].tolist() == [5, 6, 7, 5, 6]
+    assert Naive(2, 3).forecast("seasonal_naive", past)[0, :, 0].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("season", "window", "names"),
+    [
+        (None, 9, ["last_value"]),
+        (1, 9, ["last_value"]),
+        (10, 9, ["last_value"]),
+        (9, 9, ["last_value", "seasonal_naive"]),
+    ],
+)
+def test_naive_names_only_what_a_window_allows(season, window, names):
+    assert Naive(4, season).names(window) == names
+
+
+def test_error_sums_over_unequal_batches_equal_the_means_by_hand():
+    sums = ErrorSums(np.array([2.0, 0.5]))
+    # One window of one step: errors 1 and -2; then two windows: errors (3, 0) and (0, 1).
+    sums.add(np.array([[[1.0, -2]]]), np.zeros((1, 1, 2)))
+    sums.add(np.array([[[3.0, 0]], [[0, 1.0]]]), np.zeros((2, 1, 2)))
+    assert sums.windows == 3
+    assert sums.means() == pytest.approx(
+        {
+            "mae": (1 + 2 + 3 + 1) / 6,
+            "mse": (1 + 4 + 9 + 1) / 6,
+            "scaled_mae": (0.5 + 4 + 1.5 + 2) / 6,
+            "scaled_mse": (0.25 + 16 + 2.25 + 4) / 6,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "season"),
+    [
+        (HOUR, 24),
+        (minutes(15), 96),
+        (minutes(24 * 60), 7),
+        (minutes(12 * 60), 2),
+        (minutes(7 * 60), None),  # no whole number of rows
+        (minutes(2 * 24 * 60), None),
+        (minutes(0), None),
+        (1.0, None),
+        (None, None),
+    ],
+)
+def test_daily_season_of_a_step_in_rows(step, season):
+    assert daily_season(step) == season
+
+
+def test_next_times_go_on_across_midnight_and_a_leap_day():
+    last = np.datetime64("2024-02-28T22:00", "us")
+    assert next_times(last, HOUR, 3).astype(str).tolist() == [
+        "2024-02-28T23:00:00.000000",
+        "2024-02-29T00:00:00.000000",
+        "2024-02-29T01:00:00.000000",
+    ]
+
+
+def test_next_times_of_numbers_and_of_rows_without_times():
+    assert next_times(np.float64(1.5), 0.5, 3).tolist() == [2.0, 2.5, 3.0]
+    assert next_times(np.int64(9), None, 2).tolist() == [10, 11]
+
+
+def test_forecast_table_of_one_series_has_a_row_a_time():
+    columns, rows = forecast_table([example()])
+    assert columns == ["time", "load", "price"]
+    assert rows == [["2024-02-28 23:00:00", 1.5, 2.0], ["2024-02-29 00:00:00", 3.0, 4.25]]
+
+
+def test_forecast_table_of_several_series_names_them_and_their_quantiles():
+    made = np.arange(8.0).reshape(2, 2, 2)
+    some = [
+        example(series=name, forecast=made + add, quantiles=(0.1, 0.9)) for name, add in (("a", 0), ("b", 10))
+    ]
+    columns, rows = forecast_table(some)
+    assert columns == ["series", "time", "load_q0.1", "load_q0.9", "price_q0.1", "price_q0.9"]
+    assert [row[0] for row in rows] == ["a", "a", "b", "b"]
+    assert rows[1][2:] == [4, 5, 6, 7]
+    assert rows[2][2:] == [10, 11, 12, 13]
+
+
+def test_forecast_table_without_times_counts_rows():
+    _, rows = forecast_table([example(times=np.array([7, 8]))])
+    assert [row[0] for row in rows] == [7, 8]
+
+
+def test_example_record_is_json():
+    record = json.loads(json.dumps(example_record(example(series="north"))))
+    assert record["series"] == "north"
+    assert record["rows"][1] == {
+        "series": "north",
+        "time": "2024-02-29 00:00:00",
+        "load": 3.0,
+        "price": 4.25,
+    }

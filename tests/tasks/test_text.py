@@ -1,0 +1,483 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cellerate.tasks.text as text_task
+from cellerate.data.text import open_text
+from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.models.storage import load_model, save_model
+from cellerate.runtime.sampling import Sampling
+from cellerate.tasks.settings import TextArchitecture, TextOptions
+from cellerate.tasks.text import (
+    TextModel,
+    evaluate_text,
+    generate,
+    generate_text,
+    load_text_model,
+    train_text,
+)
+from cellerate.training.settings import TrainingSettings
+
+pytestmark = pytest.mark.keras
+
+LENGTH = 6
+TEXT = (
+    "".join(
+        f"the {animal} sat on the {place}.\n"
+        for animal in ("cat", "dog", "cow", "owl")
+        for place in ("mat", "roof", "hill", "boat", "wall")
+    )
+    * 3
+)
+V = len(set(TEXT))
+
+
+def options(path, **changes):
+    return TextOptions(
+        **({"paths": [path], "length": LENGTH, "batch_size": 16, "validation_fraction": 0.1} | changes)
+    )
+
+
+def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, **changes):
+    path = folder / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    return train_text(
+        options(path, **changes),
+        folder / output,
+        architecture=TextArchitecture(embedding=4, units=units),
+        model=model,
+        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A text model and what its training said, in a folder that tests only read."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        run = fit(folder, epochs=4)
+    return folder / "m.keras", run
+
+
+def own_model(*layers, shape=(None,), batch_size=None):
+    return keras.Sequential([keras.Input(shape, batch_size, dtype="int32"), *layers])
+
+
+def own_layers(*, vocabulary=V, embedded=None, activation=None, sequences=True, wrap=lambda layer: layer):
+    return [
+        keras.layers.Embedding(embedded or vocabulary, 4),
+        wrap(keras.layers.LSTM(6, return_sequences=sequences)),
+        keras.layers.Dense(vocabulary, activation=activation),
+    ]
+
+
+def log_probabilities(model, ids, *, logits=True):
+    """(B, T[, V]) natural logarithms in float64, straight from the model."""
+    out = keras.ops.convert_to_numpy(model(np.asarray(ids, np.int32), training=False)).astype(np.float64)
+    if not logits:
+        return np.log(out)
+    out -= out.max(axis=-1, keepdims=True)
+    return out - np.log(np.exp(out).sum(axis=-1, keepdims=True))
+
+
+def mean_nats(model, ids, *, logits=True):
+    """The mean over every id but the first, in windows that each start from nothing."""
+    whole = (len(ids) - 1) // LENGTH * LENGTH
+    total = 0.0
+    for x, y in (
+        (ids[:whole].reshape(-1, LENGTH), ids[1 : whole + 1].reshape(-1, LENGTH)),
+        (ids[None, whole:-1], ids[None, whole + 1 :]),
+    ):
+        if y.size:
+            found = log_probabilities(model, x, logits=logits)
+            total -= np.take_along_axis(found, y[..., None], axis=-1).sum()
+    return total / (len(ids) - 1)
+
+
+def tail_of(folder, fraction=0.1):
+    text = open_text(folder / "text.txt")
+    return text.split(fraction)[1].astype(np.int64)
+
+
+# --- train, evaluate, generate
+
+
+def test_round_trip_learns_and_held_out_bits_equal_plain_numpy(trained):
+    path, run = trained
+    text_model = load_text_model(path)
+    ids = tail_of(path.parent)
+    assert len(ids) % LENGTH != 1  # the last window is a short one
+    nats = mean_nats(text_model.model, ids)
+    assert run.evaluation["bits_per_character"] == pytest.approx(nats / math.log(2), rel=1e-5)
+    assert run.evaluation["perplexity"] == pytest.approx(math.exp(nats), rel=1e-5)
+    assert run.evaluation["tokens"] == len(ids) - 1
+    assert run.evaluation["characters"] == len(ids)
+    assert run.evaluation["bits_per_character"] < math.log2(V) - 0.5
+    # The loss that chose the best epoch is the same figure.
+    best = run.training.history[run.training.best_epoch - 1]
+    assert best["val_loss"] == pytest.approx(nats, rel=1e-5)
+
+
+def test_evaluate_all_and_held_out_from_the_file_equal_plain_numpy(trained):
+    path, run = trained
+    text_model = load_text_model(path)
+    held = evaluate_text(text_model, options(path.parent / "text.txt", batch_size=5), part="held-out")
+    assert held["bits_per_character"] == pytest.approx(run.evaluation["bits_per_character"], rel=1e-5)
+    everything = evaluate_text(text_model, options(path.parent / "text.txt"))
+    ids = open_text(path.parent / "text.txt").ids.astype(np.int64)
+    assert everything["nats_per_token"] == pytest.approx(mean_nats(text_model.model, ids), rel=1e-5)
+
+
+def test_evaluate_held_out_of_nothing_and_of_one_character_raise(trained, tmp_path):
+    text_model = load_text_model(trained[0])
+    with pytest.raises(ConfigError, match="validation_fraction"):
+        evaluate_text(
+            text_model, options(trained[0].parent / "text.txt", validation_fraction=0.0), part="held-out"
+        )
+    (tmp_path / "one.txt").write_text("t")
+    with pytest.raises(DataError, match="at least 2"):
+        evaluate_text(text_model, options(tmp_path / "one.txt"))
+
+
+def test_generate_same_seed_same_text_and_other_seed_other_text(trained):
+    path, _ = trained
+    one = generate(path, "the ", max_tokens=60, seed=3)
+    assert one == generate(path, "the ", max_tokens=60, seed=3)
+    assert one != generate(path, "the ", max_tokens=60, seed=4)
+    assert len(one) == 60
+    assert set(one) <= set(TEXT)
+
+
+def test_generate_greedy_takes_the_likeliest_of_the_whole_model(trained):
+    text_model = load_text_model(trained[0])
+    said = generate(text_model, "the c", max_tokens=8, temperature=0)
+    ids = list(text_model.tokenizer.encode("the c"))
+    for _ in range(8):
+        ids.append(int(log_probabilities(text_model.model, [ids])[0, -1].argmax()))
+    assert said == text_model.tokenizer.decode(ids[5:])
+
+
+def test_generate_streamed_pieces_joined_equal_the_whole(trained):
+    text_model = load_text_model(trained[0])
+    sampling = Sampling(temperature=0.7, seed=1)
+    pieces = list(generate_text(text_model, "the ", max_tokens=40, sampling=sampling, stop=["sat x"]))
+    assert len(pieces) > 10
+    assert "".join(pieces) == generate(
+        text_model, "the ", max_tokens=40, temperature=0.7, seed=1, stop=["sat x"]
+    )
+
+
+def test_generate_with_a_stop_text_ends_before_it(trained):
+    text_model = load_text_model(trained[0])
+    whole = generate(text_model, "the ", max_tokens=60, seed=3)
+    stop = whole[20:23]
+    assert generate(text_model, "the ", max_tokens=60, seed=3, stop=[stop]) == whole[: whole.find(stop)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": ""}, ConfigError, "prompt is empty"),
+        ({"prompt": "the Z"}, DataError, "'Z'"),
+        ({"prompt": "the ", "stop": [""]}, ConfigError, "stop text is empty"),
+        ({"prompt": "the ", "max_tokens": -1}, ConfigError, "max_tokens"),
+        ({"prompt": "the ", "temperature": -1.0}, ConfigError, "temperature"),
+        ({"prompt": "the ", "top_p": 0.0}, ConfigError, "top_p"),
+    ],
+)
+def test_generate_with_wrong_arguments_raises_before_the_first_piece(trained, arguments, error, message):
+    with pytest.raises(error, match=message):
+        generate(trained[0], **arguments)
+
+
+# --- stop texts
+
+
+def ended(text, stops):
+    """What is shown of `text`, a character at a time, if generation ends at the first complete stop text."""
+    for end in range(1, len(text) + 1):
+        found = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: min(found)]
+    return text
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Makes `generate_text` say a given text."""
+    tokenizer = CharacterTokenizer("abc")
+    model = own_model(*own_layers(vocabulary=3))
+
+    def say(text, stops):
+        monkeypatch.setattr(
+            text_task, "generate_ids", lambda *_, **__: iter(tokenizer.encode(text) if text else [])
+        )
+        return list(generate_text(TextModel(model, tokenizer, {}), "a", stop=stops))
+
+    monkeypatch.setattr(
+        text_task, "KerasStepper", lambda model: type("Stepper", (), {"vocabulary_size": 3})()
+    )
+    return say
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_stop_texts_end_at_the_first_complete_one_and_nothing_of_it_is_shown(scripted, text, stops):
+    assert "".join(scripted(text, stops)) == ended(text, stops)
+
+
+def test_stop_text_held_back_and_then_not_completed_is_shown_after_all(scripted):
+    assert scripted("aabc", ["abb"]) == ["a", "abc"]
+    assert scripted("cab", ["abb"]) == ["c", "ab"]
+    assert scripted("cabbc", ["abb"]) == ["c"]
+
+
+# --- tokenizers
+
+
+def test_bytes_tokenizer_scales_bits_to_characters_and_streams_whole_characters(tmp_path):
+    text = "größer süßer älter über öfter " * 12
+    run = fit(tmp_path, text=text, tokenizer="bytes")
+    raw = np.frombuffer(text.encode(), np.uint8)
+    tail = raw[len(raw) - int(len(raw) * 0.1) :].astype(np.int64)
+    characters = len(tail.astype(np.uint8).tobytes().decode(errors="replace"))
+    assert characters < len(tail)
+    nats = mean_nats(run.training.model, tail)
+    expected = nats / math.log(2) * len(tail) / characters
+    assert run.evaluation["bits_per_character"] == pytest.approx(expected, rel=1e-5)
+    text_model = load_text_model(tmp_path / "m.keras")
+    assert isinstance(text_model.tokenizer, ByteTokenizer)
+    pieces = list(generate_text(text_model, "größer ", max_tokens=30, sampling=Sampling(seed=0)))
+    assert "".join(pieces) == "".join(pieces).encode().decode()
+    # Any text can be continued: there is no unknown character.
+    assert isinstance(generate(text_model, "日本", max_tokens=3, seed=0), str)
+
+
+def tokenizer_file(folder, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=40, initial_alphabet=[], show_progress=False)
+    made.train_from_iterator([text], trainer)
+    path = folder / "tokenizer.json"
+    made.save(str(path))
+    return path, made
+
+
+def test_tokenizer_file_travels_inside_the_model(tmp_path):
+    path, made = tokenizer_file(tmp_path, TEXT)
+    run = fit(tmp_path, tokenizer=str(path))
+    assert run.training.model.output_shape[-1] == made.get_vocab_size()
+    path.unlink()
+    text_model = load_text_model(tmp_path / "m.keras")
+    assert list(text_model.tokenizer.encode("the cat")) == made.encode("the cat").ids
+    assert isinstance(generate(text_model, "the cat", max_tokens=5, seed=0), str)
+    held = run.evaluation
+    assert held["tokens"] < held["characters"]
+    ratio = (held["tokens"] + 1) / held["characters"]
+    assert held["bits_per_character"] == pytest.approx(held["nats_per_token"] / math.log(2) * ratio)
+
+
+def test_tokenizer_path_that_does_not_exist_raises(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.json"):
+        fit(tmp_path, tokenizer=str(tmp_path / "nowhere.json"))
+
+
+# --- how the text is cut
+
+
+def test_folder_reads_what_include_and_exclude_leave(tmp_path):
+    folder = tmp_path / "src"
+    (folder / "skip").mkdir(parents=True)
+    (folder / "a.txt").write_text(TEXT)
+    (folder / "b.md").write_text("QQQQ")
+    (folder / "skip" / "c.txt").write_text("XXXX")
+    run = train_text(
+        options(folder, include=["*.txt"], exclude=["skip"]),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=2, units=3),
+        training=TrainingSettings(epochs=1),
+    )
+    assert run.tokenizer.vocabulary_size == V
+    assert load_text_model(tmp_path / "m.keras").record["include"] == ["*.txt"]
+
+
+def test_text_shorter_than_a_window_raises_and_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match="a window needs 7"):
+        fit(tmp_path, text="short", validation_fraction=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_text_with_fewer_windows_than_a_batch_trains_in_a_smaller_batch(tmp_path):
+    run = fit(tmp_path, text=TEXT[:30], batch_size=500, epochs=2)
+    assert [record["steps"] for record in run.training.history] == [1, 1]
+
+
+def test_validation_fraction_zero_trains_without_evaluation(tmp_path):
+    run = fit(tmp_path, validation_fraction=0.0)
+    assert run.evaluation is None
+    assert "val_loss" not in run.training.history[0]
+    assert (tmp_path / "m.keras").exists()
+
+
+def test_carry_states_trains_streams_and_generates(tmp_path):
+    run = fit(tmp_path, carry_states=True, batch_size=4, epochs=2)
+    assert run.training.history[0]["steps"] == (len(TEXT) - int(len(TEXT) * 0.1) - 1) // 4 // LENGTH
+    assert run.training.history[1]["loss"] < run.training.history[0]["loss"]
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_carry_states_with_too_little_held_out_raises(tmp_path):
+    with pytest.raises(DataError, match="Hold out more"):
+        fit(tmp_path, carry_states=True, batch_size=16, validation_fraction=0.02)
+
+
+# --- models of one's own
+
+
+def test_own_softmax_model_is_judged_by_its_probabilities(tmp_path):
+    model = own_model(*own_layers(activation="softmax"))
+    run = fit(tmp_path, model=model)
+    nats = mean_nats(run.training.model, tail_of(tmp_path), logits=False)
+    assert run.evaluation["nats_per_token"] == pytest.approx(nats, rel=1e-5)
+    assert run.training.history[0]["val_loss"] == pytest.approx(nats, rel=1e-5)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_own_many_to_one_model_learns_and_is_judged_on_the_last_id_of_each_window(tmp_path):
+    run = fit(tmp_path, model=own_model(*own_layers(sequences=False)))
+    ids = tail_of(tmp_path)
+    starts = np.arange(0, len(ids) - LENGTH, LENGTH)
+    assert len(ids) - 1 > len(starts) * LENGTH  # the last, short window does not count
+    found = log_probabilities(run.training.model, ids[starts[:, None] + np.arange(LENGTH)])
+    nats = -found[np.arange(len(starts)), ids[starts + LENGTH]].mean()
+    assert run.evaluation["tokens"] == len(starts)
+    assert run.evaluation["nats_per_token"] == pytest.approx(nats, rel=1e-5)
+    assert run.training.history[0]["val_loss"] == pytest.approx(nats, rel=1e-5)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_own_many_to_one_model_with_no_whole_held_out_window_raises_before_training(tmp_path):
+    with pytest.raises(DataError, match="held-out part has 2"):
+        fit(
+            tmp_path, text=TEXT[:200], validation_fraction=0.01, model=own_model(*own_layers(sequences=False))
+        )
+    assert not (tmp_path / "m.keras").exists()
+
+
+def test_own_bidirectional_model_trains_but_is_refused_for_generation(tmp_path):
+    fit(tmp_path, model=own_model(*own_layers(wrap=keras.layers.Bidirectional)))
+    with pytest.raises(ModelError, match="Bidirectional"):
+        generate(tmp_path / "m.keras", "the ")
+
+
+def two_inputs():
+    first, second = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(first) + keras.layers.Embedding(V, 4)(second)
+    return keras.Model([first, second], keras.layers.Dense(V)(keras.layers.LSTM(4, return_sequences=True)(x)))
+
+
+def two_outputs():
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.LSTM(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
+    return keras.Model(ids, [keras.layers.Dense(V)(x), keras.layers.Dense(V)(x)])
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: own_model(*own_layers(vocabulary=V + 1)), f"predicts {V + 1} .* has {V}"),
+        (lambda: own_model(*own_layers(embedded=V - 1)), f"takes {V - 1} .* has {V}"),
+        (two_inputs, "one input of ids"),
+        (two_outputs, "its outputs are"),
+        (lambda: keras.Sequential([keras.Input((None, 3)), keras.layers.Dense(V)]), "one input of ids"),
+        (lambda: own_model(*own_layers(), shape=(LENGTH + 1,)), f"set length to {LENGTH + 1}"),
+        (lambda: own_model(*own_layers(), batch_size=5), "set batch_size to 5"),
+        (lambda: keras.Sequential([keras.layers.Embedding(V, 4)]), "no graph"),
+        (Subclassed, "no graph"),
+    ],
+    ids=[
+        "vocabulary", "embedding", "two-inputs", "two-outputs", "features", "length", "batch", "unbuilt", "class"
+    ],
+)  # fmt: skip
+def test_own_model_that_does_not_fit_raises_before_training(tmp_path, make, message):
+    with pytest.raises(ModelError, match=message):
+        fit(tmp_path, model=make())
+    assert not list(tmp_path.glob("m.*"))
+
+
+def test_own_model_with_a_fixed_batch_trains_and_is_judged_in_it(tmp_path):
+    run = fit(tmp_path, model=own_model(*own_layers(), batch_size=16))
+    again = evaluate_text(
+        load_text_model(tmp_path / "m.keras"),
+        options(tmp_path / "text.txt", batch_size=3),
+        part="held-out",
+    )
+    assert again["nats_per_token"] == pytest.approx(run.evaluation["nats_per_token"], rel=1e-6)
+
+
+def test_own_model_with_a_fixed_batch_and_too_short_a_text_raises(tmp_path):
+    with pytest.raises(DataError, match="batch of 16"):
+        fit(tmp_path, text=TEXT[:40], model=own_model(*own_layers(), batch_size=16))
+
+
+def test_plain_keras_file_trains_on_and_generates_only_then(tmp_path):
+    plain = tmp_path / "plain.keras"
+    own_model(*own_layers()).save(plain)
+    with pytest.raises(ModelError, match=r"plain\.keras"):
+        load_text_model(plain)
+    fit(tmp_path, model=plain)
+    assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
+
+
+def test_generate_from_a_plain_model_needs_the_tokenizer_it_was_made_for():
+    model = own_model(*own_layers(vocabulary=3))
+    with pytest.raises(ConfigError, match="give tokenizer"):
+        generate(model, "a")
+    assert set(generate(model, "a", tokenizer=CharacterTokenizer("abc"), max_tokens=9, seed=0)) <= set("abc")
+    for other in ("ab", "abcd"):
+        with pytest.raises(ModelError, match=f"predicts 3 different ids, its tokenizer has {len(other)}"):
+            generate(model, "a", tokenizer=CharacterTokenizer(other))
+
+
+def test_fine_tuning_keeps_the_tokenizer_and_starts_from_the_weights(trained, tmp_path):
+    path, first = trained
+    run = fit(tmp_path, text=TEXT[:120], model=path)
+    assert run.tokenizer.to_config() == first.tokenizer.to_config()
+    assert len(set(TEXT[:120])) < V
+    start = first.training.history[0]["loss"]
+    assert run.training.history[0]["loss"] < start
+
+
+def test_fine_tuning_on_an_unknown_character_raises(trained, tmp_path):
+    with pytest.raises(DataError, match="'Z'"):
+        fit(tmp_path, text=TEXT + "Z", model=trained[0])
+
+
+def test_fine_tuning_a_model_of_another_task_or_a_damaged_record_raises(tmp_path):
+    from cellerate.models.storage import TaskRecord
+
+    model = own_model(*own_layers())
+    save_model(model, tmp_path / "bare.keras", TaskRecord("text", {}))
+    with pytest.raises(ModelError):
+        fit(tmp_path, model=tmp_path / "bare.keras")
+    with pytest.raises(ModelError):
+        load_text_model(tmp_path / "bare.keras")
+
+
+def test_saved_model_opens_as_plain_keras(trained):
+    model = keras.saving.load_model(trained[0])
+    assert model.output_shape == (None, None, V)
+    assert load_model(trained[0])[1].task == "text"
