@@ -1,0 +1,373 @@
+import csv
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.errors import ConfigError, DataError, ModelError, OutputError
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.tasks.series import (
+    evaluate_series,
+    forecast_series,
+    load_series_model,
+    train_series,
+)
+from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training.settings import TrainingSettings
+
+pytestmark = pytest.mark.keras
+
+WINDOW, HORIZON, ROWS = 8, 3, 240
+START = np.datetime64("2024-02-26T00:00")
+
+
+def wave(rows=ROWS, period=12, seed=0, level=20.0):
+    noise = np.random.default_rng(seed).normal(0, 0.3, rows)
+    return level + 5 * np.sin(2 * np.pi * np.arange(rows) / period) + noise
+
+
+def hours(rows, start=START):
+    return [str(start + np.timedelta64(n, "h")).replace("T", " ") + ":00" for n in range(rows)]
+
+
+def write(path, **columns):
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(columns)
+        table.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write(tmp_path / "data.csv", date=hours(ROWS), load=wave(), other=wave(seed=1, level=-3.0))
+
+
+def options(path, **changes):
+    settings = {
+        "paths": [path],
+        "target": ["load"],
+        "window": WINDOW,
+        "horizon": HORIZON,
+        "batch_size": 16,
+        "season": 6,
+    }
+    return SeriesOptions(**(settings | changes))
+
+
+def fit(path, output="m.keras", *, epochs=1, model=None, units=8, quantile=(), display=None, **changes):
+    return train_series(
+        options(path, **changes),
+        path.parent / output,
+        architecture=ForecastArchitecture(units=units, dropout=0.0, quantile=quantile),
+        model=model,
+        training=TrainingSettings(epochs=epochs, learning_rate=0.01),
+    )
+
+
+def recomputed(path, values, columns, *, rows, train_rows, season=6):
+    """Errors of the model and of naive forecasts on `rows`, by plain NumPy from the file's values."""
+    table = np.column_stack([values[name] for name in columns]).astype(np.float32).astype(np.float64)
+    mean, scale = table[:train_rows].mean(axis=0), table[:train_rows].std(axis=0)
+    firsts = np.arange(rows[0] - WINDOW, rows[1] - WINDOW - HORIZON + 1)
+    firsts = firsts[firsts >= 0]
+    past = table[firsts[:, None] + np.arange(WINDOW)]
+    truth = table[firsts[:, None] + WINDOW + np.arange(HORIZON), 0]
+    model, _ = load_model(path)
+    made = keras.ops.convert_to_numpy(model(((past - mean) / scale).astype(np.float32), training=False))
+    made = made.astype(np.float64).reshape(*truth.shape, -1) * scale[0] + mean[0]
+    seasonal = past[:, [WINDOW - season + n % season for n in range(HORIZON)], 0]
+    forecasts = {
+        "model": made[..., made.shape[-1] // 2],
+        "last_value": np.repeat(past[:, -1:, 0], HORIZON, axis=1),
+        "seasonal_naive": seasonal,
+    }
+    found = {}
+    for name, forecast in forecasts.items():
+        error = forecast - truth
+        found[name] = {
+            "mae": np.abs(error).mean(),
+            "mse": (error**2).mean(),
+            "scaled_mae": np.abs(error / scale[0]).mean(),
+            "scaled_mse": ((error / scale[0]) ** 2).mean(),
+        }
+    coverage = (truth[..., None] <= made).mean(axis=(0, 1))
+    return len(firsts), found, coverage
+
+
+# --- train and judge
+
+
+def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data):
+    values = {"load": wave(), "other": wave(seed=1, level=-3.0)}
+    run = fit(data, epochs=12)
+    windows, expected, _ = recomputed(
+        data.parent / "m.keras", values, ["load", "other"], rows=(192, 240), train_rows=168
+    )
+    assert run.test["windows"] == windows == 48 - HORIZON + 1
+    for name, errors in expected.items():
+        assert run.test[name] == pytest.approx(errors, rel=1e-4), name
+    assert run.test["model"]["mae"] < 0.5 * min(run.test[n]["mae"] for n in ("last_value", "seasonal_naive"))
+    # Without a season given, hourly rows have one of a day, which a window of 8 rows does not hold.
+    assert "seasonal_naive" not in fit(data, "n.keras", season=None).test
+
+
+def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
+    run = fit(data)
+    series_model = load_series_model(data.parent / "m.keras")
+    assert evaluate_series(series_model, [data], part="held-out") == pytest.approx(run.test)
+    values = {"load": wave(seed=5), "other": wave(seed=6)}
+    other = write(data.parent / "other.csv", date=hours(ROWS), **values)
+    table = {"load": wave(), "other": wave(seed=1, level=-3.0)}
+    found = evaluate_series(series_model, [other])
+    # The scaler is still that of the training data: put them in front, and judge what follows.
+    joined = {name: np.concatenate([table[name][:168], values[name]]) for name in table}
+    windows, expected, _ = recomputed(
+        data.parent / "m.keras", joined, ["load", "other"], rows=(168 + WINDOW, 168 + ROWS), train_rows=168
+    )
+    assert found["windows"] == windows
+    assert found["model"] == pytest.approx(expected["model"], rel=1e-4)
+
+
+def test_validation_loss_is_the_scaled_error_of_the_validation_part(data):
+    run = fit(data)
+    values = {"load": wave(), "other": wave(seed=1, level=-3.0)}
+    _, expected, _ = recomputed(
+        data.parent / "m.keras", values, ["load", "other"], rows=(168, 192), train_rows=168
+    )
+    assert run.training.history[0]["val_loss"] == pytest.approx(expected["model"]["scaled_mse"], rel=1e-4)
+    assert run.training.history[0]["val_mae"] == pytest.approx(expected["model"]["scaled_mae"], rel=1e-4)
+
+
+def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
+    run = fit(data, quantile=(0.1, 0.5, 0.9), epochs=8, feature=["load"])
+    _, expected, coverage = recomputed(
+        data.parent / "m.keras", {"load": wave()}, ["load"], rows=(192, 240), train_rows=168
+    )
+    assert run.test["model"] == pytest.approx(expected["model"], rel=1e-4)
+    assert list(run.test["coverage"]) == ["q0.1", "q0.5", "q0.9"]
+    assert list(run.test["coverage"].values()) == pytest.approx(coverage.tolist(), abs=1e-9)
+    assert run.test["coverage"]["q0.1"] < run.test["coverage"]["q0.9"]
+    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    assert found.quantiles == (0.1, 0.5, 0.9)
+    assert (np.diff(found.forecast, axis=-1) > 0).all()
+
+
+def test_target_that_is_no_feature_is_forecast_in_its_own_units(data):
+    run = fit(data, feature=["other"], epochs=3)
+    assert run.training.model.input_shape == (None, WINDOW, 1)
+    assert load_series_model(data.parent / "m.keras").scaler.columns == ("other", "load")
+    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    assert found.past[:, 0] == pytest.approx(wave()[-WINDOW:], rel=1e-6)
+    assert abs(found.forecast.mean() - 20) < 10  # `other` has a mean of -3
+
+
+def test_two_targets_keep_their_order(data):
+    fit(data, target=["other", "load"], epochs=3)
+    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    assert found.targets == ("other", "load")
+    assert found.forecast.shape == (HORIZON, 2)
+    assert found.forecast[:, 0].max() < 8 < found.forecast[:, 1].min()
+
+
+def test_run_without_a_test_part_has_no_test_and_no_examples(data):
+    run = fit(data, train_fraction=0.9, validation_fraction=0.1)
+    assert run.test is None
+    assert run.examples == ()
+
+
+def test_several_series_whose_test_parts_are_too_short_still_finish(tmp_path):
+    # 40 rows each: test parts of 2 rows, fewer than the horizon, but 8 in all.
+    names = np.repeat(["a", "b", "c", "d"], 40)
+    path = write(
+        tmp_path / "many.csv", date=hours(40) * 4, shop=names, load=np.concatenate([wave(40, seed=s) for s in range(4)])
+    )  # fmt: skip
+    run = fit(path, series_column="shop", train_fraction=0.7, validation_fraction=0.25)
+    assert run.test is None
+    assert run.training.status == "finished"
+
+
+# --- forecast
+
+
+def test_forecast_continues_hours_across_midnight_and_is_the_models_own(data):
+    fit(data)
+    series_model = load_series_model(data.parent / "m.keras")
+    short = write(
+        data.parent / "now.csv", date=hours(23 + 48), load=wave(71), other=wave(71, seed=1, level=-3.0)
+    )
+    (found,) = forecast_series(series_model, [short])
+    assert found.times.astype("datetime64[h]").astype(str).tolist() == [
+        "2024-02-28T23", "2024-02-29T00", "2024-02-29T01"
+    ]  # fmt: skip
+    assert found.truth is None
+    rows = np.column_stack([wave(71), wave(71, seed=1, level=-3.0)])[-WINDOW:].astype(np.float32)
+    scaler = series_model.scaler
+    made = series_model.model(((rows - scaler.mean) / scaler.scale).astype(np.float32)[None])
+    expected = keras.ops.convert_to_numpy(made)[0] * scaler.scale[0] + scaler.mean[0]
+    assert found.forecast == pytest.approx(expected, rel=1e-4)
+
+
+def test_forecast_of_several_series_gives_one_each_in_order(tmp_path):
+    names = np.repeat(["north", "south"], 60)
+    load = np.concatenate([wave(60), wave(60, seed=2, level=900.0)])
+    path = write(tmp_path / "many.csv", date=hours(60) * 2, region=names, load=load)
+    run = fit(path, series_column="region", epochs=2)
+    found = forecast_series(load_series_model(tmp_path / "m.keras"), [path])
+    assert [example.series for example in found] == ["north", "south"]
+    assert found[0].past[:, 0] == pytest.approx(load[52:60], rel=1e-5)
+    assert found[1].past[:, 0] == pytest.approx(load[112:], rel=1e-5)
+    assert abs(found[0].forecast.mean() - 20) < 200 < found[1].forecast.mean()
+    # Examples of the test part name their series, and none mixes two.
+    assert {example.series for example in run.examples} == {"north", "south"}
+    for example in run.examples:
+        together = np.concatenate([example.past, example.truth])[:, 0]
+        assert np.ptp(together) < 100
+        assert (together.mean() > 400) == (example.series == "south")
+
+
+def test_forecast_of_a_file_that_is_too_short_raises(data):
+    fit(data)
+    short = write(data.parent / "short.csv", date=hours(5), load=wave(5), other=wave(5))
+    with pytest.raises(DataError, match=f"ends with 5 rows .* needs {WINDOW}"):
+        forecast_series(load_series_model(data.parent / "m.keras"), [short])
+
+
+def test_forecast_of_a_file_without_a_feature_raises(data):
+    fit(data)
+    other = write(data.parent / "other.csv", date=hours(ROWS), load=wave())
+    with pytest.raises(DataError, match="'other'"):
+        forecast_series(load_series_model(data.parent / "m.keras"), [other])
+
+
+def test_npy_without_times_counts_rows(tmp_path):
+    np.save(tmp_path / "data.npy", np.column_stack([wave(), wave(seed=1)]).astype(np.float32))
+    train_series(
+        options(tmp_path / "data.npy", target=["1"]),
+        tmp_path / "m.keras",
+        architecture=ForecastArchitecture(units=4),
+        training=TrainingSettings(epochs=1),
+    )
+    (found,) = forecast_series(load_series_model(tmp_path / "m.keras"), [tmp_path / "data.npy"])
+    assert found.times.tolist() == [240, 241, 242]
+
+
+# --- models of one's own
+
+
+def own_model(output, *, features=2, window=WINDOW, batch_size=None):
+    return keras.Sequential(
+        [
+            keras.Input((window, features), batch_size),
+            keras.layers.LSTM(4),
+            keras.layers.Dense(int(np.prod(output))),
+            keras.layers.Reshape(output),
+        ]
+    )
+
+
+def test_own_model_of_one_target_without_a_last_axis_trains_and_forecasts(data):
+    run = fit(data, model=own_model((HORIZON,)))
+    values = {"load": wave(), "other": wave(seed=1, level=-3.0)}
+    _, expected, _ = recomputed(
+        data.parent / "m.keras", values, ["load", "other"], rows=(192, 240), train_rows=168
+    )
+    assert run.test["model"] == pytest.approx(expected["model"], rel=1e-4)
+    assert run.training.history[0]["val_loss"] < 3
+    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    assert found.forecast.shape == (HORIZON, 1)
+
+
+def test_own_model_of_a_file_trains(data):
+    own_model((HORIZON, 1)).save(data.parent / "own.keras")
+    assert fit(data, model=data.parent / "own.keras").test["windows"] == 46
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: own_model((HORIZON + 1,)),
+        lambda: own_model((HORIZON, 2)),
+        lambda: own_model((HORIZON,), features=3),
+        lambda: own_model((HORIZON,), window=WINDOW + 1),
+        lambda: own_model((HORIZON,), batch_size=16),
+        lambda: build_text_model(5, embedding=2, units=3),
+        lambda: keras.Sequential([keras.layers.LSTM(4)]),
+    ],
+    ids=["horizon", "targets", "features", "window", "batch", "text", "unbuilt"],
+)
+def test_own_model_that_does_not_fit_raises_before_training(data, model):
+    with pytest.raises(ModelError, match=f"{WINDOW}, 2"):
+        fit(data, model=model())
+    assert not list(data.parent.glob("m.*"))
+
+
+def test_own_point_model_with_quantiles_raises(data):
+    with pytest.raises(ModelError, match=r"\(None, 3, 1, 2\)"):
+        fit(data, model=own_model((HORIZON, 1)), quantile=(0.1, 0.9))
+
+
+def test_model_of_another_task_and_a_damaged_record_raise(tmp_path):
+    save_model(build_text_model(5, embedding=2, units=3), tmp_path / "t.keras", TaskRecord("text", {}))
+    with pytest.raises(ModelError, match="holds a text model"):
+        load_series_model(tmp_path / "t.keras")
+    for number, payload in enumerate(({}, {"options": {"windows": 3}, "quantiles": [], "scaler": {}})):
+        path = tmp_path / f"bad{number}.keras"
+        save_model(own_model((HORIZON,)), path, TaskRecord("series", payload))
+        with pytest.raises(ModelError, match=r"bad\d.keras is damaged"):
+            load_series_model(path)
+
+
+# --- data that cannot be used
+
+
+def with_hole(values):
+    holed = list(values)
+    holed[100] = ""
+    return holed
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "error", "message"),
+    [
+        ({"load": ["x"] * ROWS}, {}, DataError, "load"),
+        ({"load": [""] * ROWS}, {}, DataError, "load"),
+        ({"load": [""] * ROWS}, {"missing": "interpolate"}, DataError, "load"),
+        ({"load": ["nan"] * ROWS}, {"missing": "ffill"}, DataError, "load"),
+        ({"load": with_hole(wave())}, {}, DataError, "row 102|row 101|missing"),
+        ({"load": wave()}, {"target": ["nope"]}, DataError, "'nope'"),
+        ({"load": wave()}, {"feature": ["nope"]}, DataError, "'nope'"),
+        ({"load": wave()}, {"series_column": "nope"}, DataError, "'nope'"),
+        ({"load": wave()}, {"target": []}, ConfigError, "no target"),
+        ({"load": wave()}, {"window": 400}, DataError, "400|window"),
+        ({"load": wave()}, {"train_fraction": 0.8, "validation_fraction": 0.4}, ConfigError, "0.4"),
+    ],
+    ids=[
+        "words", "empty", "empty-interpolate", "nan-ffill", "hole", "target", "feature", "series", "no-target",
+        "short", "fractions",
+    ],
+)  # fmt: skip
+def test_unusable_data_raises_and_writes_nothing(tmp_path, columns, changes, error, message):
+    path = write(tmp_path / "data.csv", date=hours(ROWS), **columns)
+    with pytest.raises(error, match=message):
+        fit(path, **changes)
+    assert [found.name for found in tmp_path.iterdir()] == ["data.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    list(itertools.product(["window", "horizon", "stride", "batch_size", "season"], [0, -1, 2.5]))
+    + [("train_fraction", 0.0), ("validation_fraction", 1.0), ("validation_fraction", float("nan"))]
+    + [("missing", "guess"), ("gaps", "leap"), ("storage", "int8"), ("loss", "l7")],
+)
+def test_options_with_a_wrong_value_raise_naming_it(name, value):
+    with pytest.raises(ConfigError, match=name):
+        SeriesOptions(**{name: value})
+
+
+def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="is a file"):
+        train_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")
