@@ -4,6 +4,7 @@ A leaf of its own because `env`, result files and error messages all state the s
 Nothing here imports a framework unless `devices` asks for it.
 """
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +16,12 @@ import cellerate
 from cellerate.errors import BackendError
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# Programs that print one device a line. Keras's own list knows nothing of torch.
+_DEVICES = {
+    "tensorflow": "import tensorflow as tf; print(*(d.name for d in tf.config.list_logical_devices()), sep='\\n')",
+    "jax": "import jax; print(*jax.devices(), sep='\\n')",
+    "torch": "import torch as t; print('cpu', *map(t.cuda.get_device_name, range(t.cuda.device_count())), sep='\\n')",
+}
 _PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "pyarrow", "tokenizers")
 
 
@@ -35,6 +42,7 @@ def require(package: str, extra: str, purpose: str) -> None:
         )
 
 
+@functools.cache
 def installed_backends() -> list[str]:
     """The Keras backends that are installed here, in Keras's own order."""
     return [name for name in BACKENDS if importlib.util.find_spec(name) is not None]
@@ -106,14 +114,12 @@ def backend_devices(backend: str) -> list[str]:
     import subprocess
     import sys
 
-    ask = "import keras; print('\\n'.join(keras.distribution.list_devices()))"
-    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     found = subprocess.run(  # noqa: S603 (our own interpreter, a constant program)
-        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _DEVICES[backend]], capture_output=True, text=True, check=False
     )
     if found.returncode:
         return [f"cannot be imported: {(found.stderr.strip().splitlines() or ['no message'])[-1]}"]
-    return found.stdout.split()
+    return found.stdout.splitlines()
 
 
 def resident_memory_bytes() -> int:

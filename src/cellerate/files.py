@@ -22,6 +22,7 @@ _REASONS = {
     errno.EPERM: "permission denied; choose a folder you may write to",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EEXIST: "a part of the path is a file, not a folder",
     errno.EISDIR: "a folder of that name is in the way; choose another name",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
 
@@ -34,10 +35,9 @@ def embed(
     Example:
         cellerate embed lines.keras lines.txt -o vectors.parquet
     """
-    from cellerate.environment import select_backend
     from cellerate.files import check_writable
 
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.data.line_files import read_lines
     from cellerate.tasks.embed import check_vectors_path, embed_lines, load_line_model, save_vectors
 

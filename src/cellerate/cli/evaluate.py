@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
 
@@ -36,9 +37,7 @@ def evaluate(
 
         cellerate evaluate ett.keras ETTh1.csv --part held-out --json
     """
-    from cellerate.environment import select_backend
-
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.tasks.evaluation import evaluate_model
 
     found: dict[str, Any] = evaluate_model(

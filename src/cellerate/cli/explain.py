@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
 
@@ -22,9 +23,7 @@ def explain(
     Example:
         cellerate explain book.keras --backend jax
     """
-    from cellerate.environment import select_backend
-
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.layers.explain import explain as explain_model
     from cellerate.models.storage import load_model
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit_json, note, show
 
@@ -34,10 +35,9 @@ def forecast(
 
         cellerate forecast ett.keras ETTh1.csv -o tomorrow.csv --plot tomorrow.png
     """
-    from cellerate.environment import select_backend
     from cellerate.files import check_writable, write_csv
 
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.report.charts import check_chart, draw_forecasts
     from cellerate.tasks.forecasts import example_record, forecast_table
     from cellerate.tasks.series import forecast_series, load_series_model

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit_json, show
 
@@ -43,9 +44,7 @@ def generate(
 
         cellerate generate book.keras "Chapter " -n 1000 -t 0.6 --stop "Chapter"
     """
-    from cellerate.environment import select_backend
-
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.runtime.sampling import Sampling
     from cellerate.tasks.text import generate_text, load_text_model
 

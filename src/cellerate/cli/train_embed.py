@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, training_display, training_report
@@ -43,9 +44,7 @@ def train_embed(
 
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
     """
-    from cellerate.environment import select_backend
-
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.tasks.embed import train_embed as run_training
 
     run = run_training(

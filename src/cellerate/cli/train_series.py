@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, training_display, training_report
@@ -48,9 +49,9 @@ def train_series(
         cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
         --quantile 0.9 -o sales.keras
     """
-    from cellerate.environment import package_version, select_backend
+    from cellerate.environment import package_version
 
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.tasks.series import train_series as run_training
 
     if plot is not None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, reading_progress, training_display, training_report
@@ -50,9 +51,7 @@ def train_text(
 
         cellerate train text book.txt -o book.keras --resume
     """
-    from cellerate.environment import select_backend
-
-    select_backend(backend)
+    start_backend(backend)
     from cellerate.runtime.sampling import Sampling
     from cellerate.tasks.text import TextModel, generate_text, load_text_model
     from cellerate.tasks.text import train_text as run_training

@@ -69,11 +69,11 @@ def load_line_model(path: str | Path) -> LineModel:
     payload = record.payload
     try:
         vocabulary = LineVocabulary.from_config(payload["vocabulary"])
-        max_length, padding = int(payload["max_length"]), payload["padding"]
+        options = LineOptions(max_length=payload["max_length"], padding=payload["padding"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
-    encoder_and_decoder(model)
-    return LineModel(model, vocabulary, max_length, padding, payload)
+    _check_model(model, vocabulary)
+    return LineModel(model, vocabulary, options.max_length, options.padding, payload)
 
 
 def train_embed(
@@ -125,12 +125,7 @@ def train_embed(
     if network is None:
         settings = dataclasses.asdict(architecture or AutoencoderArchitecture())
         network = build_autoencoder(vocabulary.size, **settings, seed=training.seed)
-    encoder_and_decoder(network)
-    if network.output_shape[-1] != vocabulary.size:
-        raise ModelError(
-            f"the model writes {network.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
-            "build it for as many."
-        )
+    _check_model(network, vocabulary)
     payload = {
         "vocabulary": vocabulary.to_config(),
         "max_length": data.max_length,
@@ -297,6 +292,16 @@ def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, lengt
 def _until_end(ids: np.ndarray) -> np.ndarray:
     ends = np.flatnonzero((ids == EOS) | (ids == PAD))
     return ids[: ends[0]] if len(ends) else ids
+
+
+def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
+    """Raises `ModelError` if it is no line autoencoder of the vocabulary."""
+    encoder_and_decoder(model)
+    if model.output_shape[-1] != vocabulary.size:
+        raise ModelError(
+            f"the model writes {model.output_shape[-1]} different ids, the lines have {vocabulary.size}: "
+            "build it for as many."
+        )
 
 
 def _split(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:

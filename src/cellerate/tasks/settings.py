@@ -209,7 +209,6 @@ class AutoencoderArchitecture:
     latent: int = 128
     dropout: float = 0.0
     decoder_dropout: float = 0.0
-    decoder_dropout: float = 0.0
 
 
 def _check_counts(**counts: int) -> None:

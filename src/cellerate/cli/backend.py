@@ -1,0 +1,79 @@
+"""Starts the Keras backend of a command, quietly.
+
+A module of its own because of TensorFlow's start-up: it prints a page of notes that no setting turns off, and
+Keras imports it even for another backend, only to ask whether an object is one of its own.
+"""
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from cellerate.environment import select_backend
+
+# What TensorFlow's C++ side prints before its logging can be told anything.
+_NOTES = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog"
+    r"|[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cpu_feature_guard\.cc|util\.cc)"
+    r"|To enable the following instructions:"
+)
+
+
+def start_backend(name: str | None) -> str:
+    """Selects the backend and imports Keras.
+
+    Args:
+        name: "tensorflow", "jax", "torch" or None; see `environment.select_backend`.
+
+    Returns:
+        The backend's name.
+
+    Raises:
+        BackendError: The name is unknown, or that backend is not installed.
+    """
+    backend = select_backend(name)
+    if backend != "tensorflow":
+        sys.meta_path.insert(0, _NoTensorFlow())
+    with _without_notes():
+        importlib.import_module("keras")
+        # Finding the devices is when TensorFlow complains that there is no GPU.
+        importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
+    return backend
+
+
+class _NoTensorFlow(Loader):
+    """Makes importing TensorFlow fail in this process: that saves seconds and memory where it is not the backend."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Takes over TensorFlow. Others may still ask whether it is installed (torch does)."""
+        return ModuleSpec(name, self) if name == "tensorflow" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """What whoever imports it meets."""
+        raise ModuleNotFoundError(
+            "TensorFlow is left out: it is not the backend of this command", name=module.__name__
+        )
+
+
+@contextlib.contextmanager
+def _without_notes() -> Iterator[None]:
+    """Keeps TensorFlow's notes from stderr; passes on every other line, also when an import fails."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            caught.seek(0)
+            lines = caught.read().decode(errors="replace").splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if not _NOTES.match(line)))

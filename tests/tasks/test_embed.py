@@ -1,0 +1,232 @@
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cellerate.data.lines import BOS, EOS, LineVocabulary
+from cellerate.errors import ConfigError, DataError, ModelError, OutputError
+from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.models.text import build_text_model
+from cellerate.tasks.embed import (
+    LineModel,
+    embed_lines,
+    evaluate_lines,
+    load_line_model,
+    reconstruct_lines,
+    save_vectors,
+    train_embed,
+)
+from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+from cellerate.training.settings import TrainingSettings
+
+pytestmark = pytest.mark.keras
+
+LINES = ["red hat", "blue", "old cow", "ten bees"]
+
+
+def fit(path, output="m.keras", *, epochs=1, model=None, units=8, **changes):
+    return train_embed(
+        LineOptions(
+            **({"path": path, "batch_size": 4, "max_length": 10, "validation_fraction": 0.0} | changes)
+        ),
+        path.parent / output,
+        architecture=AutoencoderArchitecture(embedding=6, units=units, latent=12),
+        model=model,
+        training=TrainingSettings(epochs=epochs, learning_rate=0.02),
+    )
+
+
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory):
+    """A model that knows four lines by heart."""
+    folder = tmp_path_factory.mktemp("overfitted")
+    (folder / "lines.txt").write_text("\n".join(LINES) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        fit(folder / "lines.txt", epochs=150, units=24)
+    return load_line_model(folder / "m.keras")
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    """A small model of random weights, which gets some characters right and most wrong."""
+    vocabulary = LineVocabulary("abc")
+    model = build_autoencoder(vocabulary.size, embedding=3, units=4, latent=5, seed=2)
+    return LineModel(model, vocabulary, 6, "right", {})
+
+
+def as_numpy(tensor):
+    return np.asarray(keras.ops.convert_to_numpy(tensor))
+
+
+def test_overfitted_model_writes_its_lines_back(overfitted):
+    vectors = embed_lines(overfitted, LINES)
+    assert vectors.shape == (4, 12)
+    assert vectors.dtype == np.float32
+    assert reconstruct_lines(overfitted, vectors) == LINES
+    assert reconstruct_lines(overfitted, vectors[::-1]) == LINES[::-1]
+    assert reconstruct_lines(overfitted, vectors, length=3)[1] == "blue"
+    found = evaluate_lines(overfitted, LINES, batch_size=3)
+    assert found == {"token_accuracy": 1.0, "free_token_accuracy": 1.0, "exact_lines": 1.0, "lines": 4}
+
+
+def test_vectors_come_in_the_order_of_the_lines_empty_ones_too(overfitted):
+    lines = ["ten bees", "", "red", "a" if "a" in overfitted.vocabulary.characters else "r", "old cow", ""]
+    together = embed_lines(overfitted, lines, batch_size=4)
+    for line, vector in zip(lines, together, strict=True):
+        alone = embed_lines(overfitted, [line], batch_size=1)[0]
+        np.testing.assert_allclose(vector, alone, atol=1e-5)
+    np.testing.assert_allclose(together[1], together[5], atol=1e-6)
+    assert np.isfinite(together).all()
+    assert np.abs(together[0] - together[4]).max() > 0.1
+
+
+def test_vector_of_a_line_is_that_of_the_encoder(overfitted):
+    encode, _ = encoder_and_decoder(overfitted.model)
+    ids = overfitted.vocabulary.encode("red hat")
+    np.testing.assert_allclose(
+        embed_lines(overfitted, ["red hat"])[0], as_numpy(encode(ids[None]))[0], atol=1e-5
+    )
+
+
+def test_unknown_characters_are_refused_or_replaced(overfitted):
+    with pytest.raises(DataError, match="'Z'"):
+        embed_lines(overfitted, ["blue", "Zed"])
+    vectors = embed_lines(overfitted, ["blue", "Zed", "Yed"], errors="replace")
+    np.testing.assert_allclose(vectors[1], vectors[2], atol=1e-6)
+    np.testing.assert_allclose(vectors[0], embed_lines(overfitted, ["blue"])[0], atol=1e-5)
+
+
+def test_embed_of_no_lines_raises(overfitted):
+    with pytest.raises(DataError, match="no line"):
+        embed_lines(overfitted, [])
+
+
+def test_stepwise_decoder_equals_the_decoder_with_teacher_forcing(untrained):
+    _, decode = encoder_and_decoder(untrained.model)
+    start, step = stepwise_decoder(decode)
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(3, 5)).astype(np.float32)
+    ids = rng.integers(1, untrained.vocabulary.size, (3, 6)).astype(np.int32)
+    forced = as_numpy(decode([vectors, ids]))
+    state = [as_numpy(part) for part in start(vectors)]
+    for place in range(ids.shape[1]):
+        logits, *state = map(as_numpy, step([ids[:, place : place + 1], *state]))
+        np.testing.assert_allclose(logits, forced[:, place], atol=1e-5)
+
+
+def test_evaluate_lines_equals_a_plain_count(untrained):
+    lines = ["abc", "a", "ccba", "bbbbbb", "cab"]
+    encode, decode = encoder_and_decoder(untrained.model)
+    forced = free = total = exact = 0
+    for line in lines:
+        target = [*untrained.vocabulary.encode(line), EOS]
+        vector = as_numpy(encode(np.array([target[:-1]], np.int32)))
+        given = as_numpy(decode([vector, np.array([[BOS, *target[:-1]]], np.int32)]))[0].argmax(axis=-1)
+        forced += int((given == target).sum())
+        written = [BOS]
+        for _ in target:
+            logits = as_numpy(decode([vector, np.array([written], np.int32)]))[0, -1]
+            written.append(int(logits.argmax()))
+        hits = sum(one == other for one, other in zip(written[1:], target, strict=True))
+        free += hits
+        exact += hits == len(target)
+        total += len(target)
+    found = evaluate_lines(untrained, lines, batch_size=2)
+    assert found["token_accuracy"] == pytest.approx(forced / total, abs=1e-6)
+    assert found["free_token_accuracy"] == pytest.approx(free / total)
+    assert found["exact_lines"] == exact / len(lines)
+    assert found["lines"] == 5
+
+
+def test_vectors_in_npy_and_parquet_are_equal(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    save_vectors(vectors, tmp_path / "v.npy")
+    save_vectors(vectors, tmp_path / "v.parquet", ["one", "", "drei ü"])
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), vectors)
+    table = pq.read_table(tmp_path / "v.parquet")
+    assert table.column("line").to_pylist() == ["one", "", "drei ü"]
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 4)
+    np.testing.assert_array_equal(np.array(table.column("vector").to_pylist(), np.float32), vectors)
+
+
+def test_vectors_in_another_format_or_below_a_file_raise_and_leave_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"v\.csv"):
+        save_vectors(np.zeros((1, 2), np.float32), tmp_path / "v.csv")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        save_vectors(np.zeros((1, 2), np.float32), tmp_path / "file" / "v.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_training_holds_lines_out_and_judges_them(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(f"line {n}" for n in range(20)))
+    run = fit(path, validation_fraction=0.25, max_length=5)
+    assert run.evaluation["lines"] == 5
+    assert run.truncated == 15
+    assert "val_loss" in run.training.history[0]
+    # The metric during validation is the one of the evaluation.
+    assert run.training.history[0]["val_token_accuracy"] == pytest.approx(run.evaluation["token_accuracy"])
+    assert load_line_model(tmp_path / "m.keras").max_length == 5
+
+
+def test_training_from_a_parquet_column_and_left_padding(tmp_path):
+    pq.write_table(pa.table({"n": [1, 2, 3], "name": ["ab", "ba", "aab"]}), tmp_path / "t.parquet")
+    run = fit(tmp_path / "t.parquet", column="name", padding="left")
+    assert run.evaluation is None
+    line_model = load_line_model(tmp_path / "m.keras")
+    assert line_model.padding == "left"
+    assert embed_lines(line_model, ["ab", "a"]).shape == (2, 12)
+    with pytest.raises(DataError, match="'nope'"):
+        fit(tmp_path / "t.parquet", "n.keras", column="nope")
+
+
+def test_fine_tuning_keeps_the_vocabulary(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("abc\nbca\ncab\n")
+    fit(path)
+    path.write_text("ab\nba\n")
+    fit(path, "n.keras", model=tmp_path / "m.keras")
+    assert load_line_model(tmp_path / "n.keras").vocabulary.characters == "abc"
+    path.write_text("abd\n")
+    with pytest.raises(DataError, match="'d'"):
+        fit(path, "o.keras", model=tmp_path / "m.keras")
+
+
+def test_own_model_that_does_not_fit_raises(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("abc\nbca\n")
+    with pytest.raises(ModelError, match="writes 9 different ids, the lines have 7"):
+        fit(path, model=build_autoencoder(9, embedding=3, units=4, latent=5))
+    with pytest.raises(ModelError, match="no line autoencoder"):
+        fit(path, model=build_text_model(7, embedding=3, units=4))
+
+
+def test_model_of_another_task_and_damaged_records_raise(tmp_path):
+    save_model(build_text_model(7, embedding=3, units=4), tmp_path / "t.keras", TaskRecord("text", {}))
+    with pytest.raises(ModelError, match="holds a text model"):
+        load_line_model(tmp_path / "t.keras")
+    model = build_autoencoder(7, embedding=3, units=4, latent=5)
+    save_model(model, tmp_path / "plain.keras")
+    with pytest.raises(ModelError, match=r"plain\.keras"):
+        load_line_model(tmp_path / "plain.keras")
+    good = {"vocabulary": {"characters": "abc"}, "max_length": 5, "padding": "right"}
+    for number, change in enumerate(
+        [{"vocabulary": {}}, {"vocabulary": None}, {"max_length": "x"}, {"max_length": 0}, {"padding": "up"}]
+    ):
+        path = tmp_path / f"bad{number}.keras"
+        save_model(model, path, TaskRecord("embed", good | change))
+        with pytest.raises(ModelError):
+            load_line_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_length", 0), ("batch_size", 0), ("validation_fraction", 1.0), ("padding", "up"), ("errors", "no")],
+)
+def test_options_with_a_wrong_value_raise_naming_it(name, value):
+    with pytest.raises(ConfigError, match=name):
+        LineOptions(**{name: value})
