@@ -42,10 +42,10 @@ def fit(path, output="m.keras", *, epochs=1, model=None, units=8, **changes):
 def overfitted(tmp_path_factory):
     """A model that knows four lines by heart."""
     folder = tmp_path_factory.mktemp("overfitted")
-    (folder / "lines.txt").write_text("\n".join(LINES) + "\n")
+    (folder / "lines.txt").write_text("\n".join(LINES * 10) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
-        fit(folder / "lines.txt", epochs=150, units=24)
+        fit(folder / "lines.txt", epochs=12, units=24)
     return load_line_model(folder / "m.keras")
 
 

@@ -461,6 +461,11 @@ def test_fine_tuning_keeps_the_tokenizer_and_starts_from_the_weights(trained, tm
     assert run.training.history[0]["loss"] < start
 
 
+def test_fine_tuning_with_another_tokenizer_raises(trained, tmp_path):
+    with pytest.raises(ConfigError, match="keeps its own"):
+        fit(tmp_path, model=trained[0], tokenizer="bytes")
+
+
 def test_fine_tuning_on_an_unknown_character_raises(trained, tmp_path):
     with pytest.raises(DataError, match="'Z'"):
         fit(tmp_path, text=TEXT + "Z", model=trained[0])

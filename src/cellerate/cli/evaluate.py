@@ -56,6 +56,8 @@ def evaluate(
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return (
         f"{value:,.4f}"
         if isinstance(value, float)

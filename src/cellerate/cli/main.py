@@ -72,7 +72,8 @@ def main() -> None:
         # A character that the terminal's encoding does not have is no reason to stop.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        # By name: a run as a module has a name of several words, which the tables of --config have not.
+        app(prog_name="cellerate")
     except CellerateError as error:
         _end(str(error), error.exit_code)
     except Exception as error:

@@ -14,6 +14,7 @@ from cellerate.models.text import (
     check_fraction,
     check_policy,
     check_positive,
+    embedding_initializer,
     layer_seeds,
     seeded_bidirectional,
     seeded_dense,
@@ -76,7 +77,7 @@ def build_autoencoder(
         return keras.layers.Embedding(
             vocabulary_size,
             embedding,
-            embeddings_initializer=keras.initializers.RandomUniform(-0.05, 0.05, seed=next(seeds)),
+            embeddings_initializer=embedding_initializer(next(seeds)),
             mask_zero=mask_zero,
             dtype=dtype,
             name=name,

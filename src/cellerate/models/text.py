@@ -67,7 +67,7 @@ def build_text_model(
     table = table_class(
         vocabulary_size,
         embedding,
-        embeddings_initializer=keras.initializers.RandomUniform(-0.05, 0.05, seed=next(seeds)),
+        embeddings_initializer=embedding_initializer(next(seeds), tied=tie_weights),
         dtype=dtype,
         name="embedding",
     )
@@ -94,6 +94,18 @@ def build_text_model(
     # A layer of its own, so that the large product above may run in 16 bits and the softmax never does.
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
     return keras.Model(ids, logits, name="text")
+
+
+def embedding_initializer(seed: int | None, *, tied: bool = False) -> keras.initializers.Initializer:
+    """How token vectors start: normal with deviation 1, not Keras's uniform ±0.05.
+
+    An LSTM's gates hardly move for inputs of a hundredth, and the embedding takes an epoch to grow out of it;
+    `docs/decisions/0003-embedding-scale.md` has the measurement. Tied vectors are the output projection, too,
+    whose logits must start small.
+    """
+    if tied:
+        return keras.initializers.RandomUniform(-0.05, 0.05, seed=seed)
+    return keras.initializers.RandomNormal(stddev=1.0, seed=seed)
 
 
 def check_positive(name: str, value: Any) -> int:

@@ -3,6 +3,7 @@
 A module of its own because only here does a task depend on what a file says.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -46,17 +47,13 @@ def evaluate_model(
         told = text_model.record
         try:
             # What `train` left out of a folder is left out here, too.
-            options = TextOptions(
-                paths=data,
-                errors=errors,
-                include=told["include"],
-                exclude=told["exclude"],
-                length=told["length"],
-                batch_size=batch_size,
-                validation_fraction=told["validation_fraction"],
-            )
-        except KeyError as error:
-            raise ModelError(f"the task record of {path} lacks {error}. Train the model again.") from error
+            cut = {name: told[name] for name in ("length", "validation_fraction", "include", "exclude")}
+            options = TextOptions(paths=data, **cut)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(
+                f"the task record of {path} is damaged: {error}. Train the model again."
+            ) from error
+        options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
         return {"task": "text", **evaluate_text(text_model, options, part=part)}
     if record.task == "series":
         from cellerate.tasks.series import evaluate_series, load_series_model

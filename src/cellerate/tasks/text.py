@@ -106,6 +106,11 @@ def train_text(
         if record is not None and record.task != "text":
             raise ModelError(f"the model to go on with is of the task {record.task!r}, not 'text'.")
         tokenizer = _tokenizer(record) if record else None
+        if tokenizer is not None and data.tokenizer not in ("characters", tokenizer.kind):
+            raise ConfigError(
+                f"tokenizer is {data.tokenizer!r}, but the model to go on with keeps its own ({tokenizer.kind}): "
+                "leave tokenizer out."
+            )
     text = _open(data, tokenizer, reading)
     head, tail = text.split(data.validation_fraction)
     if model is None:

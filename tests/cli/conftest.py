@@ -1,0 +1,120 @@
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = "import sys; sys.argv[0] = 'cellerate'; from cellerate.cli.main import main; main()"
+# What every training of these tests has in common: it takes a second.
+SMALL = {
+    task: words.split()
+    for task, words in {
+        "text": "--embedding 4 --units 6 --length 6 --batch-size 8 --epochs 1 --validation-fraction 0.1",
+        "series": "--target load --window 6 --horizon 2 --units 4 --batch-size 16 --epochs 1",
+        "embed": "--embedding 4 --units 5 --latent 6 --max-length 8 --batch-size 4 --epochs 1",
+    }.items()
+}
+
+
+@pytest.fixture
+def cellerate(monkeypatch, capsys):
+    """Runs the program in this process: gives its exit code, stdout and stderr, and lets no traceback pass."""
+    from cellerate.cli import backend, main
+
+    # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
+    monkeypatch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["cellerate", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return ended.value.code or 0, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def start_cellerate():
+    """Starts the program as a process of its own; what is left of it is killed at the end."""
+    started = []
+
+    def start(*words, **options):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options),
+            env=os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _write_text(path):
+    path.write_text("".join(f"the {a} sat on the {b}.\n" for a in ("cat", "dog") for b in ("mat", "hat")) * 8)
+
+
+def _write_series(path):
+    rows = np.arange(120)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["date", "load", "other"])
+        table.writerows(
+            (
+                f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00:00",
+                f"{np.sin(n / 3):.4f}",
+                f"{np.cos(n / 3):.4f}",
+            )
+            for n in rows
+        )
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The folder of data and of one small model a task, which tests only read."""
+    from cellerate.cli.main import app
+
+    folder = tmp_path_factory.mktemp("made")
+    _write_text(folder / "t.txt")
+    _write_series(folder / "s.csv")
+    (folder / "l.txt").write_text("red hat\nblue\n\nold cow\nten bees\n" * 3)
+    with pytest.MonkeyPatch.context() as patch:
+        from cellerate.cli import backend
+
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        patch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+        patch.setattr(sys, "meta_path", list(sys.meta_path))
+        for task, data in (("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")):
+            words = [str(folder / data), "-o", str(folder / f"{task}.keras"), *SMALL[task], "-q"]
+            app(["train", task, *words], standalone_mode=False)
+    return folder
+
+
+@pytest.fixture
+def small():
+    """The options of a quick training, by task."""
+    return SMALL
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, made) -> Path:
+    """The working folder of a test, with data to train on."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("t.txt", "s.csv", "l.txt"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    return tmp_path

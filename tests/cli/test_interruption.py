@@ -1,0 +1,115 @@
+"""What happens to a command that is stopped from outside, each time in a process of its own."""
+
+import csv
+import json
+import shlex
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.keras
+
+
+def until(process, start):
+    """Reads stderr up to a line that begins with `start`; gives all lines read."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith(start):
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def curve(folder):
+    return (folder / "curve.csv").read_text()
+
+
+def history(folder):
+    """The history without what depends on the clock."""
+    with (folder / "history.csv").open(newline="") as file:
+        return [
+            {name: value for name, value in row.items() if name not in ("seconds", "items_per_s")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_that_command_goes_on(start_cellerate, cellerate, here, small):
+    words = ["train", "text", "t.txt", "-o", "my model.keras", *small["text"], "--epochs", "3000"]
+    process = start_cellerate(*words)
+    until(process, "epoch 1/3000")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Stopping after this step" in err
+    assert "Traceback" not in err
+    said, _, command = err.rpartition("To go on:\n")
+    assert "nothing is lost" in said.splitlines()[-1]
+    assert shlex.split(command) == ["cellerate", *words, "--resume"]
+    assert (here / "my model.run" / "last.safetensors").exists()
+    assert (here / "my model.keras").exists()
+    done = len(history(here / "my model.run"))
+
+    code, out, err = cellerate(*shlex.split(command)[1:], "--epochs", done + 2, "--json")
+    assert code == 0
+    training = json.loads(out)["training"]
+    assert training["status"] == "finished"
+    assert [record["epoch"] for record in training["history"]] == list(range(1, done + 3))
+
+
+def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, small):
+    (here / "t.txt").write_bytes((here / "t.txt").read_bytes() * 2000)
+    process = start_cellerate(
+        "train", "text", "t.txt", "-o", "m.keras", *small["text"], "--json", "--sample", "the "
+    )
+    until(process, "--- sample before training")
+    until(process, "---")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode == 130
+    # Ctrl-C can come before the loop listens: then nothing has begun, and nothing needs to be said.
+    if out:
+        assert json.loads(out)["training"]["status"] == "interrupted"
+        assert "interrupted in its first epoch" in err
+        assert (here / "m.run" / "last.safetensors").exists()
+    else:
+        assert list(here.glob("m.*")) == []
+
+
+def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate, cellerate, here, small):
+    words = ["--embedding", "4", "--units", "6", "--length", "6", "--batch-size", "8", "--dropout", "0.3"]
+    words += ["--validation-fraction", "0.1", "--epochs", "12", "--log-every", "1"]
+    assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
+
+    process = start_cellerate(
+        "train", "text", "t.txt", "-o", "killed.keras", *words, "--checkpoint-every-s", "0.001"
+    )
+    until(process, "epoch 3/12")
+    process.kill()
+    process.wait()
+    assert 3 <= len(history(here / "killed.run")) < 12
+    assert cellerate("train", "text", "t.txt", "-o", "killed.keras", *words, "-q", "--resume")[0] == 0
+    assert history(here / "killed.run") == history(here / "whole.run")
+    assert curve(here / "killed.run") == curve(here / "whole.run")
+    _, expected, _ = cellerate("generate", "whole.keras", "the ", "--seed", "1")
+    assert cellerate("generate", "killed.keras", "the ", "--seed", "1")[1] == expected
+    # Nothing temporary is left of the killed process but what the next write of that file would replace.
+    names = {path.name for path in here.rglob("*") if not path.name.startswith(".")}
+    assert {"killed.keras", "last.safetensors", "history.csv", "curve.csv"} <= names
+
+
+def test_generate_whose_reader_has_gone_ends_quietly(start_cellerate, made):
+    process = start_cellerate("generate", made / "text.keras", "the ", "-n", "100000", "--seed", "1")
+    assert process.stdout.read(10).startswith("the ")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
+
+
+def test_generate_stopped_by_ctrl_c_ends_with_130_quietly(start_cellerate, made):
+    process = start_cellerate("generate", made / "text.keras", "the ", "-n", "1000000", "--seed", "1")
+    assert process.stdout.read(10).startswith("the ")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err

@@ -1,0 +1,198 @@
+from pathlib import Path
+
+import pytest
+
+import cellerate as package
+from cellerate.cli import generate, main, options, output
+from cellerate.training.settings import TrainingSettings
+
+VERBS = [
+    "train text", "train series", "train embed", "generate", "forecast", "embed", "evaluate", "explain", "env"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_explains_its_options_and_has_an_example(cellerate, verb):
+    code, out, err = cellerate(*verb.split(), "--help")
+    assert (code, err) == (0, "")
+    assert f"cellerate {verb}" in out.partition("Usage:")[2].splitlines()[0]
+    example = out.partition("Example")[2].partition("Options")[0]
+    assert f"cellerate {verb} " in example
+    assert "--json" in out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["train", "-h"]])
+def test_help_lists_the_verbs(cellerate, words):
+    code, out, _ = cellerate(*words)
+    assert code == 0
+    for verb in VERBS:
+        if words[0] != "train" or verb.startswith("train"):
+            assert verb.split()[-1] in out
+
+
+def test_every_setting_has_help_from_its_docstring():
+    helps = options.attribute_docs(TrainingSettings)
+    assert set(helps) == set(TrainingSettings.__dataclass_fields__)
+    assert helps["plateau_patience"].endswith('Needs `schedule="constant"`.')
+
+
+def test_version_is_that_of_the_package(cellerate):
+    assert cellerate("--version") == (0, f"cellerate {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "text", "--wrong"],
+        ["train", "text"],
+        ["train", "text", "t.txt"],
+        ["train", "text", "t.txt", "-o", "m.keras", "--units", "many"],
+        ["train", "text", "t.txt", "-o", "m.keras", "--optimizer", "best"],
+        ["generate", "m.keras"],
+        ["evaluate", "m.keras", "t.txt", "--part", "some"],
+        ["nothing"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_where_help_is(cellerate, words):
+    code, out, err = cellerate(*words)
+    assert (code, out) == (2, "")
+    assert "--help" in err or "-h" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--length", "0"], "length must be"),
+        (["--batch-size", "-3"], "batch_size must be"),
+        (["--epochs", "0"], "epochs must be"),
+        (["--learning-rate", "nan"], "learning_rate must be"),
+        (["--validation-fraction", "1.5"], "validation_fraction must be"),
+        (["--clipnorm", "1", "--clipvalue", "1"], "clipnorm and clipvalue cannot be used together"),
+    ],
+)
+def test_value_out_of_range_ends_with_2_before_anything_heavy(cellerate, words, message):
+    code, out, err = cellerate("train", "text", "t.txt", "-o", "m.keras", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_unknown_backend_ends_with_5_and_names_the_three(cellerate, monkeypatch):
+    code, _, err = cellerate("explain", "m.keras", "--backend", "pytorch")
+    assert code == 5
+    assert "tensorflow, jax, torch" in err
+    monkeypatch.setenv("KERAS_BACKEND", "theano")
+    code, _, err = cellerate("explain", "m.keras")
+    assert code == 5
+    assert "KERAS_BACKEND" in err
+
+
+def test_unforeseen_error_is_one_line_and_its_traceback_is_there_on_request(cellerate, monkeypatch):
+    def broken(**_):
+        raise RuntimeError("out of memory\nin many words")
+
+    monkeypatch.setattr(main, "app", broken)
+    code, _, err = cellerate("env")
+    assert code == 1
+    assert err.startswith("error: unexpected RuntimeError: out of memory. ")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("CELLERATE_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        main.main()
+
+
+def test_stdout_on_a_full_disk_ends_with_6(start_cellerate):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with Path("/dev/full").open("w") as full:
+        process = start_cellerate("env", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 6
+    assert err == "error: cannot write stdout: the disk is full; free some space or choose another folder.\n"
+
+
+def test_stdout_whose_reader_has_gone_ends_quietly(start_cellerate):
+    process = start_cellerate("env")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
+
+
+# --- configuration files
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What `generate` was asked to do, without doing it."""
+    found = {}
+
+    class Sampling:
+        def __init__(self, **values):
+            found.update(values)
+
+    monkeypatch.setattr(generate, "start_backend", lambda backend: found.update(backend=backend))
+    monkeypatch.setattr("cellerate.runtime.sampling.Sampling", Sampling)
+    return found
+
+
+CONFIGS = {
+    "flat": 'temperature = 0.25\ntop-k = 3\nbackend = "jax"\n',
+    "table": '[generate]\ntemperature = 0.25\ntop_k = 3\nbackend = "jax"\n[train.text]\nunits = 3\n',
+    "both": 'backend = "jax"\ntemperature = 9.0\n[generate]\ntemperature = 0.25\ntop-k = 3\n',
+}
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("text", CONFIGS.values(), ids=CONFIGS)
+def test_config_fills_options_and_the_command_line_wins(cellerate, seen, tmp_path, text):
+    (tmp_path / "c.toml").write_text(text)
+    cellerate("generate", "none.keras", "x", "--config", tmp_path / "c.toml", "--top-k", "7")
+    assert seen == {"backend": "jax", "temperature": 0.25, "top_k": 7, "top_p": None, "seed": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("unitz = 3", "'unitz' is no option of 'cellerate train text'"),
+        ("[train.text]\nunitz = 3", "'unitz' is no option"),
+        ("[train.series]\nwindow = 3", "'train' is no option"),
+        ("units = {a = 1}", "'units' is no option"),
+        ("config = 'other.toml'", "'config' is no option"),
+        ("units = ", "not valid TOML"),
+        ("units = 'many'", "Invalid value for '--units'"),
+        ("units = [1, 2]", "--units"),
+        ("optimizer = 'best'", "--optimizer"),
+        ("carry-states = 'perhaps'", "--carry-states"),
+    ],
+)
+def test_config_that_is_wrong_ends_with_2_and_says_what(cellerate, tmp_path, text, message):
+    (tmp_path / "c.toml").write_text(text)
+    code, out, err = cellerate("train", "text", "t.txt", "-o", "m.keras", "--config", tmp_path / "c.toml")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_config_that_cannot_be_read_ends_with_2(cellerate, tmp_path):
+    (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
+    for path, message in ((tmp_path / "no.toml", "cannot be read"), (tmp_path / "c.toml", "not valid TOML")):
+        code, _, err = cellerate("generate", "m.keras", "x", "--config", path)
+        assert code == 2
+        assert message in err
+
+
+# --- what is printed
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    output.emit_json({"a": float("nan"), "b": [float("inf"), (1.5, {"c": -float("inf")})], "d": Path("x")})
+    assert capsys.readouterr().out == (
+        '{\n  "a": null,\n  "b": [\n    null,\n    [\n      1.5,\n      {\n        "c": null\n      }\n    ]\n  ],\n'
+        '  "d": "x"\n}\n'
+    )
+
+
+def test_command_to_resume_is_the_command_line_quoted_with_resume_once(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/cellerate", "train", "text", "my book.txt", "-o", "m.keras"])
+    assert output.command_to_resume() == "cellerate train text 'my book.txt' -o m.keras --resume"
+    monkeypatch.setattr("sys.argv", ["cellerate", "train", "--resume"])
+    assert output.command_to_resume() == "cellerate train --resume"

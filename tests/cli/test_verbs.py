@@ -1,0 +1,315 @@
+"""The verbs that need a backend, run in this process on small models."""
+
+import csv
+import io
+import json
+import re
+import zipfile
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.keras
+
+
+def one_error(err):
+    """The single line of an error; nothing else was printed."""
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+# --- what comes out when all is well
+
+
+@pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
+def test_train_json_is_all_of_stdout_and_names_what_was_written(cellerate, here, small, task, data):
+    code, out, err = cellerate("train", task, data, "-o", "m.keras", *small[task], "--json", "-q")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    training = found["training"]
+    assert training["status"] == "finished"
+    assert training["output"] == "m.keras"
+    assert training["epochs"] == len(training["history"]) == training["best_epoch"] == 1
+    assert training["best_loss"] == training["history"][0].get("val_loss", training["history"][0]["loss"])
+    assert (here / "m.keras").exists()
+    assert (here / training["run_folder"] / "history.csv").exists()
+
+
+def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small):
+    code, out, err = cellerate(
+        "train", "text", "t.txt", "-o", "my book.keras", *small["text"], "--sample", "the "
+    )
+    assert code == 0
+    assert re.fullmatch(r"held-out: \d\.\d{3} bits per character\n", out)
+    facts = r"\d+ characters, vocabulary of \d+, [\d,]+ weights"
+    for expected in (
+        facts,
+        "--- sample before training ---\nthe ",
+        "--- sample after training ---\nthe ",
+        r"epoch 1/1  loss \d",
+        r"bits/character",
+        r"model: my book\.keras   history: my book\.run/history\.csv",
+        r"cellerate generate 'my book\.keras' ",
+    ):
+        assert re.search(expected, err), expected
+
+
+def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, small):
+    code, out, err = cellerate("train", "series", "s.csv", "-o", "m.keras", *small["series"])
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["test", "model", "last"]
+    assert (here / "m.run" / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    assert "chart: m.run/forecast.png" in err
+    assert "cellerate forecast m.keras s.csv" in err
+
+
+def test_train_series_writes_the_chart_where_plot_says(cellerate, here, small):
+    code, out, _ = cellerate(
+        "train", "series", "s.csv", "-o", "m.keras", *small["series"], "--plot", "c.png", "--json", "-q"
+    )
+    assert code == 0
+    assert json.loads(out)["chart"] == "c.png"
+    assert (here / "c.png").stat().st_size > 5000
+
+
+def test_train_series_without_a_test_part_says_that_no_chart_was_drawn(cellerate, here, small):
+    words = ["--train-fraction", "0.9", "--validation-fraction", "0.1", "--plot", "c.png"]
+    code, out, err = cellerate("train", "series", "s.csv", "-o", "m.keras", *small["series"], *words)
+    assert (code, out) == (0, "")
+    assert "no chart was drawn" in err
+    assert not (here / "c.png").exists()
+
+
+def test_train_embed_says_how_well_lines_come_back(cellerate, here, small):
+    words = ["--validation-fraction", "0.3", "--max-length", "5"]
+    code, out, err = cellerate("train", "embed", "l.txt", "-o", "m.keras", *small["embed"], *words)
+    assert code == 0
+    assert re.match(r"held-out lines: \d", out)
+    assert re.search(r"\d lines are longer than 5 characters and were cut \(--max-length\)", err)
+    assert "cellerate embed m.keras l.txt -o vectors.npy" in err
+
+
+def test_generate_prints_prompt_and_continuation_and_repeats_by_seed(cellerate, made):
+    words = ["generate", made / "text.keras", "the ", "-n", "30", "--seed", "3"]
+    code, out, err = cellerate(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith("the ")
+    assert out.endswith("\n")
+    assert len(out) == 4 + 30 + 1
+    code, as_json, _ = cellerate(*words, "--json")
+    found = json.loads(as_json)
+    assert found["prompt"] + found["text"] + "\n" == out
+    stop = found["text"][10:12]
+    _, short, _ = cellerate(*words, "--stop", stop, "--stop", "never")
+    assert short == "the " + found["text"][: found["text"].find(stop)] + "\n"
+
+
+def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
+    code, out, err = cellerate(
+        "forecast", made / "series.keras", made / "s.csv", "-o", tmp_path / "f.csv", "--plot", tmp_path / "f.png"
+    )  # fmt: skip
+    assert code == 0
+    rows = list(csv.reader(io.StringIO(out)))
+    assert rows[0] == ["time", "load"]
+    assert [row[0] for row in rows[1:]] == ["2024-01-06 00:00:00", "2024-01-06 01:00:00"]
+    written = list(csv.reader(io.StringIO((tmp_path / "f.csv").read_text())))
+    assert written[0] == rows[0]
+    assert float(written[1][1]) == pytest.approx(float(rows[1][1]), rel=1e-4)
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert err.count("written: ") == 2
+    _, as_json, _ = cellerate("forecast", made / "series.keras", made / "s.csv", "--json")
+    (found,) = json.loads(as_json)["forecasts"]
+    assert [row["time"] for row in found["rows"]] == [row[0] for row in rows[1:]]
+
+
+def test_forecast_table_quotes_the_names_of_series(cellerate, here, small):
+    rows = [line.split(",") for line in (here / "s.csv").read_text().splitlines()]
+    with (here / "many.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*rows[0], "shop"])
+        table.writerows([*row, shop] for shop in ("Bonn, East", 'the "Inn"') for row in rows[1:])
+    cellerate(
+        "train", "series", "many.csv", "-o", "m.keras", *small["series"], "--series-column", "shop", "-q"
+    )
+    code, out, _ = cellerate("forecast", "m.keras", "many.csv")
+    assert code == 0
+    found = list(csv.reader(io.StringIO(out)))
+    assert {len(row) for row in found} == {3}
+    assert [row[0] for row in found[1:]] == ["Bonn, East"] * 2 + ['the "Inn"'] * 2
+
+
+def test_embed_writes_a_vector_for_every_line_in_both_formats(cellerate, made, tmp_path):
+    code, out, err = cellerate("embed", made / "embed.keras", made / "l.txt", "-o", tmp_path / "v.npy")
+    assert (code, err) == (0, "")
+    assert out == f"{tmp_path / 'v.npy'}: 15 vectors of 6\n"
+    code, out, _ = cellerate(
+        "embed", made / "embed.keras", made / "l.txt", "-o", tmp_path / "v.parquet", "--json", "--batch-size", "4"
+    )  # fmt: skip
+    assert json.loads(out) == {"output": str(tmp_path / "v.parquet"), "lines": 15, "dimensions": 6}
+    table = pq.read_table(tmp_path / "v.parquet")
+    assert table.column("line").to_pylist() == (made / "l.txt").read_text().splitlines()
+    np.testing.assert_allclose(
+        np.load(tmp_path / "v.npy"), np.array(table.column("vector").to_pylist()), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
+def test_evaluate_prints_the_same_in_words_and_json(cellerate, made, task, data):
+    code, out, err = cellerate("evaluate", made / f"{task}.keras", made / data, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["task"] == task
+    _, words, _ = cellerate("evaluate", made / f"{task}.keras", made / data)
+    for name, value in found.items():
+        assert re.search(rf"^{name}\b", words, re.MULTILINE)
+        if isinstance(value, float):
+            assert f"{value:,.4f}" in words
+
+
+def test_explain_names_every_recurrent_layer(cellerate, made):
+    code, out, err = cellerate("explain", made / "text.keras", "--json")
+    assert (code, err) == (0, "")
+    assert "lstm_1" in json.dumps(json.loads(out))
+    _, words, _ = cellerate("explain", made / "embed.keras")
+    assert "encoder" in words
+    assert "decoder" in words
+
+
+# --- what goes wrong ends in one line and the exit code of its kind
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train", "text", "missing.txt", "-o", "m.keras"], 3, "missing.txt"),
+        (["train", "text", "empty.txt", "-o", "m.keras"], 3, "empty.txt is empty"),
+        (["train", "text", "t.txt", "-o", "m.keras", "--length", "5000"], 3, "a window needs 5,001"),
+        (["train", "text", "t.txt", "-o", "m.keras", "--tokenizer", "no.json"], 3, "no.json"),
+        (["train", "text", "binary.txt", "-o", "m.keras"], 3, "UTF-8"),
+        (["train", "text", "t.txt", "-o", "m.h5"], 2, "m.h5"),
+        (["train", "text", "t.txt", "-o", "t.txt/m.keras"], 6, "is a file"),
+        (["train", "text", "t.txt", "-o", "folder.keras"], 6, "folder of that name"),
+        (["train", "text", "t.txt", "-o", "m.keras", "--sample", "Zebra"], 3, "'Z'"),
+        (["train", "text", "t.txt", "-o", "m.keras", "--model", "{made}/series.keras"], 4, "'series'"),
+        (["train", "series", "s.csv", "-o", "m.keras"], 2, "no target"),
+        (["train", "series", "s.csv", "-o", "m.keras", "--target", "nope"], 3, "'nope'"),
+        (["train", "series", "words.csv", "-o", "m.keras", "--target", "a"], 3, "words.csv"),
+        (["train", "series", "nan.csv", "-o", "m.keras", "--target", "a"], 3, "column 'a' has no value"),
+        (["train", "series", "missing.csv", "-o", "m.keras", "--target", "a"], 3, "missing.csv"),
+        (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--window", "500"], 3, "500"),
+        (
+            ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--quantile", "2"],
+            2,
+            "quantiles",
+        ),
+        (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "c.pdf"], 2, "c.pdf"),
+        (
+            ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "t.txt/c.png"],
+            6,
+            "c.png",
+        ),
+        (["train", "embed", "empty.txt", "-o", "m.keras"], 3, "empty.txt"),
+        (["train", "embed", "l.txt", "-o", "m.keras", "--column", "x"], 3, "no Parquet"),
+        (["train", "embed", "l.txt", "-o", "m.keras", "--resume"], 4, "no checkpoint"),
+        (["generate", "{made}/text.keras", "the Z"], 3, "'Z'"),
+        (["generate", "{made}/text.keras", ""], 2, "prompt is empty"),
+        (["generate", "{made}/text.keras", "the", "-t", "-1"], 2, "temperature"),
+        (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "top_k"),
+        (["generate", "{made}/series.keras", "the"], 4, "holds a series model"),
+        (["generate", "missing.keras", "the"], 4, "missing.keras"),
+        (["generate", "truncated.keras", "the"], 4, "truncated.keras"),
+        (["generate", "t.txt", "the"], 4, "t.txt"),
+        (["forecast", "{made}/text.keras", "s.csv"], 4, "holds a text model"),
+        (["forecast", "{made}/series.keras", "words.csv"], 3, "words.csv"),
+        (["forecast", "{made}/series.keras", "s.csv", "-o", "t.txt/f.csv"], 6, "f.csv"),
+        (["embed", "{made}/text.keras", "l.txt"], 4, "holds a text model"),
+        (["embed", "{made}/embed.keras", "l.txt", "-o", "v.csv"], 2, "v.csv"),
+        (["embed", "{made}/embed.keras", "l.txt", "-o", "t.txt/v.npy"], 6, "v.npy"),
+        (["embed", "{made}/embed.keras", "zebra.txt"], 3, "'z'"),
+        (["embed", "{made}/embed.keras", "l.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["evaluate", "truncated.keras", "t.txt"], 4, "truncated.keras"),
+        (["evaluate", "{made}/text.keras", "zebra.txt"], 3, "'z'"),
+        (["evaluate", "{made}/text.keras", "t.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["evaluate", "{made}/embed.keras", "l.txt", "l.txt"], 2, "one file"),
+        (["explain", "truncated.keras"], 4, "truncated.keras"),
+    ],
+    ids=lambda value: re.sub(r"\{made\}/", "", "-".join(value)) if isinstance(value, list) else None,
+)
+def test_error_is_one_line_with_its_exit_code_and_writes_nothing(cellerate, here, made, words, code, message):
+    (here / "empty.txt").write_text("")
+    (here / "binary.txt").write_bytes(b"abc \xff\xfe\x00 def" * 50)
+    (here / "zebra.txt").write_text("z\nz\n")
+    (here / "words.csv").write_text("a,b\n" + "x,1\n" * 50)
+    (here / "nan.csv").write_text("a,b\n" + ",1\n" * 50)
+    (here / "folder.keras").mkdir()
+    (here / "truncated.keras").write_bytes((made / "text.keras").read_bytes()[:-200])
+    before = sorted(here.rglob("*"))
+    found, out, err = cellerate(*[word.format(made=made) for word in words], *(
+        ["--epochs", "1", "-q"] if words[0] == "train" else []
+    ))  # fmt: skip
+    assert (found, out) == (code, "")
+    assert message in one_error(err)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_model_with_one_byte_changed_is_refused(cellerate, made, tmp_path):
+    content = bytearray((made / "text.keras").read_bytes())
+    with zipfile.ZipFile(made / "text.keras") as archive:
+        place = archive.getinfo("model.weights.h5").header_offset + 2000
+    content[place] ^= 0xFF
+    (tmp_path / "m.keras").write_bytes(content)
+    code, out, err = cellerate("generate", tmp_path / "m.keras", "the ")
+    assert (code, out) == (4, "")
+    assert "checksum" in one_error(err)
+
+
+def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here, small, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q"]
+    assert cellerate(*words)[0] == 0
+    kept = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    monkeypatch.setattr("os.fsync", full)
+    code, out, err = cellerate(*words)
+    assert (code, out) == (6, "")
+    assert "the disk is full" in one_error(err)
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == kept
+
+
+def test_diverged_training_ends_with_7(cellerate, here, small):
+    code, _, err = cellerate(
+        "train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q", "--learning-rate", "1e38"
+    )
+    assert code == 7
+    assert "diverged" in one_error(err)
+    assert not list(here.glob("m.keras"))
+
+
+def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(cellerate, here, small):
+    words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q"]
+    code, _, err = cellerate(*words, "--epochs", "500", "--max-seconds", "0.2")
+    assert code == 0
+    code, _, err = cellerate(*words)
+    assert code == 2
+    assert "has not ended" in one_error(err)
+    code, _, err = cellerate(*words, "--epochs", "900", "--learning-rate", "0.5", "--resume")
+    assert code == 4
+    assert "learning_rate was 0.001, now 0.5" in one_error(err)
+    (here / "t.txt").write_text("other " * 200)
+    code, _, err = cellerate(*words, "--epochs", "900", "--resume")
+    assert code == 4
+    one_error(err)
+
+
+def test_config_trains_without_any_other_word(cellerate, here, small):
+    (here / "c.toml").write_text(
+        'quiet = true\n[train.text]\npaths = ["t.txt"]\noutput = "m.keras"\nembedding = 4\nunits = 5\nlength = 6\n'
+        'epochs = 2\nbatch-size = 8\njit-compile = false\ninclude = ["*.txt"]\n'
+    )
+    code, out, err = cellerate("train", "text", "--config", "c.toml", "--epochs", "1", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["training"]["epochs"] == 1
