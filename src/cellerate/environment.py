@@ -16,6 +16,8 @@ import cellerate
 from cellerate.errors import BackendError
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB).
+_KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20))
 # Programs that print one device a line. Keras's own list knows nothing of torch.
 _DEVICES = {
     "tensorflow": "import tensorflow as tf; print(*(d.name for d in tf.config.list_logical_devices()), sep='\\n')",
@@ -120,6 +122,26 @@ def backend_devices(backend: str) -> list[str]:
     if found.returncode:
         return [f"cannot be imported: {(found.stderr.strip().splitlines() or ['no message'])[-1]}"]
     return found.stdout.splitlines()
+
+
+def keep_freed_memory() -> bool:
+    """Tells the C library to keep freed memory for the next allocation instead of giving it back each time.
+
+    TensorFlow and torch allocate and free the same large arrays at every training step. glibc's malloc maps
+    and unmaps each of them, and the kernel clears every page anew: about half of a step on a CPU. The process
+    then stays as large as it once was. `docs/decisions/0004-keep-freed-memory.md` has the measurement.
+
+    Returns:
+        Whether the C library took the settings; others than glibc have none.
+
+    Source: mallopt(3), the Linux manual.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform.libc_ver()[0] == "glibc" else None
+    if mallopt is None:
+        return False
+    return all(mallopt(option, value) == 1 for option, value in _KEEP_MEMORY)
 
 
 def resident_memory_bytes() -> int:

@@ -19,6 +19,7 @@ import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
+from cellerate.environment import keep_freed_memory
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import check_writable
 from cellerate.layers.carry import carried_states
@@ -145,6 +146,8 @@ def train(
         display: Who is told; None shows nothing.
         bits: The name to show the loss in bits under, where it is a cross-entropy in nats.
 
+    On TensorFlow and torch the process keeps freed memory from then on; see `environment.keep_freed_memory`.
+
     Returns:
         What came of it. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status
         is "interrupted".
@@ -158,6 +161,8 @@ def train(
     output = Path(output)
     check_start(output, resume=resume)
     display = display or Silent()
+    if keras.config.backend() in ("tensorflow", "torch"):
+        keep_freed_memory()  # XLA plans its memory itself, so JAX gains nothing
     folder = run_folder(output)
     identity = {
         **settings.curve_settings(),
