@@ -44,7 +44,7 @@ def series(quick: bool) -> dict[str, Any]:
 def embed(quick: bool) -> dict[str, Any]:
     """How well held-out lines come back out of their vectors."""
     options = ["--units", "256", "--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1"]
-    options += ["--schedule", "cosine", "--epochs", "1" if quick else "8"]
+    options += ["--schedule", "cosine", "--epochs", "1" if quick else "5"]
     found = _train("embed", "tinyshakespeare.txt", options, "tensorflow")
     held = found["held_out"]
     print(f"token accuracy {held['token_accuracy']:.3f}, written freely {held['free_token_accuracy']:.3f}")
