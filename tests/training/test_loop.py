@@ -1,6 +1,8 @@
 import json
 import os
 import signal
+import threading
+import time
 
 import keras
 import numpy as np
@@ -188,6 +190,23 @@ def test_train_stopped_by_sigterm_saves_as_ctrl_c_does(tmp_path):
     assert run(tmp_path / "m.keras", display=stop).status == "interrupted"
     assert stop.said
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_train_left_by_an_exception_leaves_no_thread_behind(tmp_path):
+    def threads():
+        return [
+            thread
+            for thread in threading.enumerate()
+            if thread.name == "cellerate-batches" and thread.is_alive()
+        ]
+
+    before = threads()
+    source = TextBatches(np.tile(IDS, 50), length=10, batch_size=8, seed=1)
+    assert run(tmp_path / "m.keras", source=source, display=StopAt(0, 3)).status == "interrupted"
+    deadline = time.monotonic() + 10
+    while len(threads()) > len(before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == before
 
 
 def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):

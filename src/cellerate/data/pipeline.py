@@ -113,6 +113,11 @@ class KerasBatches(keras.utils.PyDataset):
             self._ends += 1
             self._restart(within=False)
 
+    def close(self) -> None:
+        """Ends the thread: for a `fit` left by an exception, after which Keras may keep this object."""
+        with self._lock:
+            self._restart(within=False)
+
     def _peeked(self, index: int) -> Any:
         """What Keras sees of the batches before an epoch, to learn their shapes.
 

@@ -286,15 +286,21 @@ def _fit_parts(
     validation_data = KerasBatches(validation) if validation is not None else None
     for epoch, start, stop in parts:
         conductor.begin_part(start, checkpoint if start else None)
-        trainer.fit(
-            KerasBatches(source, start=start, epoch=epoch),
-            initial_epoch=epoch,
-            epochs=stop,
-            validation_data=validation_data,
-            callbacks=WhenDue([*callbacks, conductor], conductor, add_history=True, model=trainer),
-            shuffle=False,
-            verbose=0,
-        )
+        batches = KerasBatches(source, start=start, epoch=epoch)
+        try:
+            trainer.fit(
+                batches,
+                initial_epoch=epoch,
+                epochs=stop,
+                validation_data=validation_data,
+                callbacks=WhenDue([*callbacks, conductor], conductor, add_history=True, model=trainer),
+                shuffle=False,
+                verbose=0,
+            )
+        finally:
+            batches.close()
+            if validation_data is not None:
+                validation_data.close()
         if trainer.stop_training:
             return True
     return False
