@@ -47,11 +47,12 @@ test: $(STAMPS)/dev
 		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and not slow" || exit 1; \
 	done
 
+# pytest ends with 5 where no test is marked so.
 test-slow: $(STAMPS)/dev
 	$(BIN)/python -m pytest -m "slow and not keras"
 	@for backend in $(BACKENDS); do \
 		echo "== $$backend"; \
-		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and slow" || exit 1; \
+		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and slow" || [ $$? -eq 5 ] || exit 1; \
 	done
 
 lint: $(STAMPS)/dev
