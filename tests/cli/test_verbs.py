@@ -75,6 +75,20 @@ def test_train_series_writes_the_chart_where_plot_says(cellerate, here, small):
     assert (here / "c.png").stat().st_size > 5000
 
 
+def test_train_series_with_quantiles_forecasts_each_of_them_in_order(cellerate, here, small):
+    quantiles = ["--quantile", "0.1", "--quantile", "0.5", "--quantile", "0.9"]
+    code, out, _ = cellerate(
+        "train", "series", "s.csv", "-o", "m.keras", *small["series"], *quantiles, "--json"
+    )
+    assert code == 0
+    assert set(json.loads(out)["test"]["coverage"]) == {"q0.1", "q0.5", "q0.9"}
+    code, out, _ = cellerate("forecast", "m.keras", "s.csv")
+    assert code == 0
+    columns, *rows = csv.reader(io.StringIO(out))
+    assert columns == ["time", "load_q0.1", "load_q0.5", "load_q0.9"]
+    assert all(sorted(values) == values for values in ([float(v) for v in row[1:]] for row in rows))
+
+
 def test_train_series_without_a_test_part_says_that_no_chart_was_drawn(cellerate, here, small):
     words = ["--train-fraction", "0.9", "--validation-fraction", "0.1", "--plot", "c.png"]
     code, out, err = cellerate("train", "series", "s.csv", "-o", "m.keras", *small["series"], *words)

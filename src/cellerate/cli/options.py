@@ -150,8 +150,9 @@ def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Par
     default = field.default if field.default is not dataclasses.MISSING else None
     if field.name in _WRITTEN:
         hint, default, _ = _WRITTEN[field.name]
-    elif typing.get_origin(hint) is Sequence or hint == Sequence[str]:
-        hint, default = list[str], list(default or [])
+    elif typing.get_origin(hint) is Sequence:
+        (entry,) = typing.get_args(hint)
+        hint, default = list[entry], list(default or [])  # type: ignore[valid-type]
     flag = "--" + field.name.replace("_", "-")
     if hint is bool:
         flag += f"/--no-{field.name.replace('_', '-')}"
