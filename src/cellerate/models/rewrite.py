@@ -1,7 +1,7 @@
-"""Copies of a model with another dtype policy.
+"""A user's model once more: in another dtype policy, or the same layers in a model that was never compiled.
 
-A module of its own because the trick works on any user's model: describe the model the way Keras saves it,
-change the description, build it again, copy the weights. The original is not touched.
+A module of its own because both work on any model and leave the original as it is. For another policy the
+model is described the way Keras saves it, the description changed, built again, and the weights copied.
 """
 
 from collections.abc import Iterator
@@ -54,6 +54,23 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
         keep = narrow and (chosen or id(config) in outputs)
         config["dtype"] = "float32" if keep else keras.saving.serialize_keras_object(target)
     return _rebuild(model, description)
+
+
+def same_layers(model: keras.Model, name: str | None = None) -> keras.Model:
+    """A model of the same layers that was never compiled: to compile it, or save it, without the other's state.
+
+    Args:
+        model: A built model.
+        name: The name of the new model; None for the same.
+
+    Returns:
+        It, sharing every layer; the model itself where it has no graph to share.
+    """
+    name = name or model.name
+    if isinstance(model, keras.Sequential):
+        # One that was never called has inputs, but no `input`.
+        return keras.Model(model.inputs[0], model.outputs[0], name=name)
+    return keras.Model(model.input, model.output, name=name) if hasattr(model, "operations") else model
 
 
 def is_functional(model: Any) -> bool:

@@ -22,7 +22,7 @@ import keras
 import cellerate
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write
-from cellerate.models.rewrite import is_functional
+from cellerate.models.rewrite import is_functional, same_layers
 
 Task = Literal["text", "series", "embed"]
 
@@ -108,7 +108,9 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRec
     entry = None if record is None else _encode(record)
     with atomic_write(target) as beside:
         try:
-            _without_training(model).save(beside)
+            # A class of one's own is saved as it is: what it does may be more than its layers.
+            stock = isinstance(model, keras.Sequential) or is_functional(model)
+            (same_layers(model) if model.compiled and stock else model).save(beside)
         except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
             raise ModelError(
                 f"model {model.name!r} cannot be saved: {_reason(error)} A custom layer needs get_config."
@@ -159,17 +161,6 @@ def load_model(
     if record is not None:
         _check_fits(source, model, record)
     return model, record
-
-
-def _without_training(model: keras.Model) -> keras.Model:
-    """A model of the same layers that was never compiled; nothing is copied."""
-    if not model.compiled:
-        return model
-    if isinstance(model, keras.Sequential):
-        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-    if is_functional(model):
-        return keras.Model(model.input, model.output, name=model.name)
-    return model
 
 
 def _encode(record: TaskRecord) -> bytes:

@@ -17,6 +17,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.files import atomic_write
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
+from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.display import Display
@@ -218,7 +219,7 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         padding=line_model.padding,
         errors="replace",
     )
-    judge = keras.Model(line_model.model.input, line_model.model.output)
+    judge = same_layers(line_model.model)
     judge.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="mean_with_sample_weight"

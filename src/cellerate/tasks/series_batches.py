@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from cellerate.data.batches import BatchSource
-from cellerate.data.evaluation import MeanOverItems
+from cellerate.data.changed import ChangedBatches, MeanOverItems
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.windows import SeriesBatches, WindowSource
@@ -95,23 +95,8 @@ def raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> Wi
     )
 
 
-class _OneTarget:
+class _OneTarget(ChangedBatches):
     """For a model that gives (B, horizon): targets without their last axis."""
 
-    def __init__(self, source: BatchSource) -> None:
-        self.batch_size = source.batch_size
-        self.item = source.item
-        self.items_per_batch = source.items_per_batch
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """The source's batch, its targets (B, horizon)."""
-        x, y, *weight = self._source.batch(epoch, index)
+    def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         return x, y[..., 0], *weight
-
-    def fingerprint(self) -> str:
-        """The source's own."""
-        return self._source.fingerprint()

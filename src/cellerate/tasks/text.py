@@ -19,6 +19,7 @@ from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.layers.stepper import KerasStepper
 from cellerate.layers.stepwise import gives_probabilities
+from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.runtime.generation import generate_ids
@@ -322,7 +323,7 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
         batch_size=model.inputs[0].shape[0] or batch_size,
         item=tokenizer.unit,
     )
-    judge = keras.Model(model.inputs[0], model.outputs[0])
+    judge = same_layers(model)
     judge.compile(loss=_loss(model))
     nats = float(judge.evaluate(KerasBatches(source), verbose=0))
     characters = len(tokenizer.decode(ids)) if tokenizer.unit != "characters" else len(ids)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from cellerate.data.batches import BatchSource
-from cellerate.data.evaluation import MeanOverItems
+from cellerate.data.changed import ChangedBatches, MeanOverItems
 from cellerate.data.text import EncodedText
 from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.data.tokenizer import Tokenizer
@@ -86,26 +86,19 @@ def every_window(
     return MeanOverItems(_LastTarget(plain), predicted), predicted
 
 
-class _LastTarget:
+class _LastTarget(ChangedBatches):
     """For a model that predicts after the last step only: the target is each row's last id."""
 
     def __init__(self, source: BatchSource) -> None:
-        self.batch_size = source.batch_size
-        self.item = source.item
+        super().__init__(source)
         self.items_per_batch = source.batch_size
-        self._source = source
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """The source's batch, its targets (and weights) cut to the last step: (B,)."""
-        x, *rest = self._source.batch(epoch, index)
-        return x, *(array[:, -1] for array in rest)
+    def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
+        return x, *(array[:, -1] for array in (y, *weight))
 
     def fingerprint(self) -> str:
         """The source's own, marked."""
-        return f"last {self._source.fingerprint()}"
+        return f"last {super().fingerprint()}"
 
 
 def predicts_every_step(model: keras.Model) -> bool:

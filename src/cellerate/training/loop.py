@@ -23,7 +23,7 @@ from cellerate.environment import keep_freed_memory
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import check_writable
 from cellerate.layers.carry import carried_states
-from cellerate.models.rewrite import with_dtype_policy
+from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.training.callbacks import (
     Conductor,
     EarlyStopping,
@@ -182,7 +182,8 @@ def train(
         model = with_dtype_policy(model, progress.precision)
 
     states = carried_states(model, source.batch_size) if carry_states else None
-    trainer = states.model if states else _trainer(model)
+    # Compiled in place of `model`, which so carries no optimizer into its file.
+    trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
     trainer.compile(
         optimizer=build_optimizer(settings, len(source), progress.precision),
         loss=loss,
@@ -304,17 +305,6 @@ def _fit_parts(
         if trainer.stop_training:
             return True
     return False
-
-
-def _trainer(model: keras.Model) -> keras.Model:
-    """A model of the same layers to compile, so that `model` itself carries no optimizer into its file."""
-    if isinstance(model, keras.Sequential):
-        # One that was never called has inputs, but no `input`.
-        return keras.Model(model.inputs[0], model.outputs[0], name=f"{model.name}_trainer")
-    if hasattr(model, "operations"):
-        return keras.Model(model.input, model.output, name=f"{model.name}_trainer")
-    # A subclassed model has no graph to share; it is compiled itself.
-    return model
 
 
 def _precision(

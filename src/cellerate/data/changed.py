@@ -1,0 +1,60 @@
+"""Sources of batches that change those of another: what it holds stays, what a model is shown differs.
+
+A module of its own because Keras and models of one's own each need a batch in a slightly other form, whatever
+it was cut from.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.batches import BatchSource
+
+
+class ChangedBatches:
+    """The batches of another source, changed. Subclasses say how.
+
+    Args:
+        source: The other source.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self.batch_size = source.batch_size
+        self.item = source.item
+        self.items_per_batch = source.items_per_batch
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
+        """The source's batch, changed."""
+        return self._change(*self._source.batch(epoch, index))
+
+    def fingerprint(self) -> str:
+        """The source's own."""
+        return self._source.fingerprint()
+
+    def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+
+class MeanOverItems(ChangedBatches):
+    """Scales the weights of an evaluation source, so that Keras's mean of batch means is the mean over items.
+
+    Keras divides each batch's weighted loss by the number of its elements, filler included, and averages the
+    batches. With the weights multiplied by elements / items that is exactly the mean over the real items.
+
+    Args:
+        source: Batches with weights.
+        items: How many real items it has.
+    """
+
+    def __init__(self, source: BatchSource, items: int) -> None:
+        super().__init__(source)
+        self._factor = np.float32(len(source) * source.items_per_batch / items)
+
+    def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
+        (weights,) = weight
+        # (B,) becomes (B, 1): Keras's losses take both, its metrics of sequences only the latter.
+        return x, y, weights.reshape(len(weights), -1) * self._factor
