@@ -14,7 +14,7 @@ from cellerate.errors import CheckpointError, ConfigError, OutputError, Training
 from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training.checkpoint import load_checkpoint
-from cellerate.training.display import Silent
+from cellerate.training.display import Display
 from cellerate.training.loop import run_folder, train
 from cellerate.training.settings import TrainingSettings
 
@@ -74,7 +74,7 @@ class Changed:
         return "changed"
 
 
-class StopAt(Silent):
+class StopAt(Display):
     """Sends a signal to this process at a step, as Ctrl-C does."""
 
     def __init__(self, epoch, step, number=signal.SIGINT):

@@ -47,7 +47,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         if name not in known or isinstance(value, dict):
             options = ", ".join(sorted(n.replace("_", "-") for n in known if n and n != "help"))
             raise ConfigError(f"{path}: {key!r} is no option of {context.command_path!r}. It has: {options}.")
-        given[name] = _TOML_WORDS.get((name, value), value) if isinstance(value, bool) else value
+        # TOML has words of its own for on and off.
+        given[name] = ("off", "on")[value] if name in _WRITTEN and isinstance(value, bool) else value
     context.default_map = {**(context.default_map or {}), **given}
     return path
 
@@ -70,6 +71,9 @@ Backend = Annotated[
         show_default=False,
     ),
 ]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")]
@@ -82,10 +86,6 @@ _WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
         lambda word: {"on": True, "off": False}.get(word, "auto"),
     ),
 }
-
-
-# TOML has words of its own for what these options call otherwise.
-_TOML_WORDS = {("jit_compile", True): "on", ("jit_compile", False): "off"}
 
 
 def with_settings(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def training_display(quiet: bool) -> "Display":
     """The display of a run."""
-    from cellerate.training.display import Silent, Terminal
+    from cellerate.training.display import Display, Terminal
 
-    return Silent() if quiet else Terminal()
+    return Display() if quiet else Terminal()
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:

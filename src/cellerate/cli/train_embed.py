@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, training_display, training_report
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
@@ -22,9 +22,7 @@ def train_embed(
     lines: Annotated[
         Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
-    ],
+    output: Output,
     data: LineOptions,
     architecture: AutoencoderArchitecture,
     training: TrainingSettings,

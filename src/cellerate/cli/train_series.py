@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, training_display, training_report
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -20,9 +20,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("training", TrainingSettings, panel="Training")
 def train_series(
     paths: Annotated[list[str], typer.Argument(help="CSV, Parquet or .npy files.", show_default=False)],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
-    ],
+    output: Output,
     options: SeriesOptions,
     architecture: ForecastArchitecture,
     training: TrainingSettings,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet, Resume, with_settings
+from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, reading_progress, training_display, training_report
 from cellerate.tasks.settings import TextArchitecture, TextOptions
@@ -22,9 +22,7 @@ def train_text(
     paths: Annotated[
         list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
-    ],
+    output: Output,
     data: TextOptions,
     architecture: TextArchitecture,
     training: TrainingSettings,

@@ -133,6 +133,11 @@ def iterate(source: BatchSource, epoch: int, start: int, stop: int) -> Iterator[
     return (source.batch(epoch, index) for index in range(start, stop))
 
 
+def source_fingerprint(settings: str, values: np.ndarray, known: str | None) -> str:
+    """What `BatchSource.fingerprint` gives: of the settings and of the values, whose hash may be known."""
+    return digest(f"{settings} {known or array_fingerprint(values)}".encode())
+
+
 def array_fingerprint(values: np.ndarray) -> str:
     """A content hash of an array: all of it up to 4 MB, else 64 stretches of it, and its shape and type."""
     found = hashlib.blake2b(f"{values.shape} {values.dtype.str}".encode(), digest_size=16)

@@ -13,10 +13,9 @@ from cellerate.data.batches import (
     CHUNK_BYTES,
     Batch,
     GatheredBatches,
-    array_fingerprint,
     at_least,
-    digest,
     joined,
+    source_fingerprint,
 )
 from cellerate.data.gather import MIXING_BYTES, Plan, WindowIndex, plan_windows, take_windows
 from cellerate.data.shuffle import Permutation, derive_seed
@@ -108,9 +107,7 @@ class TextBatches(GatheredBatches):
 
     def fingerprint(self) -> str:
         """See `BatchSource.fingerprint`."""
-        if self._data_fingerprint is None:
-            self._data_fingerprint = array_fingerprint(self._ids)
-        return digest(f"{self._settings} {self._data_fingerprint}".encode())
+        return source_fingerprint(self._settings, self._ids, self._data_fingerprint)
 
     def _read(self, epoch: int, first: int, last: int) -> Batch:
         if self._plan is None:
@@ -213,10 +210,8 @@ class StreamBatches:
 
     def fingerprint(self) -> str:
         """See `BatchSource.fingerprint`."""
-        if self._data_fingerprint is None:
-            self._data_fingerprint = array_fingerprint(self._ids)
-        settings = f"stream/1 {self.length} {self.batch_size} {self._data_fingerprint}"
-        return digest(settings.encode())
+        settings = f"stream/1 {self.length} {self.batch_size}"
+        return source_fingerprint(settings, self._ids, self._data_fingerprint)
 
 
 def _checked_ids(ids: np.ndarray, needed: int, length: int) -> np.ndarray:

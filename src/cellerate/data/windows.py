@@ -13,10 +13,10 @@ from cellerate.data.batches import (
     CHUNK_BYTES,
     Batch,
     GatheredBatches,
-    array_fingerprint,
     at_least,
     digest,
     joined,
+    source_fingerprint,
 )
 from cellerate.data.gather import MIXING_BYTES, Shuffle, WindowIndex, plan_windows, take_windows
 from cellerate.errors import ConfigError, DataError
@@ -112,9 +112,7 @@ class WindowSource(GatheredBatches):
 
     def fingerprint(self) -> str:
         """See `BatchSource.fingerprint`."""
-        if self._data_fingerprint is None:
-            self._data_fingerprint = array_fingerprint(self._values)
-        return digest(f"{self._settings} {self._data_fingerprint}".encode())
+        return source_fingerprint(self._settings, self._values, self._data_fingerprint)
 
     def _read(self, epoch: int, first: int, last: int) -> Batch:
         xs, ys = [], []

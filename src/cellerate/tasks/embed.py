@@ -67,6 +67,11 @@ def load_line_model(path: str | Path) -> LineModel:
     """
     model, record = load_model(path, need_task="embed")
     assert record is not None  # noqa: S101 (a model without one is refused above)
+    return line_model_of(path, model, record)
+
+
+def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> LineModel:
+    """What `load_line_model` gives, of a file that is open already. Raises `ModelError` as it does."""
     payload = record.payload
     try:
         vocabulary = LineVocabulary.from_config(payload["vocabulary"])
@@ -306,8 +311,6 @@ def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
 
 
 def _split(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"validation_fraction should be at least 0 and less than 1, got {fraction!r}.")
     count = int(len(lines) * fraction)
     chosen = np.zeros(len(lines), bool)
     chosen[np.random.default_rng(seed).permutation(len(lines))[:count]] = True

@@ -35,15 +35,15 @@ def evaluate_model(
     Raises:
         CellerateError: Anything wrong with the model or the data.
     """
-    _, record = load_model(path)
+    model, record = load_model(path)
     if record is None:
         raise ModelError(
             f"{path} is a plain Keras model: its task is not known. Train it with `cellerate train ... --model`."
         )
     if record.task == "text":
-        from cellerate.tasks.text import evaluate_text, load_text_model
+        from cellerate.tasks.text import evaluate_text, text_model_of
 
-        text_model = load_text_model(path)
+        text_model = text_model_of(model, record)
         told = text_model.record
         try:
             # What `train` left out of a folder is left out here, too.
@@ -56,13 +56,15 @@ def evaluate_model(
         options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
         return {"task": "text", **evaluate_text(text_model, options, part=part)}
     if record.task == "series":
-        from cellerate.tasks.series import evaluate_series, load_series_model
+        from cellerate.tasks.series import evaluate_series, series_model_of
 
-        return {"task": "series", **evaluate_series(load_series_model(path), data, part=part)}
+        series_model = series_model_of(path, model, record)
+        return {"task": "series", **evaluate_series(series_model, data, part=part)}
     from cellerate.data.line_files import read_lines
-    from cellerate.tasks.embed import evaluate_lines, load_line_model
+    from cellerate.tasks.embed import evaluate_lines, line_model_of
 
     if part != "all" or len(data) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
     lines = read_lines(data[0], column=column, errors=errors)
-    return {"task": "embed", **evaluate_lines(load_line_model(path), lines, batch_size=batch_size)}
+    line_model = line_model_of(path, model, record)
+    return {"task": "embed", **evaluate_lines(line_model, lines, batch_size=batch_size)}

@@ -67,6 +67,11 @@ def load_series_model(path: str | Path) -> SeriesModel:
     """
     model, record = load_model(path, need_task="series")
     assert record is not None  # noqa: S101 (a model without one is refused above)
+    return series_model_of(path, model, record)
+
+
+def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
+    """What `load_series_model` gives, of a file that is open already. Raises `ModelError` as it does."""
     payload = record.payload
     try:
         options = SeriesOptions(**payload["options"])

@@ -65,6 +65,11 @@ def load_text_model(path: str | Path) -> TextModel:
     """
     model, record = load_model(path, need_task="text")
     assert record is not None  # noqa: S101 (a model without one is refused above)
+    return text_model_of(model, record)
+
+
+def text_model_of(model: keras.Model, record: TaskRecord) -> TextModel:
+    """What `load_text_model` gives, of a file that is open already. Raises `ModelError` as it does."""
     return TextModel(model, _tokenizer(record), record.payload)
 
 

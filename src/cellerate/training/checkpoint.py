@@ -86,8 +86,12 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         beside.write_bytes(save(checkpoint.arrays, metadata=header))
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Checkpoint:
     """Reads a checkpoint.
+
+    Args:
+        path: The file.
+        arrays: False reads the header only, and leaves `Checkpoint.arrays` empty.
 
     Raises:
         CheckpointError: There is none, or the file is damaged.
@@ -109,14 +113,15 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
                 )
             position = Position(**json.loads(header["position"]))
             identity, progress = json.loads(header["identity"]), json.loads(header["progress"])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            names = file.keys() if arrays else ()
+            values = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
             f"the checkpoint {path} is damaged ({type(error).__name__}: {error}). Train without resume."
         ) from error
-    return Checkpoint(position, identity, progress, arrays)
+    return Checkpoint(position, identity, progress, values)
 
 
 def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from cellerate.environment import resident_memory_bytes
 
@@ -35,8 +35,8 @@ class Plan:
     max_seconds: float | None = None
 
 
-class Display(Protocol):
-    """Listens to a run."""
+class Display:
+    """Listens to a run; this one shows nothing, others override what they show."""
 
     def start(self, plan: Plan) -> None:
         """Training begins."""
@@ -57,29 +57,7 @@ class Display(Protocol):
         """Training is over, whatever the reason."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def start(self, plan: Plan) -> None:
-        """Nothing."""
-
-    def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def phase(self, text: str) -> None:
-        """Nothing."""
-
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
-
-
-class Terminal(Silent):
+class Terminal(Display):
     """A live progress line on a terminal, a plain line now and then elsewhere; both on stderr.
 
     Args:

@@ -40,7 +40,7 @@ from cellerate.training.checkpoint import (
     restore,
     save_checkpoint,
 )
-from cellerate.training.display import Display, Plan, Silent
+from cellerate.training.display import Display, Plan
 from cellerate.training.history import TensorBoardWriter, write_history
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.precision import PrecisionTrial, choose_precision
@@ -97,10 +97,10 @@ def check_start(output: str | Path, *, resume: bool) -> None:
         # Made when the first checkpoint is written: a run that never begins leaves no empty folder.
         check_writable(_checkpoint_path(output))
     if resume:
-        load_checkpoint(_checkpoint_path(output))
+        load_checkpoint(_checkpoint_path(output), arrays=False)
     elif _checkpoint_path(output).exists():
         try:
-            finished = load_checkpoint(_checkpoint_path(output)).progress["finished"]
+            finished = load_checkpoint(_checkpoint_path(output), arrays=False).progress["finished"]
         except CheckpointError:
             return
         if not finished:
@@ -160,7 +160,7 @@ def train(
     """
     output = Path(output)
     check_start(output, resume=resume)
-    display = display or Silent()
+    display = display or Display()
     if keras.config.backend() in ("tensorflow", "torch"):
         keep_freed_memory()  # XLA plans its memory itself, so JAX gains nothing
     folder = run_folder(output)
@@ -284,24 +284,22 @@ def _fit_parts(
     first_whole = position.epoch + (1 if position.batch else 0)
     if first_whole < epochs:
         parts.append((first_whole, 0, epochs))
-    validation_data = KerasBatches(validation) if validation is not None else None
     for epoch, start, stop in parts:
         conductor.begin_part(start, checkpoint if start else None)
-        batches = KerasBatches(source, start=start, epoch=epoch)
-        try:
+        with contextlib.ExitStack() as opened:
+            batches = KerasBatches(source, start=start, epoch=epoch)
+            held_out = KerasBatches(validation) if validation is not None else None
+            for feed in filter(None, (batches, held_out)):
+                opened.callback(feed.close)
             trainer.fit(
                 batches,
                 initial_epoch=epoch,
                 epochs=stop,
-                validation_data=validation_data,
+                validation_data=held_out,
                 callbacks=WhenDue([*callbacks, conductor], conductor, add_history=True, model=trainer),
                 shuffle=False,
                 verbose=0,
             )
-        finally:
-            batches.close()
-            if validation_data is not None:
-                validation_data.close()
         if trainer.stop_training:
             return True
     return False

@@ -4,6 +4,7 @@ A module of its own because "mixed precision is faster" depends on the machine, 
 the only honest answer is a short measurement, kept with the run.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import math
@@ -96,7 +97,8 @@ def _try_policy(
     copy.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
     clock = _Clock()
     try:
-        copy.fit(KerasBatches(source, stop=steps), callbacks=[clock], shuffle=False, verbose=0)
+        with contextlib.closing(KerasBatches(source, stop=steps)) as batches:
+            copy.fit(batches, callbacks=[clock], shuffle=False, verbose=0)
     # What a backend raises where its kernels lack a type is its own affair (JAX: NotImplementedError and XLA
     # errors; TensorFlow: its error classes), so every Exception is an answer here.
     except Exception as error:

@@ -1,0 +1,352 @@
+"""What every LSTM kernel is given: the names of the dimensions, the options, and the checks of the arguments.
+
+A module of its own because each kernel, the reference among them, and each bridge to a framework must mean
+the same by the same name, and refuse the same arguments in the same words.
+
+Dimensions::
+
+    B  batch, rows computed side by side      H   units: the width of h and of c
+    T  time, steps of a sequence              4H  the gates i, f, c, o of all units, one gate after the other
+    D  inputs, features of one step           V   vocabulary, rows of an embedding table
+
+Arguments, by Keras's names::
+
+    x                  (B, T, D)  float32 or bfloat16
+    kernel             (D, 4H)    float32
+    recurrent_kernel   (H, 4H)    float32
+    bias               (4H,)      float32          None: zeros
+    h0, c0             (B, H)     as x             None: zeros
+    mask               (B, T)     bool             None: every step counts
+    recurrent_dropout  (4, B, H)  float32          None: ones; gate g sees h * recurrent_dropout[g]
+    ids                (B, T)     int32            the lookup's x is embeddings[ids]
+    embeddings         (V, D)     float32
+
+Results are outputs (B, T, H), h_T (B, H) and c_T (B, H). Where the mask is False the states stay as they
+were, and the output of that step is one of `MASKED_OUTPUTS`:
+
+    previous_output  the output of the step before; zeros before the first step that counts
+    previous_state   h of the step before; h0 before the first step that counts
+    zero             zeros
+
+With `go_backwards` time is walked from the last step to the first, the mask with it, and outputs[:, k]
+belongs to the k-th step walked.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+from cellerate.errors import ConfigError
+
+MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
+"""What stands in the output where the mask is False; the native core's code for one is its index."""
+
+ACTIVATIONS: tuple[str, ...] = (
+    "linear",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "hard_sigmoid",
+    "softplus",
+    "softsign",
+    "elu",
+    "selu",
+    "exponential",
+    "relu6",
+    "leaky_relu",
+    "silu",
+    "gelu",
+    "hard_silu",
+    "hard_tanh",
+    "mish",
+    "celu",
+    "log_sigmoid",
+    "hard_shrink",
+    "soft_shrink",
+    "tanh_shrink",
+    "threshold",
+    "squareplus",
+    "sparse_plus",
+    "sparse_sigmoid",
+)
+"""The activations kernels know, by Keras's names and with its defaults; a code is an index here, never moved.
+
+Keras's `threshold` has no defaults, so a layer that names it raises when Keras calls it; kernels take 0 for
+both its arguments.
+"""
+
+_FIXES = {
+    "x": "Give one sequence of D features for each row of the batch.",
+    "ids": "Give one sequence of ids for each row of the batch.",
+    "embeddings": "Give the embedding table whose rows are the inputs of this layer.",
+    "kernel": "D is the width of the inputs and H the rows of recurrent_kernel: give the weights of one "
+    "layer, the gates i, f, c, o side by side on the last axis.",
+    "recurrent_kernel": "H is its number of rows: give the weights of one layer, the gates i, f, c, o side by "
+    "side on the last axis.",
+    "bias": "H is the rows of recurrent_kernel: give the bias of the same layer as one vector, or None if it "
+    "has none.",
+    "h0": "Give one state for each row of the inputs, or None for zeros.",
+    "c0": "Give one state for each row of the inputs, or None for zeros.",
+    "mask": "Give one value for each step of each row, or None if every step counts.",
+    "recurrent_dropout": "Give one mask for each of the gates i, f, c, o, or None for no dropout.",
+}
+_STATE_DTYPES = ("float32", "bfloat16")
+
+
+class Array(Protocol):
+    """Anything with a shape and a dtype: a NumPy array, or a framework's tensor of static shape."""
+
+    @property
+    def shape(self) -> Any:
+        """The size of each axis."""
+
+    @property
+    def dtype(self) -> Any:
+        """What the values are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmOptions:
+    """How one direction of one layer computes.
+
+    Attributes:
+        activation: Of the candidate and of the carry on its way out, one of `ACTIVATIONS`.
+        recurrent_activation: Of the gates i, f and o, one of `ACTIVATIONS`.
+        go_backwards: Whether time is walked from the last step to the first.
+        masked_output: What stands in the output where the mask is False, one of `MASKED_OUTPUTS`.
+
+    Raises:
+        ConfigError: An option has another value.
+    """
+
+    activation: str = "tanh"
+    recurrent_activation: str = "sigmoid"
+    go_backwards: bool = False
+    masked_output: str = "previous_output"
+
+    def __post_init__(self) -> None:
+        for name in ("activation", "recurrent_activation"):
+            value = getattr(self, name)
+            if value not in ACTIVATIONS:
+                raise ConfigError(
+                    f"{name} is {value!r}; kernels know {', '.join(ACTIVATIONS)}. Choose one of these, or "
+                    "leave the layer to Keras."
+                )
+        if not isinstance(self.go_backwards, bool):
+            raise ConfigError(f"go_backwards is {self.go_backwards!r}; expected True or False.")
+        if self.masked_output not in MASKED_OUTPUTS:
+            raise ConfigError(
+                f"masked_output is {self.masked_output!r}; expected one of {', '.join(MASKED_OUTPUTS)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmShape:
+    """The sizes of one call.
+
+    Attributes:
+        batch: B.
+        steps: T.
+        inputs: D.
+        units: H.
+    """
+
+    batch: int
+    steps: int
+    inputs: int
+    units: int
+
+
+def check_shapes(
+    x: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """The part of `validate` that looks at shapes only, for a kernel that takes any dtype.
+
+    Args:
+        x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ConfigError: A shape does not fit, or a size is 0.
+    """
+    sizes: dict[str, int] = {}
+    _match("x", x, ("B", "T", "D"), sizes)
+    return _match_the_rest(sizes, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
+
+
+def validate(
+    x: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """Checks the arguments of a kernel; only shapes and dtypes are looked at, never a value.
+
+    Args:
+        x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ConfigError: A shape or a dtype does not fit, or a size is 0.
+
+    Example:
+        >>> import numpy as np
+        >>> x, kernel, recurrent_kernel = (np.ones(s, np.float32) for s in [(2, 7, 3), (3, 20), (5, 20)])
+        >>> validate(x, kernel, recurrent_kernel)
+        LstmShape(batch=2, steps=7, inputs=3, units=5)
+    """
+    shape = check_shapes(x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
+    _check_dtypes({"x": x, "h0": h0, "c0": c0}, kernel, recurrent_kernel, bias, mask, recurrent_dropout)
+    return shape
+
+
+def validate_lookup(
+    ids: Array,
+    embeddings: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """Checks the arguments of a kernel whose inputs are the rows `ids` of a table, as `validate` does.
+
+    Args:
+        ids, embeddings, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
+            That each id is below V is for the kernel to see: it is a matter of values.
+
+    Returns:
+        The sizes; inputs is the width of the table.
+
+    Raises:
+        ConfigError: A shape or a dtype does not fit, or a size is 0.
+    """
+    sizes: dict[str, int] = {}
+    _match("ids", ids, ("B", "T"), sizes)
+    _match("embeddings", embeddings, ("V", "D"), sizes)
+    shape = _match_the_rest(sizes, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
+    _check_dtype("ids", ids, ("int32",))
+    _check_dtype("embeddings", embeddings, ("float32",))
+    _check_dtypes({"h0": h0, "c0": c0}, kernel, recurrent_kernel, bias, mask, recurrent_dropout)
+    return shape
+
+
+def _match_the_rest(
+    sizes: dict[str, int],
+    kernel: Array,
+    recurrent_kernel: Array,
+    bias: Array | None,
+    h0: Array | None,
+    c0: Array | None,
+    mask: Array | None,
+    recurrent_dropout: Array | None,
+) -> LstmShape:
+    # The recurrent kernel first: it is the one that tells H.
+    _match("recurrent_kernel", recurrent_kernel, ("H", "4H"), sizes)
+    _match("kernel", kernel, ("D", "4H"), sizes)
+    optional: list[tuple[str, Array | None, tuple[str, ...]]] = [
+        ("bias", bias, ("4H",)),
+        ("h0", h0, ("B", "H")),
+        ("c0", c0, ("B", "H")),
+        ("mask", mask, ("B", "T")),
+        ("recurrent_dropout", recurrent_dropout, ("4", "B", "H")),
+    ]
+    for name, array, axes in optional:
+        if array is not None:
+            _match(name, array, axes, sizes)
+    return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
+
+
+def _match(name: str, array: Array, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
+    """Holds a shape against its axes; an axis not yet in `sizes` gets its size from this shape."""
+    if not hasattr(array, "shape"):
+        raise ConfigError(f"{name} is a {type(array).__name__}; expected an array of shape {_text(axes, {})}.")
+    shape = tuple(array.shape)
+    expected = _text(axes, sizes)
+    if len(shape) != len(axes):
+        raise ConfigError(f"{name} has shape {shape}; expected {expected}. {_FIXES[name]}")
+    for axis, size in zip(axes, shape, strict=True):
+        if axis in ("B", "T", "D", "H", "V") and axis not in sizes:
+            if size < 1:
+                raise ConfigError(
+                    f"{name} has shape {shape}; expected {expected} with every size at least 1. Leave out "
+                    "calls that have nothing to compute."
+                )
+            sizes[axis] = size
+    if shape != tuple(_size(axis, sizes) for axis in axes):
+        raise ConfigError(f"{name} has shape {shape}; expected {_text(axes, sizes)}. {_FIXES[name]}")
+
+
+def _size(axis: str, sizes: dict[str, int]) -> int | None:
+    if axis == "4":
+        return 4
+    if axis == "4H":
+        return 4 * sizes["H"] if "H" in sizes else None
+    return sizes.get(axis)
+
+
+def _text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
+    """The axes as a shape: "(D, 4H) = (3, 20)", or the names alone while a size is not known."""
+
+    def written(items: list[str]) -> str:
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+
+    known = [_size(axis, sizes) for axis in axes]
+    return written(list(axes)) + ("" if None in known else f" = {written([str(size) for size in known])}")
+
+
+def _check_dtypes(
+    states: dict[str, Array | None],
+    kernel: Array,
+    recurrent_kernel: Array,
+    bias: Array | None,
+    mask: Array | None,
+    recurrent_dropout: Array | None,
+) -> None:
+    """Checks what all variants share; `states` are those that must agree, the first given one leading."""
+    leader: tuple[str, str] | None = None
+    for name, array in states.items():
+        if array is not None:
+            _check_dtype(name, array, _STATE_DTYPES)
+            dtype = _dtype_name(array)
+            leader = leader or (name, dtype)
+            if dtype != leader[1]:
+                raise ConfigError(
+                    f"{name} has dtype {dtype}; expected {leader[1]}, the dtype of {leader[0]}. "
+                    f"Cast one of them to the dtype of the other."
+                )
+    weights = {"kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
+    for name, array in (weights | {"recurrent_dropout": recurrent_dropout}).items():
+        if array is not None:
+            _check_dtype(name, array, ("float32",))
+    if mask is not None:
+        _check_dtype("mask", mask, ("bool",))
+
+
+def _check_dtype(name: str, array: Array, allowed: tuple[str, ...]) -> None:
+    found = _dtype_name(array)
+    if found not in allowed:
+        raise ConfigError(
+            f"{name} has dtype {found}; expected {' or '.join(allowed)}. Cast it to {allowed[0]}."
+        )
+
+
+def _dtype_name(array: Array) -> str:
+    """The name alone, as bfloat16 is no dtype of NumPy's, and torch writes its own as torch.bfloat16."""
+    return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
