@@ -6,14 +6,21 @@ BACKENDS := tensorflow jax torch
 STAMPS := .stamps
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
+# What the native core is built from.
+NATIVE := CMakeLists.txt $(wildcard cmake/* csrc/*.h csrc/*.cpp csrc/third_party/*/*/*/*.h)
+NATIVE_FORMATTED := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp)
+# A comma cannot stand in the arguments of $(call).
+comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
+export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test test-slow lint format bench docs clean
+.PHONY: help setup demo test test-slow test-native test-native-plain lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, then explain and generate"
 	@echo "make test       the test-suite, once on each of: $(BACKENDS)"
-	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-slow  the tests that take minutes, those of the native core among them"
+	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine; results go to benchmarks/results/"
 	@echo "make docs       the tables in README.md, from benchmarks/results/"
@@ -23,24 +30,31 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cellerate needs Python 3.11 or later")'
 	$(PYTHON) -m venv $(VENV)
 
-# The demo needs one backend only.
-$(STAMPS)/demo: pyproject.toml | $(BIN)/python
+# The demo needs one backend only, and runs without the native core where there is no compiler.
+$(STAMPS)/demo: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[jax]'
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/dev: pyproject.toml | $(BIN)/python
+$(STAMPS)/tools: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet 'pip>=25.1'
 	$(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet -e '.[tensorflow,jax,torch,tokenizers,tensorboard,plots]' --group dev
-	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/demo
+	$(BIN)/pip install --quiet --group dev
+	@mkdir -p $(STAMPS) && touch $@
+
+# Builds in build/dev and not in an environment of its own, so that a change compiles only what it touches.
+$(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
+	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
+		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
+		-e '.[tensorflow,jax,torch,tokenizers,tensorboard,plots]'
+	@touch $@ $(STAMPS)/demo
 
 setup: $(STAMPS)/dev
 
 demo: $(STAMPS)/demo
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-# One process for what needs no Keras, then one for each backend.
-test: $(STAMPS)/dev
+# The C++ tests; then one process for what needs no Keras, and one for each backend.
+test: $(STAMPS)/dev test-native-plain
 	$(BIN)/python -m pytest -m "not keras and not slow"
 	@for backend in $(BACKENDS); do \
 		echo "== $$backend"; \
@@ -48,21 +62,46 @@ test: $(STAMPS)/dev
 	done
 
 # pytest ends with 5 where no test is marked so.
-test-slow: $(STAMPS)/dev
+test-slow: $(STAMPS)/dev test-native
 	$(BIN)/python -m pytest -m "slow and not keras"
 	@for backend in $(BACKENDS); do \
 		echo "== $$backend"; \
 		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and slow" || [ $$? -eq 5 ] || exit 1; \
 	done
 
+# $(call build_native,name,what to tell CMake) makes the C++ tests in build/native-<name>.
+define build_native
+	@mkdir -p build
+	$(BIN)/cmake -S . -B build/native-$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DCELLERATE_PYTHON=OFF -DCELLERATE_TESTS=ON $(2) >build/native-$(1).log || { cat build/native-$(1).log; exit 1; }
+	$(BIN)/cmake --build build/native-$(1)
+endef
+
+test-native-plain: $(STAMPS)/dev
+	$(call build_native,plain,-DCELLERATE_STRICT=ON)
+	$(BIN)/ctest --test-dir build/native-plain -LE valgrind
+
+test-native: test-native-plain
+	@echo "== address and undefined-behaviour sanitizers"
+	$(call build_native,address,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCELLERATE_SANITIZE=address$(comma)undefined)
+	$(BIN)/ctest --test-dir build/native-address
+	@echo "== thread sanitizer"
+	$(call build_native,thread,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCELLERATE_SANITIZE=thread)
+	$(BIN)/ctest --test-dir build/native-thread
+	@echo "== valgrind"
+	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir build/native-plain -L valgrind; \
+		else echo "valgrind is not installed: left out"; fi
+
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE_FORMATTED)
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/clang-format -i $(NATIVE_FORMATTED)
 
 bench: $(STAMPS)/dev
 	$(BIN)/python benchmarks/run.py
@@ -71,4 +110,4 @@ docs: $(STAMPS)/dev
 	$(BIN)/python benchmarks/tables.py
 
 clean:
-	rm -rf $(VENV) $(STAMPS) demo
+	rm -rf $(VENV) $(STAMPS) build demo

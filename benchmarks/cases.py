@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kernel
 import loader
+import lstm
 import training
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
@@ -20,6 +22,31 @@ DATA = Path(os.environ.get("CELLERATE_BENCH_DATA", Path(__file__).resolve().pare
 def load(quick: bool) -> dict[str, Any]:
     """Windows/s and memory of the loader, beside tf.data and Keras."""
     return loader.run(quick=quick)
+
+
+def native(quick: bool) -> dict[str, Any]:
+    """The native core alone, as a share of this machine's peak."""
+    return kernel.run(quick=quick)
+
+
+def step(quick: bool) -> dict[str, Any]:
+    """A training step through `fit`: Keras, Cellerate and torch.nn.LSTM in turn."""
+    return lstm.main_race(DATA / "2600-0.txt", quick=quick)
+
+
+def variants(quick: bool) -> dict[str, Any]:
+    """The same step with masks, other activations, recurrent dropout, both directions, no bias."""
+    return lstm.variants_race(DATA / "2600-0.txt", quick=quick)
+
+
+def small(quick: bool) -> dict[str, Any]:
+    """The same step with batches of 1 and 8."""
+    return lstm.small_batches(DATA / "2600-0.txt", quick=quick)
+
+
+def loss(quick: bool) -> dict[str, Any]:
+    """The loss after 300 steps, Keras's and ours in float32 and bfloat16."""
+    return lstm.losses(DATA / "2600-0.txt", quick=quick)
 
 
 def text(quick: bool) -> dict[str, Any]:
@@ -52,6 +79,11 @@ def embed(quick: bool) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "kernel": native,
+    "step": step,
+    "variants": variants,
+    "small": small,
+    "loss": loss,
     "loader": load,
     "text": text,
     "series": series,

@@ -66,7 +66,51 @@ def embed(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def step(result: dict[str, Any]) -> list[list[str]]:
+    """A row a contestant, a column a size."""
+    names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**", "torch.nn.LSTM": "torch.nn.LSTM loop"}
+    sizes = [race[0]["units"] for race in result["races"]]
+    rows = [["Thousand characters/s", *[f"H={size}" for size in sizes]]]
+    for nth, first in enumerate(result["races"][0]):
+        backend = f" on {first['backend']}" if first["implementation"] != "torch.nn.LSTM" else ""
+        kind = "bfloat16" if first["policy"] == "mixed_bfloat16" else first["policy"]
+        speeds = [f"{race[nth]['characters_per_s'] / 1e3:.0f}" for race in result["races"]]
+        rows.append([f"{names[first['implementation']]}{backend}, {kind}", *speeds])
+    return rows
+
+
+def native(result: dict[str, Any]) -> list[list[str]]:
+    """A row a size."""
+    rows = [["T=100", "float32", "bfloat16"]]
+    found = {(r["units"], r["batch"], r["inputs"], r["dtype"]): r["share_of_peak"] for r in result["sizes"]}
+    for units, batch, inputs in dict.fromkeys(key[:3] for key in found):
+        what = "D=H" if inputs == "dense" else "lookups, V=96"
+        shares = [f"{found[units, batch, inputs, dtype]:.0%}" for dtype in ("float32", "bfloat16")]
+        rows.append([f"H={units}, B={batch}, {what}", *shares])
+    peaks = result["peak_operations_per_s"]
+    rows.append(
+        [f"peak, {result['target']}", *[f"{peaks[d] / 1e9:.0f} GFLOP/s" for d in ("float32", "bfloat16")]]
+    )
+    return rows
+
+
+def variants(result: dict[str, Any]) -> list[list[str]]:
+    """A row a variant: the time of a step over that of the plain layer."""
+    rows = [[f"Step on {result['backend']}, H={result['units']}", "Cellerate", "Keras"]]
+    times = {(r["variant"], r["implementation"]): r["median_s"] for r in result["float32"]}
+    for name in dict.fromkeys(variant for variant, _ in times):
+        row = [name]
+        for implementation in ("cellerate-cpu", "keras"):
+            slower = times[name, implementation] / times["plain", implementation]
+            row.append(f"{times[name, implementation] * 1e3:.0f} ms ({slower:.2f}x)")
+        rows.append(row)
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
+    "step": step,
+    "kernel": native,
+    "variants": variants,
     "text": text,
     "loader": loader,
     "series": series,

@@ -1,14 +1,20 @@
-"""What Cellerate asks of JAX itself: whether a GPU is there, and compiling a generation step.
+"""What Cellerate asks of JAX itself: whether a GPU is there, compiling a generation step, the native LSTM.
 
 One file a framework, imported only when that backend runs; nothing else in Cellerate imports JAX.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from cellerate.kernels import cpu
+from cellerate.kernels.spec import LstmOptions
+
+Static = tuple[LstmOptions, bool]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -38,3 +44,108 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
         return state, None if logits is None else np.asarray(logits)
 
     return run
+
+
+def in_place_changes(tensor: Any) -> int:
+    """How often a tensor was changed in place: JAX's arrays never are."""
+    del tensor
+    return 0
+
+
+def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
+    """One LSTM layer on the native core, inside or outside `jax.jit`, with gradients.
+
+    Args:
+        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+            kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout. With ids, h0 is needed: the
+            results have its type.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether to return all outputs or the last.
+
+    Returns:
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of x. First derivatives in reverse mode
+        are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+    """
+    _register()
+    return _lstm((options, return_sequences), arrays)
+
+
+@functools.cache
+def _register() -> None:
+    core = cpu.core()
+    for name, handler in (("forward", core.xla_forward()), ("backward", core.xla_backward())):
+        jax.ffi.register_ffi_target(f"cellerate_lstm_{name}", handler, platform="cpu")
+
+
+def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """Calls the core; `results` has the shapes and types of the results that are wanted."""
+    options, return_sequences = static
+    core = cpu.core()
+    names = core.FORWARD_ARGUMENTS if name == "forward" else core.BACKWARD_ARGUMENTS
+    result_names = core.FORWARD_RESULTS if name == "forward" else core.BACKWARD_RESULTS
+    activation, recurrent_activation, masked_output, go_backwards, _ = cpu.codes(options, return_sequences)
+    call = jax.ffi.ffi_call(
+        f"cellerate_lstm_{name}",
+        [results[each] for each in result_names if each in results],
+        vmap_method="sequential",
+    )
+    values = call(
+        *[given[each] for each in names if each in given],
+        activation=np.int64(activation),
+        recurrent_activation=np.int64(recurrent_activation),
+        masked_output=np.int64(masked_output),
+        go_backwards=go_backwards,
+        return_sequences=return_sequences,
+        arguments=np.int64(sum(1 << n for n, each in enumerate(names) if each in given)),
+        results=np.int64(sum(1 << n for n, each in enumerate(result_names) if each in results)),
+    )
+    return dict(zip([each for each in result_names if each in results], values, strict=True))
+
+
+def _forward(static: Static, given: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    _, return_sequences = static
+    like = given["x"] if "x" in given else given["ids"]
+    dtype = given["x"].dtype if "x" in given else given["h0"].dtype
+    batch, steps, units = like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
+    state = jax.ShapeDtypeStruct((batch, units), dtype)
+    results = {"outputs": state, "h_T": state, "c_T": state}
+    if return_sequences:
+        results["outputs"] = jax.ShapeDtypeStruct((batch, steps, units), dtype)
+    if keep:
+        size = cpu.reserve_bytes(
+            (batch, steps, units),
+            bfloat16=dtype == jnp.bfloat16,
+            masked="mask" in given,
+            return_sequences=return_sequences,
+        )
+        results["reserve"] = jax.ShapeDtypeStruct((size,), np.uint8)
+    return _call("forward", static, given, results)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _lstm(static: Static, given: dict[str, Any]) -> tuple[Any, Any, Any]:
+    done = _forward(static, given, keep=False)
+    return done["outputs"], done["h_T"], done["c_T"]
+
+
+def _lstm_forward(static: Static, given: dict[str, Any]) -> tuple[tuple[Any, Any, Any], Any]:
+    done = _forward(static, given, keep=True)
+    kept = {"reserve": done["reserve"]} | ({"outputs": done["outputs"]} if static[1] else {})
+    return (done["outputs"], done["h_T"], done["c_T"]), (given, kept)
+
+
+def _lstm_backward(static: Static, saved: Any, cotangents: tuple[Any, Any, Any]) -> tuple[dict[str, Any]]:
+    given, kept = saved
+    wanted = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
+    results = {
+        f"d_{name}": jax.ShapeDtypeStruct(given[name].shape, given[name].dtype)
+        for name in wanted
+        if name in given
+    }
+    named = dict(zip(("d_outputs", "d_h_T", "d_c_T"), cotangents, strict=True))
+    gradients = _call("backward", static, {**given, **kept, **named}, results)
+    # None stands for no gradient, as for a mask.
+    return ({name: gradients.get(f"d_{name}") for name in given},)
+
+
+_lstm.defvjp(_lstm_forward, _lstm_backward)

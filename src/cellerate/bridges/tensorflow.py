@@ -1,4 +1,4 @@
-"""What Cellerate asks of TensorFlow itself: whether a GPU is there, compiling a generation step, datasets.
+"""What Cellerate asks of TensorFlow itself: whether a GPU is there, compiling a step, datasets, the LSTM.
 
 One file a framework, imported only when that backend runs; nothing else in Cellerate imports TensorFlow.
 """
@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from cellerate.kernels import cpu
+from cellerate.kernels.spec import LstmOptions
 
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
@@ -85,3 +88,82 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
     if cache:
         dataset = dataset.cache()
     return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def in_place_changes(tensor: Any) -> int:
+    """How often a tensor was changed in place: TensorFlow's tensors never are."""
+    del tensor
+    return 0
+
+
+def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
+    """One LSTM layer on the native core, eagerly or in a `tf.function`, with gradients.
+
+    It runs as a Python function inside the graph: not with XLA, and not in a SavedModel.
+
+    Args:
+        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether to return all outputs or the last.
+
+    Returns:
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives in reverse mode
+        are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+    """
+    names = list(arrays)
+    wanted = [n for n in ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0") if n in arrays]
+    like = arrays["x"] if "x" in arrays else arrays["ids"]
+    batch, steps, units = like.shape[0], like.shape[1], arrays["recurrent_kernel"].shape[0]
+    dtype = arrays["h0"].dtype
+    shapes = [(batch, steps, units) if return_sequences else (batch, units), (batch, units), (batch, units)]
+
+    def forward(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        named = dict(zip(names, values, strict=True))
+        dtype = named["h0"].dtype
+        done = cpu.forward(cpu.Arguments(**named), options, return_sequences=return_sequences, dtype=dtype)
+        assert done.reserve is not None  # noqa: S101 (it was asked for)
+        return done.outputs, done.h_T, done.c_T, done.reserve
+
+    def backward(*values: np.ndarray) -> list[np.ndarray]:
+        given = cpu.Arguments(**dict(zip(names, values, strict=False)))
+        outputs, reserve, d_outputs, d_h_T, d_c_T = values[len(names) :]
+        done = cpu.Forward(outputs, d_h_T, d_c_T, reserve)
+        gradients = cpu.backward(
+            given,
+            done,
+            options,
+            d_outputs=d_outputs,
+            d_h_T=d_h_T,
+            d_c_T=d_c_T,
+            return_sequences=return_sequences,
+        )
+        return [gradients[name] for name in wanted]
+
+    def run(*tensors: Any) -> tuple[tuple[Any, Any, Any], Callable[..., list[Any]]]:
+        types = [dtype, dtype, dtype, tf.uint8]
+        *results, reserve = tf.numpy_function(forward, tensors, types, stateful=False)
+        for result, shape in zip(results, shapes, strict=True):
+            result.set_shape(shape)
+
+        def gradients(*cotangents: Any) -> list[Any]:
+            inputs = [*tensors, results[0], reserve, *cotangents]
+            found = dict(zip(wanted, tf.custom_gradient(differentiate)(*inputs), strict=True))
+            for name, gradient in found.items():
+                gradient.set_shape(arrays[name].shape)
+            return [found.get(name) for name in names]
+
+        def differentiate(*inputs: Any) -> tuple[list[Any], Callable[..., None]]:
+            types = [arrays[name].dtype for name in wanted]
+            return tf.numpy_function(backward, inputs, types, stateful=False), _differentiate_twice
+
+        return tuple(results), gradients
+
+    return tf.custom_gradient(run)(*arrays.values())
+
+
+def _differentiate_twice(*_: Any) -> None:
+    # Without this, TensorFlow would leave the second derivatives out of the gradient.
+    raise NotImplementedError(
+        "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
+    )

@@ -1,8 +1,9 @@
-"""What Cellerate asks of torch itself: whether a GPU is there, compiling a generation step, datasets.
+"""What Cellerate asks of torch itself: whether a GPU is there, compiling a generation step, datasets, the LSTM.
 
 One file a framework, imported only when that backend runs; nothing else in Cellerate imports torch.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,24 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cellerate.kernels import cpu
+from cellerate.kernels.spec import LstmOptions
+
+# The arguments of the native LSTM, and which of them have gradients.
+_ARGUMENTS = (
+    "x",
+    "ids",
+    "embeddings",
+    "kernel",
+    "recurrent_kernel",
+    "bias",
+    "h0",
+    "c0",
+    "mask",
+    "dropout",
+    "recurrent_dropout",
+)
+_DIFFERENTIABLE = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -102,3 +121,126 @@ def _as_tensors(batch: Any) -> Any:
     if isinstance(batch, tuple):
         return tuple([_as_tensors(part) for part in batch])
     return torch.from_numpy(batch)
+
+
+def in_place_changes(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was changed in place: None if torch does not count them, in inference mode."""
+    return None if tensor.is_inference() else int(tensor._version)
+
+
+def lstm(
+    arrays: dict[str, torch.Tensor], options: LstmOptions, return_sequences: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One LSTM layer on the native core, with gradients.
+
+    Args:
+        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether to return all outputs or the last.
+
+    Returns:
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives are defined for x
+        or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+    """
+    _register()
+    keep = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
+    given = [arrays.get(name) for name in _ARGUMENTS]
+    codes = [int(code) for code in cpu.codes(options, return_sequences)]
+    outputs, h_T, c_T, _ = torch.ops.cellerate.lstm_forward(*given, codes, keep)
+    return outputs, h_T, c_T
+
+
+@functools.cache
+def _register() -> None:
+    """Defines the two operators: opaque to torch.compile, which sees their shapes through the fake kernels."""
+    optional = ", ".join(f"Tensor? {name}" for name in _ARGUMENTS)
+    saved = "Tensor outputs, Tensor reserve, Tensor? d_outputs, Tensor? d_h_T, Tensor? d_c_T"
+    results = ", ".join(["Tensor"] * len(_DIFFERENTIABLE))
+    # Kept alive by torch itself from here on; a Library object that is collected takes its operators along.
+    _register.library = library = torch.library.Library("cellerate", "DEF")  # type: ignore[attr-defined]
+    library.define(f"lstm_forward({optional}, int[] codes, bool keep) -> (Tensor, Tensor, Tensor, Tensor)")
+    library.define(f"lstm_backward({optional}, {saved}, int[] codes) -> ({results})")
+    library.impl("lstm_forward", _forward, "CPU")
+    library.impl("lstm_backward", _backward, "CPU")
+    torch.library.register_fake("cellerate::lstm_forward", _forward_results, lib=library)
+    torch.library.register_fake("cellerate::lstm_backward", _backward_results, lib=library)
+    torch.library.register_autograd(
+        "cellerate::lstm_forward", _differentiate, setup_context=_save, lib=library
+    )
+    torch.library.register_autograd("cellerate::lstm_backward", _differentiate_twice, lib=library)
+
+
+def _codes(codes: Sequence[int]) -> tuple[int, int, int, bool, bool]:
+    return codes[0], codes[1], codes[2], bool(codes[3]), bool(codes[4])
+
+
+def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
+    """Empty tensors of the shapes and types that forward fills."""
+    *tensors, codes, keep = given
+    named: dict[str, Any] = dict(zip(_ARGUMENTS, tensors, strict=True))
+    h0, sequences = named["h0"], bool(codes[4])
+    like = named["x"] if named["x"] is not None else named["ids"]
+    batch, steps, units = like.shape[0], like.shape[1], named["recurrent_kernel"].shape[0]
+    size = 0
+    if keep:
+        masked = named["mask"] is not None
+        bfloat16 = h0.dtype == torch.bfloat16
+        size = cpu.reserve_bytes(
+            (batch, steps, units), bfloat16=bfloat16, masked=masked, return_sequences=sequences
+        )
+    outputs = h0.new_empty((batch, steps, units) if sequences else (batch, units))
+    return outputs, torch.empty_like(h0), torch.empty_like(h0), h0.new_empty(size, dtype=torch.uint8)
+
+
+def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
+    *tensors, codes, keep = given
+    results = _forward_results(*given)
+    cpu.core().forward(_codes(codes), _dense(tensors), results if keep else (*results[:3], None))
+    return results
+
+
+def _backward_results(*given: Any) -> tuple[torch.Tensor, ...]:
+    """Empty tensors for the gradients; one without elements for an argument that is absent."""
+    named = dict(zip(_ARGUMENTS, given, strict=False))
+    none = named["h0"].new_empty(0)
+    return tuple(none if named[n] is None else torch.empty_like(named[n]) for n in _DIFFERENTIABLE)
+
+
+def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
+    *tensors, codes = given
+    results = tuple(r.contiguous() for r in _backward_results(*given))
+    wanted = [
+        r if tensors[_ARGUMENTS.index(n)] is not None else None
+        for n, r in zip(_DIFFERENTIABLE, results, strict=True)
+    ]
+    # Without return_sequences backward does not read the outputs, which then have another shape.
+    if not codes[4]:
+        tensors[len(_ARGUMENTS)] = None
+    cpu.core().backward(_codes(codes), _dense(tensors), wanted)
+    return results
+
+
+def _dense(tensors: Sequence[Any]) -> list[Any]:
+    return [None if t is None else t.detach().contiguous() for t in tensors]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, ctx.codes, _ = inputs
+    outputs, _, _, reserve = output
+    ctx.save_for_backward(*tensors, outputs, reserve)
+
+
+def _differentiate(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+    tensors = ctx.saved_tensors
+    gradients = torch.ops.cellerate.lstm_backward(*tensors, *cotangents[:3], ctx.codes)
+    named = dict(zip(_DIFFERENTIABLE, gradients, strict=True))
+    given = dict(zip(_ARGUMENTS, tensors, strict=False))
+    return (*[named.get(name) if given[name] is not None else None for name in _ARGUMENTS], None, None)
+
+
+def _differentiate_twice(*_: Any) -> None:
+    # Without this, torch would take the second derivatives for zeros.
+    raise NotImplementedError(
+        "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
+    )

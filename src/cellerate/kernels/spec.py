@@ -17,6 +17,7 @@ Arguments, by Keras's names::
     bias               (4H,)      float32          None: zeros
     h0, c0             (B, H)     as x             None: zeros
     mask               (B, T)     bool             None: every step counts
+    dropout            (4, B, D)  float32          None: ones; gate g sees x * dropout[g]
     recurrent_dropout  (4, B, H)  float32          None: ones; gate g sees h * recurrent_dropout[g]
     ids                (B, T)     int32            the lookup's x is embeddings[ids]
     embeddings         (V, D)     float32
@@ -63,33 +64,57 @@ ACTIVATIONS: tuple[str, ...] = (
     "hard_shrink",
     "soft_shrink",
     "tanh_shrink",
-    "threshold",
     "squareplus",
     "sparse_plus",
     "sparse_sigmoid",
 )
 """The activations kernels know, by Keras's names and with its defaults; a code is an index here, never moved.
 
-Keras's `threshold` has no defaults, so a layer that names it raises when Keras calls it; kernels take 0 for
-both its arguments.
+Keras's `threshold` is not among them: it has no defaults, so a layer that names it cannot be called.
 """
 
-_FIXES = {
-    "x": "Give one sequence of D features for each row of the batch.",
-    "ids": "Give one sequence of ids for each row of the batch.",
-    "embeddings": "Give the embedding table whose rows are the inputs of this layer.",
-    "kernel": "D is the width of the inputs and H the rows of recurrent_kernel: give the weights of one "
-    "layer, the gates i, f, c, o side by side on the last axis.",
-    "recurrent_kernel": "H is its number of rows: give the weights of one layer, the gates i, f, c, o side by "
-    "side on the last axis.",
-    "bias": "H is the rows of recurrent_kernel: give the bias of the same layer as one vector, or None if it "
-    "has none.",
-    "h0": "Give one state for each row of the inputs, or None for zeros.",
-    "c0": "Give one state for each row of the inputs, or None for zeros.",
-    "mask": "Give one value for each step of each row, or None if every step counts.",
-    "recurrent_dropout": "Give one mask for each of the gates i, f, c, o, or None for no dropout.",
-}
 _STATE_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What an argument must be: its axes, the dtypes it may have, and what to do about another shape."""
+
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    fix: str
+
+
+_STATE = _Rule(("B", "H"), _STATE_DTYPES, "Give one state for each row of the inputs, or None for zeros.")
+_WEIGHTS_FIX = "give the weights of one layer, the gates i, f, c, o side by side on the last axis."
+_DROPOUT_FIX = "Give one mask for each of the gates i, f, c, o, or None for no dropout."
+_RULES = {
+    "x": _Rule(("B", "T", "D"), _STATE_DTYPES, "Give one sequence of D features for each row of the batch."),
+    "ids": _Rule(("B", "T"), ("int32",), "Give one sequence of ids for each row of the batch."),
+    "embeddings": _Rule(
+        ("V", "D"), ("float32",), "Give the embedding table whose rows are the inputs of this layer."
+    ),
+    "recurrent_kernel": _Rule(("H", "4H"), ("float32",), f"H is its number of rows: {_WEIGHTS_FIX}"),
+    "kernel": _Rule(
+        ("D", "4H"),
+        ("float32",),
+        f"D is the width of the inputs and H the rows of recurrent_kernel: {_WEIGHTS_FIX}",
+    ),
+    "bias": _Rule(
+        ("4H",),
+        ("float32",),
+        "H is the rows of recurrent_kernel: give the bias of the same layer as one vector, or None if it has "
+        "none.",
+    ),
+    "h0": _STATE,
+    "c0": _STATE,
+    "mask": _Rule(
+        ("B", "T"), ("bool",), "Give one value for each step of each row, or None if every step counts."
+    ),
+    "dropout": _Rule(("4", "B", "D"), ("float32",), _DROPOUT_FIX),
+    "recurrent_dropout": _Rule(("4", "B", "H"), ("float32",), _DROPOUT_FIX),
+}
+_OPTIONAL = ("bias", "h0", "c0", "mask", "dropout", "recurrent_dropout")
 
 
 class Array(Protocol):
@@ -160,16 +185,15 @@ def check_shapes(
     x: Array,
     kernel: Array,
     recurrent_kernel: Array,
+    *,
     bias: Array | None = None,
     h0: Array | None = None,
     c0: Array | None = None,
     mask: Array | None = None,
+    dropout: Array | None = None,
     recurrent_dropout: Array | None = None,
 ) -> LstmShape:
     """The part of `validate` that looks at shapes only, for a kernel that takes any dtype.
-
-    Args:
-        x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
 
     Returns:
         The sizes.
@@ -177,25 +201,33 @@ def check_shapes(
     Raises:
         ConfigError: A shape does not fit, or a size is 0.
     """
-    sizes: dict[str, int] = {}
-    _match("x", x, ("B", "T", "D"), sizes)
-    return _match_the_rest(sizes, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
+    return _check_shapes(locals())
 
 
 def validate(
     x: Array,
     kernel: Array,
     recurrent_kernel: Array,
+    *,
     bias: Array | None = None,
     h0: Array | None = None,
     c0: Array | None = None,
     mask: Array | None = None,
+    dropout: Array | None = None,
     recurrent_dropout: Array | None = None,
 ) -> LstmShape:
     """Checks the arguments of a kernel; only shapes and dtypes are looked at, never a value.
 
     Args:
-        x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
+        x: (B, T, D) float32 or bfloat16.
+        kernel: (D, 4H) float32.
+        recurrent_kernel: (H, 4H) float32.
+        bias: (4H,) float32, or None.
+        h0: (B, H) of the dtype of x, or None.
+        c0: (B, H) of the dtype of x, or None.
+        mask: (B, T) bool, or None.
+        dropout: (4, B, D) float32, or None.
+        recurrent_dropout: (4, B, H) float32, or None.
 
     Returns:
         The sizes.
@@ -209,9 +241,7 @@ def validate(
         >>> validate(x, kernel, recurrent_kernel)
         LstmShape(batch=2, steps=7, inputs=3, units=5)
     """
-    shape = check_shapes(x, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
-    _check_dtypes({"x": x, "h0": h0, "c0": c0}, kernel, recurrent_kernel, bias, mask, recurrent_dropout)
-    return shape
+    return _check_shapes_and_dtypes(locals())
 
 
 def validate_lookup(
@@ -219,6 +249,7 @@ def validate_lookup(
     embeddings: Array,
     kernel: Array,
     recurrent_kernel: Array,
+    *,
     bias: Array | None = None,
     h0: Array | None = None,
     c0: Array | None = None,
@@ -227,9 +258,18 @@ def validate_lookup(
 ) -> LstmShape:
     """Checks the arguments of a kernel whose inputs are the rows `ids` of a table, as `validate` does.
 
+    There is no dropout of the inputs: it makes the x of each row of the batch another, so there is no table.
+
     Args:
-        ids, embeddings, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout: As the module says.
-            That each id is below V is for the kernel to see: it is a matter of values.
+        ids: (B, T) int32. That each is in [0, V) is for the kernel to see: it is a matter of values.
+        embeddings: (V, D) float32.
+        kernel: (D, 4H) float32.
+        recurrent_kernel: (H, 4H) float32.
+        bias: (4H,) float32, or None.
+        h0: (B, H) float32 or bfloat16, both the same, or None.
+        c0: (B, H) float32 or bfloat16, both the same, or None.
+        mask: (B, T) bool, or None.
+        recurrent_dropout: (4, B, H) float32, or None.
 
     Returns:
         The sizes; inputs is the width of the table.
@@ -237,50 +277,50 @@ def validate_lookup(
     Raises:
         ConfigError: A shape or a dtype does not fit, or a size is 0.
     """
-    sizes: dict[str, int] = {}
-    _match("ids", ids, ("B", "T"), sizes)
-    _match("embeddings", embeddings, ("V", "D"), sizes)
-    shape = _match_the_rest(sizes, kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout)
-    _check_dtype("ids", ids, ("int32",))
-    _check_dtype("embeddings", embeddings, ("float32",))
-    _check_dtypes({"h0": h0, "c0": c0}, kernel, recurrent_kernel, bias, mask, recurrent_dropout)
+    return _check_shapes_and_dtypes(locals())
+
+
+def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
+    """Checks all arguments of a call, None for those left out."""
+    shape = _check_shapes(arguments)
+    given = {name: arguments[name] for name in _RULES if arguments.get(name) is not None}
+    for name, array in given.items():
+        found, allowed = _dtype_name(array), _RULES[name].dtypes
+        if found not in allowed:
+            raise ConfigError(
+                f"{name} has dtype {found}; expected {' or '.join(allowed)}. Cast it to {allowed[0]}."
+            )
+    states = [name for name in ("x", "h0", "c0") if name in given]
+    for name in states[1:]:
+        found, leader = _dtype_name(given[name]), _dtype_name(given[states[0]])
+        if found != leader:
+            raise ConfigError(
+                f"{name} has dtype {found}; expected {leader}, the dtype of {states[0]}. "
+                "Cast one of them to the dtype of the other."
+            )
     return shape
 
 
-def _match_the_rest(
-    sizes: dict[str, int],
-    kernel: Array,
-    recurrent_kernel: Array,
-    bias: Array | None,
-    h0: Array | None,
-    c0: Array | None,
-    mask: Array | None,
-    recurrent_dropout: Array | None,
-) -> LstmShape:
-    # The recurrent kernel first: it is the one that tells H.
-    _match("recurrent_kernel", recurrent_kernel, ("H", "4H"), sizes)
-    _match("kernel", kernel, ("D", "4H"), sizes)
-    optional: list[tuple[str, Array | None, tuple[str, ...]]] = [
-        ("bias", bias, ("4H",)),
-        ("h0", h0, ("B", "H")),
-        ("c0", c0, ("B", "H")),
-        ("mask", mask, ("B", "T")),
-        ("recurrent_dropout", recurrent_dropout, ("4", "B", "H")),
-    ]
-    for name, array, axes in optional:
-        if array is not None:
-            _match(name, array, axes, sizes)
+def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
+    """Checks in the order of the rules, in which recurrent_kernel tells H before others need it."""
+    sizes: dict[str, int] = {}
+    for name in _RULES:
+        if name in arguments and (arguments[name] is not None or name not in _OPTIONAL):
+            _match(name, arguments[name], sizes)
     return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
 
 
-def _match(name: str, array: Array, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
+def _match(name: str, array: Array, sizes: dict[str, int]) -> None:
     """Holds a shape against its axes; an axis not yet in `sizes` gets its size from this shape."""
+    axes, fix = _RULES[name].axes, _RULES[name].fix
     if not hasattr(array, "shape"):
-        raise ConfigError(f"{name} is a {type(array).__name__}; expected an array of shape {_text(axes, {})}.")
+        raise ConfigError(
+            f"{name} is a {type(array).__name__}; expected an array of shape {_text(axes, {})}."
+        )
     shape = tuple(array.shape)
     expected = _text(axes, sizes)
     if len(shape) != len(axes):
-        raise ConfigError(f"{name} has shape {shape}; expected {expected}. {_FIXES[name]}")
+        raise ConfigError(f"{name} has shape {shape}; expected {expected}. {fix}")
     for axis, size in zip(axes, shape, strict=True):
         if axis in ("B", "T", "D", "H", "V") and axis not in sizes:
             if size < 1:
@@ -290,7 +330,7 @@ def _match(name: str, array: Array, axes: tuple[str, ...], sizes: dict[str, int]
                 )
             sizes[axis] = size
     if shape != tuple(_size(axis, sizes) for axis in axes):
-        raise ConfigError(f"{name} has shape {shape}; expected {_text(axes, sizes)}. {_FIXES[name]}")
+        raise ConfigError(f"{name} has shape {shape}; expected {_text(axes, sizes)}. {fix}")
 
 
 def _size(axis: str, sizes: dict[str, int]) -> int | None:
@@ -309,42 +349,6 @@ def _text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
 
     known = [_size(axis, sizes) for axis in axes]
     return written(list(axes)) + ("" if None in known else f" = {written([str(size) for size in known])}")
-
-
-def _check_dtypes(
-    states: dict[str, Array | None],
-    kernel: Array,
-    recurrent_kernel: Array,
-    bias: Array | None,
-    mask: Array | None,
-    recurrent_dropout: Array | None,
-) -> None:
-    """Checks what all variants share; `states` are those that must agree, the first given one leading."""
-    leader: tuple[str, str] | None = None
-    for name, array in states.items():
-        if array is not None:
-            _check_dtype(name, array, _STATE_DTYPES)
-            dtype = _dtype_name(array)
-            leader = leader or (name, dtype)
-            if dtype != leader[1]:
-                raise ConfigError(
-                    f"{name} has dtype {dtype}; expected {leader[1]}, the dtype of {leader[0]}. "
-                    f"Cast one of them to the dtype of the other."
-                )
-    weights = {"kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
-    for name, array in (weights | {"recurrent_dropout": recurrent_dropout}).items():
-        if array is not None:
-            _check_dtype(name, array, ("float32",))
-    if mask is not None:
-        _check_dtype("mask", mask, ("bool",))
-
-
-def _check_dtype(name: str, array: Array, allowed: tuple[str, ...]) -> None:
-    found = _dtype_name(array)
-    if found not in allowed:
-        raise ConfigError(
-            f"{name} has dtype {found}; expected {' or '.join(allowed)}. Cast it to {allowed[0]}."
-        )
 
 
 def _dtype_name(array: Array) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from cellerate.errors import ModelError
+from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.layers.graph import functional_graph
 
 
@@ -94,6 +95,8 @@ class CarriedRNN(keras.Layer):
         self.runner = type(layer).from_config(config)
         self.runner.cell = layer.cell
         self.runner.built = True
+        if is_accelerated(layer):
+            accelerate(self.runner)
         zeros = keras.tree.flatten(layer.get_initial_state(batch_size))
         self.states = [
             self.add_weight(

@@ -18,6 +18,7 @@ from keras import layers
 from cellerate.layers.graph import UNKNOWN
 
 KERNELS = {
+    "cellerate-cpu": "Cellerate's native core: all time steps and all products in one call",
     "cudnn": "one fused cuDNN call for all time steps, on the GPU",
     "cudnn-bidirectional": "one fused cuDNN call for both directions, on the GPU",
     "xla-scan": "lax.scan: a loop compiled by XLA, both matrix products in each time step",

@@ -13,7 +13,9 @@ from keras import layers
 
 from cellerate.environment import BACKENDS, installed_backends
 from cellerate.errors import BackendError, ModelError
-from cellerate.layers import conditions
+from cellerate.kernels import cpu
+from cellerate.layers import conditions, fused
+from cellerate.layers.accelerate import is_accelerated
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
 
@@ -30,6 +32,8 @@ class LayerReport:
         layer_class: The name of its class.
         kernel: What computes it, a key of `conditions.KERNELS`.
         conditions: What decides that.
+        implementation: Whose code that is: "cellerate-cpu", "cudnn" or "keras".
+        target: The instruction set of "cellerate-cpu"; else None.
         wrapper: Whether it only holds another layer (`Bidirectional`, `TimeDistributed`), reported by itself.
     """
 
@@ -38,6 +42,8 @@ class LayerReport:
     layer_class: str
     kernel: str
     conditions: tuple[Condition, ...]
+    implementation: str = "keras"
+    target: str | None = None
     wrapper: bool = False
 
     @property
@@ -131,12 +137,18 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     return Explanation(model.name, chosen, here.gpu, tuple(reports))
 
 
-def _reports(found: Found, here: Platform, *, fused: bool = False) -> Iterator[LayerReport]:
+def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
     """The report of a layer, and after a wrapper's those of the layers in it."""
     layer = found.layer
 
     def report(kernel: str, met: list[Condition], wrapper: bool = False) -> LayerReport:
-        return LayerReport(layer.name, found.path, type(layer).__name__, kernel, tuple(met), wrapper)
+        implementation = {"cellerate-cpu": "cellerate-cpu"}.get(
+            kernel, "cudnn" if "cudnn" in kernel else "keras"
+        )
+        target = cpu.target() if implementation == "cellerate-cpu" else None
+        return LayerReport(
+            layer.name, found.path, type(layer).__name__, kernel, tuple(met), implementation, target, wrapper
+        )
 
     if isinstance(layer, layers.Bidirectional):
         kernel, met = conditions.bidirectional(layer, found.mask, here)
@@ -144,14 +156,34 @@ def _reports(found: Found, here: Platform, *, fused: bool = False) -> Iterator[L
         for inner in (layer.forward_layer, layer.backward_layer):
             if isinstance(inner, layers.RNN):
                 inside = dataclasses.replace(found, layer=inner, path=f"{found.path}/{inner.name}")
-                yield from _reports(inside, here, fused=kernel == "cudnn-bidirectional")
+                yield from _reports(inside, here, in_cudnn=kernel == "cudnn-bidirectional")
     elif isinstance(layer, layers.TimeDistributed):
         yield report(*conditions.time_distributed(layer, found.steps, here), wrapper=True)
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
+    elif is_accelerated(layer):
+        yield report("cellerate-cpu", [*fused.fit_conditions(layer), *_call_conditions(layer, found.mask)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here)
-        yield report("cudnn" if fused else kernel, met)
+        if isinstance(layer, layers.LSTM) and here.backend == keras.backend.backend() and not here.gpu:
+            met = [*_accelerating(layer), *met]
+        yield report("cudnn" if in_cudnn else kernel, met)
+
+
+def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
+    """What makes single calls of an accelerated layer run on Keras's code."""
+    if not layer.unroll or mask is None:
+        return []
+    fix = "unroll=False: the kernels need no unrolling"
+    return [Condition("unroll", None if mask == UNKNOWN else False, f"unroll=True, mask from {mask}", fix)]
+
+
+def _accelerating(layer: layers.LSTM) -> list[Condition]:
+    """Whether Cellerate's kernels could run a layer that Keras runs now."""
+    failed = [c for c in fused.fit_conditions(layer) if not c.holds]
+    if not failed:
+        return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
+    return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]
 
 
 def _inside(layer: layers.TimeDistributed, found: Found) -> Iterator[Found]:
@@ -169,7 +201,8 @@ def _inside(layer: layers.TimeDistributed, found: Found) -> Iterator[Found]:
 def _block(report: LayerReport) -> Iterator[str]:
     """The lines of one layer."""
     yield f"{report.path} ({report.layer_class})"
-    yield f"  kernel  {report.kernel}: {conditions.KERNELS[report.kernel]}"
+    target = f" ({report.target})" if report.target else ""
+    yield f"  kernel  {report.kernel}{target}: {conditions.KERNELS[report.kernel]}"
     width = max((len(c.name) for c in report.conditions), default=0)
     for c in report.conditions:
         mark = "--" if c.holds is not True and not c.matters else _MARKS[c.holds]

@@ -22,6 +22,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.environment import keep_freed_memory
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import check_writable
+from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carry import carried_states
 from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.training.callbacks import (
@@ -146,6 +147,7 @@ def train(
         display: Who is told; None shows nothing.
         bits: The name to show the loss in bits under, where it is a cross-entropy in nats.
 
+    The model's layers run on Cellerate's kernels afterwards, as `settings.implementation` says.
     On TensorFlow and torch the process keeps freed memory from then on; see `environment.keep_freed_memory`.
 
     Returns:
@@ -180,6 +182,7 @@ def train(
         progress.precision = _precision(model, source, loss, settings, display)
     if progress.precision != "float32":
         model = with_dtype_policy(model, progress.precision)
+    accelerate(model, settings.implementation)
 
     states = carried_states(model, source.batch_size) if carry_states else None
     # Compiled in place of `model`, which so carries no optimizer into its file.

@@ -17,6 +17,7 @@ import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
+from cellerate.layers.accelerate import accelerate
 from cellerate.measure import as_timing
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.training.optimizers import build_optimizer
@@ -92,7 +93,7 @@ def _try_policy(
     policy: str, model: keras.Model, source: BatchSource, *, loss: Any, settings: TrainingSettings
 ) -> PrecisionTrial:
     steps = min(len(source), _WARMUP_STEPS + _TIMED_STEPS)
-    copy = with_dtype_policy(model, policy)
+    copy = accelerate(with_dtype_policy(model, policy), settings.implementation)
     optimizer = build_optimizer(settings, len(source), policy)
     copy.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
     clock = _Clock()

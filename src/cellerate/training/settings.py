@@ -13,6 +13,7 @@ from cellerate.errors import ConfigError
 OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
 Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
+Implementation = Literal["auto", "cellerate-cpu", "keras"]
 
 # What may differ between a run and the run that resumes it: how long it goes on and what it shows.
 # Everything else changes the curve, so a checkpoint refuses it.
@@ -42,6 +43,8 @@ class TrainingSettings:
         global_clipnorm: Clips the norm of all gradients together.
         accumulate: Batches whose gradients are averaged into one update.
         precision: The dtype policy, or "auto": measure, and keep the faster one that holds the loss.
+        implementation: Who computes the LSTM layers: "auto" takes Cellerate's kernels for every layer they fit,
+            "cellerate-cpu" demands them, "keras" leaves them to Keras.
         jit_compile: Keras's own argument: True, False or "auto".
         patience: Early stopping after so many epochs without a better validation loss; None never stops.
         max_seconds: Stops in good order after so many seconds of training; None has no limit.
@@ -66,6 +69,7 @@ class TrainingSettings:
     global_clipnorm: float | None = None
     accumulate: int = 1
     precision: Precision = "float32"
+    implementation: Implementation = "auto"
     jit_compile: bool | Literal["auto"] = "auto"
     patience: int | None = None
     max_seconds: float | None = None
@@ -83,6 +87,7 @@ class TrainingSettings:
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         check_choice("schedule", self.schedule, get_args(ScheduleName))
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("implementation", self.implementation, get_args(Implementation))
         for name in ("epochs", "accumulate", "log_every"):
             check_number(name, getattr(self, name), at_least=1, whole=True)
         for name in ("warmup_steps", "seed"):

@@ -1,0 +1,230 @@
+// The element-wise activations of Keras and their derivatives, on vectors.
+//
+// Errors against float64 are given in units in the last place (ulp); tests/kernels/test_activations.py measures them.
+#pragma once
+
+#include <cmath>
+
+#include "lstm.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+using F = Simd::F;
+
+inline F set(float x) { return Simd::set(x); }
+inline F clamp(F x, float low, float high) {
+  // In this order a NaN stays: min and max give their second argument where one is NaN.
+  return Simd::min(set(high), Simd::max(set(low), x));
+}
+
+// e^x within 2 ulp, for x in [-104, 88]; beyond, the value at the end. So 1 + e^x stays finite.
+// Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is that of the Cephes library's expf.
+inline F exponential(F x) {
+  x = clamp(x, -104.0f, 88.0f);
+  const F n = Simd::round(Simd::mul(x, set(1.44269504088896341f)));
+  F r = Simd::fma(n, set(-0.693359375f), x);
+  r = Simd::fma(n, set(2.12194440e-4f), r);
+  F p = set(1.9875691500e-4f);
+  p = Simd::fma(p, r, set(1.3981999507e-3f));
+  p = Simd::fma(p, r, set(8.3334519073e-3f));
+  p = Simd::fma(p, r, set(4.1665795894e-2f));
+  p = Simd::fma(p, r, set(1.6666665459e-1f));
+  p = Simd::fma(p, r, set(5.0000001201e-1f));
+  p = Simd::fma(p, Simd::mul(r, r), Simd::add(r, set(1.0f)));
+  return Simd::scale(p, n);
+}
+
+// tanh within 4 ulp, within 6 where fma rounds twice. Source: the rational approximation of Eigen (ptanh_float), degree 13 over degree 6.
+inline F hyperbolic_tangent(F x) {
+  // Where the quotient reaches 1 depends on how its terms are rounded.
+  constexpr float kLimit = Simd::kFused ? 7.99881172180175781f : 7.90531110763549805f;
+  x = clamp(x, -kLimit, kLimit);
+  const F x2 = Simd::mul(x, x);
+  F p = set(-2.76076847742355e-16f);
+  p = Simd::fma(x2, p, set(2.00018790482477e-13f));
+  p = Simd::fma(x2, p, set(-8.60467152213735e-11f));
+  p = Simd::fma(x2, p, set(5.12229709037114e-08f));
+  p = Simd::fma(x2, p, set(1.48572235717979e-05f));
+  p = Simd::fma(x2, p, set(6.37261928875436e-04f));
+  p = Simd::fma(x2, p, set(4.89352455891786e-03f));
+  F q = set(1.19825839466702e-06f);
+  q = Simd::fma(x2, q, set(1.18534705686654e-04f));
+  q = Simd::fma(x2, q, set(2.26843463243900e-03f));
+  q = Simd::fma(x2, q, set(4.89352518554385e-03f));
+  return Simd::div(Simd::mul(x, p), q);
+}
+
+// 1 / (1 + e^-x) within 4 ulp.
+inline F logistic(F x) {
+  return Simd::div(set(1.0f), Simd::add(set(1.0f), exponential(Simd::sub(set(0.0f), x))));
+}
+
+// Activations that are rare in an LSTM: through the C library, one lane at a time.
+template <class Function>
+inline F each_lane(F x, Function function) {
+  float lanes[Simd::kLanes];
+  Simd::store(lanes, x);
+  for (float& lane : lanes) lane = function(lane);
+  return Simd::load(lanes);
+}
+
+constexpr float kSeluAlpha = 1.6732632423543772848f;
+constexpr float kSeluScale = 1.0507009873554804934f;
+constexpr float kInverseSqrt2 = 0.70710678118654752440f;
+constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
+
+inline float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
+inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
+
+// Whether the derivative can be told from the activation's value; if not, the pre-activation must be kept.
+constexpr bool derivative_from_value(Activation kind) {
+  switch (kind) {
+    case Activation::kLinear:
+    case Activation::kTanh:
+    case Activation::kSigmoid:
+    case Activation::kRelu:
+    case Activation::kHardSigmoid:
+    case Activation::kElu:
+    case Activation::kCelu:
+    case Activation::kSelu:
+    case Activation::kExponential:
+    case Activation::kRelu6:
+    case Activation::kLeakyRelu:
+    case Activation::kHardTanh:
+    case Activation::kSparseSigmoid:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The value of an activation other than tanh and sigmoid; out of line, so that those two stay small.
+[[gnu::noinline]] inline F activate_other(Activation kind, F x) {
+  const F zero = set(0.0f);
+  switch (kind) {
+    case Activation::kRelu:
+      return Simd::max(zero, x);
+    case Activation::kHardSigmoid:
+      return clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f);
+    case Activation::kSoftplus:
+      return each_lane(x, softplus);
+    case Activation::kSoftsign:
+      return Simd::div(x, Simd::add(set(1.0f), Simd::max(x, Simd::sub(zero, x))));
+    case Activation::kElu:
+    case Activation::kCelu:
+      return Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return expm1f(v); }));
+    case Activation::kSelu:
+      return Simd::mul(
+          set(kSeluScale),
+          Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return kSeluAlpha * expm1f(v); })));
+    case Activation::kExponential:
+      return exponential(x);
+    case Activation::kRelu6:
+      return clamp(x, 0.0f, 6.0f);
+    case Activation::kLeakyRelu:
+      return Simd::where_greater(x, zero, x, Simd::mul(x, set(0.2f)));
+    case Activation::kSilu:
+      return Simd::mul(x, logistic(x));
+    case Activation::kGelu:
+      return each_lane(x, [](float v) { return 0.5f * v * erfcf(-v * kInverseSqrt2); });
+    case Activation::kHardSilu:
+      return Simd::mul(x, clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f));
+    case Activation::kHardTanh:
+      return clamp(x, -1.0f, 1.0f);
+    case Activation::kMish:
+      return Simd::mul(x, hyperbolic_tangent(each_lane(x, softplus)));
+    case Activation::kLogSigmoid:
+      return each_lane(x, [](float v) { return -softplus(-v); });
+    case Activation::kHardShrink:
+      return each_lane(x, [](float v) { return std::fabs(v) <= 0.5f ? 0.0f : v; });
+    case Activation::kSoftShrink:
+      return each_lane(x, [](float v) { return v > 0.5f ? v - 0.5f : v < -0.5f ? v + 0.5f : v - v; });
+    case Activation::kTanhShrink:
+      return each_lane(x, [](float v) { return v - tanhf(v); });
+    case Activation::kSquareplus:
+      return each_lane(x, [](float v) { return 0.5f * (v + sqrtf(v * v + 4.0f)); });
+    case Activation::kSparsePlus:
+      return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.25f * (v + 1) * (v + 1) : v; });
+    case Activation::kSparseSigmoid:
+      return clamp(Simd::fma(x, set(0.5f), set(0.5f)), 0.0f, 1.0f);
+    default:
+      return x;
+  }
+}
+
+// The derivative of an activation other than tanh and sigmoid.
+[[gnu::noinline]] inline F derivative_other(Activation kind, F x, F y) {
+  const F zero = set(0.0f);
+  const F one = set(1.0f);
+  switch (kind) {
+    case Activation::kRelu:
+      return Simd::where_greater(y, zero, one, zero);
+    case Activation::kHardSigmoid:
+      return Simd::where_greater(y, zero, Simd::where_greater(one, y, set(1.0f / 6), zero), zero);
+    case Activation::kSoftplus:
+      return logistic(x);
+    case Activation::kSoftsign: {
+      const F d = Simd::add(one, Simd::max(x, Simd::sub(zero, x)));
+      return Simd::div(one, Simd::mul(d, d));
+    }
+    case Activation::kElu:
+    case Activation::kCelu:
+      return Simd::where_greater(y, zero, one, Simd::add(y, one));
+    case Activation::kSelu:
+      return Simd::where_greater(y, zero, set(kSeluScale), Simd::add(y, set(kSeluScale * kSeluAlpha)));
+    case Activation::kExponential:
+      return y;
+    case Activation::kRelu6:
+      return Simd::where_greater(y, zero, Simd::where_greater(set(6.0f), y, one, zero), zero);
+    case Activation::kLeakyRelu:
+      return Simd::where_greater(y, zero, one, set(0.2f));
+    case Activation::kSilu: {
+      const F s = logistic(x);
+      return Simd::mul(s, Simd::fma(x, Simd::sub(one, s), one));
+    }
+    case Activation::kGelu:
+      return each_lane(x, [](float v) {
+        return 0.5f * erfcf(-v * kInverseSqrt2) + v * kInverseSqrt2Pi * expf(-0.5f * v * v);
+      });
+    case Activation::kHardSilu:
+      return each_lane(x, [](float v) { return v <= -3 ? 0.0f : v >= 3 ? 1.0f : v / 3 + 0.5f; });
+    case Activation::kHardTanh:
+      return Simd::where_greater(y, set(-1.0f), Simd::where_greater(one, y, one, zero), zero);
+    case Activation::kMish:
+      return each_lane(x, [](float v) {
+        const float t = tanhf(softplus(v));
+        return t + v * (1 - t * t) * sigmoid_of(v);
+      });
+    case Activation::kLogSigmoid:
+      return logistic(Simd::sub(zero, x));
+    case Activation::kHardShrink:
+    case Activation::kSoftShrink:
+      return each_lane(x, [](float v) { return std::fabs(v) > 0.5f ? 1.0f : 0.0f; });
+    case Activation::kTanhShrink:
+      return each_lane(x, [](float v) { return tanhf(v) * tanhf(v); });
+    case Activation::kSquareplus:
+      return each_lane(x, [](float v) { return 0.5f * (1 + v / sqrtf(v * v + 4.0f)); });
+    case Activation::kSparsePlus:
+      return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.5f * (v + 1) : 1.0f; });
+    case Activation::kSparseSigmoid:
+      return Simd::where_greater(y, zero, Simd::where_greater(one, y, set(0.5f), zero), zero);
+    default:
+      return one;
+  }
+}
+
+// The activation's value.
+inline F activate(Activation kind, F x) {
+  if (kind == Activation::kTanh) return hyperbolic_tangent(x);
+  if (kind == Activation::kSigmoid) return logistic(x);
+  return activate_other(kind, x);
+}
+
+// The derivative at pre-activation x, where the value is y. If derivative_from_value(kind), x is not looked at.
+inline F derivative(Activation kind, F x, F y) {
+  if (kind == Activation::kTanh) return Simd::sub(set(1.0f), Simd::mul(y, y));
+  if (kind == Activation::kSigmoid) return Simd::mul(y, Simd::sub(set(1.0f), y));
+  return derivative_other(kind, x, y);
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

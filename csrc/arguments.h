@@ -1,0 +1,48 @@
+// From arrays as a caller has them to the structures of lstm.h, with every shape and type checked.
+//
+// A module of its own because NumPy and torch (bindings.cpp) and XLA (xla_ffi.cpp) hand over the same arrays in the
+// same order, and both must refuse the same mistakes in the same words.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lstm.h"
+
+namespace cellerate {
+
+enum class Type { kFloat32, kBfloat16, kInt32, kBool, kByte, kOther };
+
+// An array that is dense and row-major, or absent: then data is null and shape is not looked at.
+struct Array {
+  void* data = nullptr;
+  Type type = Type::kOther;
+  std::vector<int64_t> shape;
+  bool present = false;  // an array without elements has no data, and is there
+};
+
+// The options of a call as whole numbers, in the order of the fields of LstmInputs they set.
+struct Options {
+  int64_t activation = 0, recurrent_activation = 0, masked_output = 0;
+  bool go_backwards = false, return_sequences = true;
+};
+
+// The orders in which arrays are handed over. Absent ones keep their place.
+inline constexpr const char* kForwardArguments[] = {
+    "x",  "ids", "embeddings", "kernel",  "recurrent_kernel", "bias",
+    "h0", "c0",  "mask",       "dropout", "recurrent_dropout"};
+inline constexpr const char* kForwardResults[] = {"outputs", "h_T", "c_T", "reserve"};
+inline constexpr const char* kBackwardArguments[] = {
+    "x",    "ids",     "embeddings",        "kernel",  "recurrent_kernel", "bias",      "h0",    "c0",
+    "mask", "dropout", "recurrent_dropout", "outputs", "reserve",          "d_outputs", "d_h_T", "d_c_T"};
+inline constexpr const char* kBackwardResults[] = {"d_x",    "d_embeddings", "d_kernel", "d_recurrent_kernel",
+                                                   "d_bias", "d_h0",         "d_c0"};
+
+// Both throw std::invalid_argument, naming the array, the shape or type it should have and what came.
+LstmForward forward_call(const Options& options, std::span<const Array> arguments,
+                         std::span<const Array> results);
+LstmBackward backward_call(const Options& options, std::span<const Array> arguments,
+                           std::span<const Array> results);
+
+}  // namespace cellerate

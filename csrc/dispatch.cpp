@@ -1,0 +1,123 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace cellerate {
+
+namespace scalar {
+extern const Target kTarget;
+}
+#ifdef CELLERATE_HAVE_AVX2
+namespace avx2 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX512
+namespace avx512 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_AVX512BF16
+namespace avx512bf16 {
+extern const Target kTarget;
+}
+#endif
+#ifdef CELLERATE_HAVE_NEON
+namespace neon {
+extern const Target kTarget;
+}
+#endif
+
+namespace {
+
+// The targets of this build that this processor can run, fastest first.
+std::vector<const Target*> runnable() {
+  std::vector<const Target*> found;
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_cpu_init();
+#ifdef CELLERATE_HAVE_AVX512
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#ifdef CELLERATE_HAVE_AVX512BF16
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kTarget);
+#endif
+  if (avx512) found.push_back(&avx512::kTarget);
+#endif
+#ifdef CELLERATE_HAVE_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2::kTarget);
+#endif
+#endif
+#ifdef CELLERATE_HAVE_NEON
+  found.push_back(&neon::kTarget);
+#endif
+  found.push_back(&scalar::kTarget);
+  return found;
+}
+
+const Target* named(std::string_view name, const char* source) {
+  std::string names;
+  for (const Target* each : runnable()) {
+    if (each->name == name) return each;
+    names += (names.empty() ? "" : ", ") + std::string(each->name);
+  }
+  throw std::invalid_argument(std::string(source) + ": the target \"" + std::string(name) +
+                              "\" cannot run here; those that can are " + names);
+}
+
+std::atomic<const Target*> chosen{nullptr};
+
+void check_ids(const LstmInputs& in) {
+  if (in.ids == nullptr) return;
+  for (int64_t n = 0; n < in.batch * in.steps; ++n) {
+    if (in.ids[n] < 0 || in.ids[n] >= in.vocabulary) {
+      throw std::out_of_range("ids: expected values in [0, " + std::to_string(in.vocabulary) +
+                              "), the rows of the embeddings; got " + std::to_string(in.ids[n]));
+    }
+  }
+}
+
+}  // namespace
+
+const Target& target() {
+  const Target* found = chosen.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    const char* name = std::getenv("CELLERATE_TARGET");
+    found = name != nullptr && *name != '\0' ? named(name, "CELLERATE_TARGET") : runnable().front();
+    chosen.store(found, std::memory_order_release);
+  }
+  return *found;
+}
+
+std::vector<std::string> available_targets() {
+  std::vector<std::string> names;
+  for (const Target* each : runnable()) names.emplace_back(each->name);
+  return names;
+}
+
+void set_target(std::string_view name) { chosen.store(named(name, "target"), std::memory_order_release); }
+
+void forward(const LstmForward& in) {
+  check_ids(in);
+  target().forward(in);
+}
+
+void backward(const LstmBackward& in) {
+  check_ids(in);
+  target().backward(in);
+}
+
+double measure_peak(bool bfloat16, int threads) {
+  using Clock = std::chrono::steady_clock;
+  int64_t rounds = 1000;
+  for (;; rounds *= 4) {
+    const auto start = Clock::now();
+    const double operations = target().peak(bfloat16, threads, rounds);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds > 0.1) return operations / seconds;
+  }
+}
+
+}  // namespace cellerate

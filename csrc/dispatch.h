@@ -1,0 +1,30 @@
+// Which target runs: the best that this processor and build have, or the one that is asked for.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lstm.h"
+
+namespace cellerate {
+
+// The target in use. The first call chooses: CELLERATE_TARGET if it is set, else the fastest that can run.
+// Throws std::invalid_argument if CELLERATE_TARGET names one that is unknown or cannot run here.
+const Target& target();
+
+// The targets that can run here, fastest first.
+std::vector<std::string> available_targets();
+
+// Chooses another target for all calls from now on. Throws std::invalid_argument as target() does.
+void set_target(std::string_view name);
+
+// Runs one layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and what
+// parallel() throws.
+void forward(const LstmForward& in);
+void backward(const LstmBackward& in);
+
+// Operations a second of target() on `threads` threads when nothing but its multiply-add units limits it.
+double measure_peak(bool bfloat16, int threads);
+
+}  // namespace cellerate

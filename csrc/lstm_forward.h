@@ -1,0 +1,304 @@
+// The forward pass of one layer.
+//
+// For each step and each panel of units, a register tile starts from the input projection, adds h·R, and turns the
+// sums of the four gates into the new c and h without leaving the registers.
+#pragma once
+
+#include "activations.h"
+#include "lstm_layout.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+template <Storage kStorage, bool kPairs>
+class ForwardJob {
+  using Stored = Element<kStorage>;
+  using Type = typename Stored::Type;
+  static constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
+  using Computed = Element<kComputed>;
+  using State = typename Computed::Type;
+
+ public:
+  ForwardJob(const LstmForward& in, const Plan& plan)
+      : in_(in),
+        plan_(plan),
+        reserve_(in, in.reserve),
+        barrier_(plan.threads),
+        x_depth_(words<kPairs>(plan.inputs)),
+        h_depth_(words<kPairs>(plan.units)),
+        x_row_(spread(x_depth_)),
+        h_row_(spread(words<kPairs>(plan.unit_panels * kLanes))),
+        chunk_(plan.all_rows_together() ? larger(1, smaller(plan.steps, kRowsAtOnce / plan.batch)) : 1),
+        keeps_values_(derivative_from_value(in.activation)),
+        keeps_recurrent_values_(derivative_from_value(in.recurrent_activation)) {}
+
+  // Takes the working memory; called without memory first, to learn how much.
+  void lay_out(Layout& memory) {
+    const auto panels = static_cast<size_t>(plan_.unit_panels);
+    const auto batch = static_cast<size_t>(plan_.batch);
+    recurrent_ = memory.take<float>(panels * static_cast<size_t>(h_depth_) * kWidth);
+    bias_ = memory.take<float>(panels * kWidth);
+    if (plan_.vocabulary > 0) {
+      kernel_ = memory.take<float>(panels * static_cast<size_t>(plan_.inputs) * kWidth);
+      table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth),
+                plan_.vocabulary};
+    } else {
+      kernel_ = memory.take<float>(panels * static_cast<size_t>(x_depth_) * kWidth);
+      const Index rows = chunk_ * plan_.batch;
+      x_gate_ = rows * x_row_;
+      x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
+      projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
+    }
+    for (float*& h : h_) h = memory.take<float>(batch * static_cast<size_t>(h_row_));
+    if (in_.recurrent_dropout != nullptr) {
+      dropped_ = memory.take<float>(4 * batch * static_cast<size_t>(h_row_));
+    }
+    c_ = memory.take<float>(panels * batch * kLanes);
+    first_ = memory.take<int32_t>(batch);
+  }
+
+  void run(int index) {
+    prepare(index);
+    barrier_.wait();
+    const Range rows = plan_.rows_of(index);
+    const Range panels = plan_.panels_of(index);
+    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
+      const Index end = smaller(plan_.steps, begin + chunk_);
+      if (plan_.vocabulary == 0) project(index, begin, end, rows, panels);
+      for (Index step = begin; step < end; ++step) {
+        if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows, index);
+        for (Index panel = panels.begin; panel < panels.end; ++panel) {
+          for_tiles(rows, [&](auto count, Index row) {
+            advance<decltype(count)::value>(step, step - begin, panel, row);
+          });
+        }
+        write_outputs(step, rows, panels);
+        if (plan_.split_units) barrier_.wait();
+      }
+    }
+    finish(rows, panels);
+  }
+
+ private:
+  static constexpr Index kRowsAtOnce = 96;  // of a projection, where time steps are taken together
+
+  Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
+  bool masked(Index row, Index step) const {
+    return in_.mask != nullptr && in_.mask[row * plan_.steps + time_of(step)] == 0;
+  }
+  float* cell(Index panel, Index row) const { return c_ + (panel * plan_.batch + row) * kLanes; }
+  State* state(float* h, Index row) const { return reinterpret_cast<State*>(h + row * h_row_); }
+
+  // Packs this thread's share of the weights and puts the states of its rows to their start.
+  void prepare(int index) {
+    const Range share_of_panels = plan_.panels_shared(index);
+    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
+    if (index == 0) {
+      pack_bias(in_.bias, plan_.units, bias_, plan_.unit_panels);
+      if (in_.mask != nullptr) first_unmasked(in_, first_);
+    }
+    if (plan_.vocabulary > 0) {
+      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
+      barrier_.wait();  // for the bias
+      multiply<false>({in_.embeddings, plan_.inputs, 0, plan_.inputs, 1}, kernel_, bias_, table_,
+                      {0, plan_.vocabulary}, share_of_panels);
+    } else {
+      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
+    }
+    const Range rows = share(plan_.batch, index, plan_.threads);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      std::memset(h_[0] + row * h_row_, 0, static_cast<size_t>(h_row_) * sizeof(float));
+      std::memset(h_[1] + row * h_row_, 0, static_cast<size_t>(h_row_) * sizeof(float));
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
+        const Index unit = panel * kLanes;
+        const auto* h0 = static_cast<const Type*>(in_.h0) + row * plan_.units;
+        const auto* c0 = static_cast<const Type*>(in_.c0) + row * plan_.units;
+        if (in_.h0 != nullptr) {
+          Computed::store(state(h_[0], row) + unit, load_upto<kStorage>(h0, unit, plan_.units));
+        }
+        Simd::store(cell(panel, row),
+                    in_.c0 != nullptr ? load_upto<kStorage>(c0, unit, plan_.units) : Simd::set(0));
+      }
+    }
+  }
+
+  // Projects the inputs of steps [begin, end) for this thread's rows and panels.
+  void project(int index, Index begin, Index end, Range rows, Range panels) {
+    const Index batch = plan_.batch;
+    Range copied = rows;
+    if (plan_.split_units) copied = share(batch, index, plan_.threads);
+    for (Index step = begin; step < end; ++step) {
+      for (Index row = copied.begin; row < copied.end; ++row) {
+        const auto* x = static_cast<const Type*>(in_.x) + (row * plan_.steps + time_of(step)) * plan_.inputs;
+        float* to = x_ + ((step - begin) * batch + row) * x_row_;
+        if (in_.dropout == nullptr) {
+          copy_row<kStorage, kPairs>(x, plan_.inputs, to);
+        } else {
+          for (int gate = 0; gate < 4; ++gate) {
+            const float* factors = in_.dropout + (gate * batch + row) * plan_.inputs;
+            scale_row<kStorage, kPairs>(x, factors, plan_.inputs, to + gate * x_gate_);
+          }
+        }
+      }
+    }
+    if (plan_.split_units) barrier_.wait();
+    const Range all = plan_.all_rows_together() ? Range{0, (end - begin) * batch} : rows;
+    const Left x{x_, x_row_, 0, x_depth_, 1};
+    if (in_.dropout == nullptr) {
+      multiply<kPairs>(x, kernel_, bias_, projected_, all, panels);
+    } else {
+      multiply_by_gate<kPairs>(x, x_gate_, kernel_, bias_, projected_, all, panels);
+    }
+  }
+
+  // h times each gate's dropout mask.
+  void drop(float* h, Range rows, int index) {
+    // Where units are split all rows belong to every thread, so they are shared out here.
+    const Range mine = plan_.split_units ? share(plan_.batch, index, plan_.threads) : rows;
+    for (int gate = 0; gate < 4; ++gate) {
+      for (Index row = mine.begin; row < mine.end; ++row) {
+        const float* factors = in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
+        scale_row<kComputed, kPairs>(state(h, row), factors, plan_.units,
+                                     dropped_ + (gate * plan_.batch + row) * h_row_);
+      }
+    }
+    if (plan_.split_units) barrier_.wait();
+  }
+
+  // One step of kCount rows and one panel of units.
+  template <int kCount>
+  void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
+    const float* h = h_[step % 2];
+    float* next_h = h_[(step + 1) % 2];
+    Tile<kPairs, kCount> tile;
+    for (int r = 0; r < kCount; ++r) {
+      const Index row = first_row + r;
+      if (plan_.vocabulary > 0) {
+        tile.load(r, table_.at(panel, in_.ids[row * plan_.steps + time_of(step)]));
+      } else {
+        tile.load(r, projected_.at(panel, step_of_chunk * plan_.batch + row));
+      }
+    }
+    const float* weights = recurrent_ + panel * h_depth_ * kWidth;
+    if (in_.recurrent_dropout != nullptr) {
+      const Index gate = plan_.batch * h_row_;
+      const float* by_gate[4];
+      for (int j = 0; j < 4; ++j) by_gate[j] = dropped_ + j * gate + first_row * h_row_;
+      tile.add_rows_by_gate(by_gate, h_row_, weights, h_depth_);
+    } else {
+      tile.add_rows(h + first_row * h_row_, h_row_, weights, h_depth_);
+    }
+    alignas(64) float sums[kCount][kWidth];
+    for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
+
+    const Index position = (step * plan_.unit_panels + panel) * plan_.batch + first_row;
+    for (int r = 0; r < kCount; ++r) {
+      const Index row = first_row + r;
+      const Index unit = panel * kLanes;
+      F gates[4];
+      for (int j = 0; j < 4; ++j) gates[j] = Simd::load(sums[r] + j * kLanes);
+      const F i = activate(in_.recurrent_activation, gates[0]);
+      const F f = activate(in_.recurrent_activation, gates[1]);
+      const F g = activate(in_.activation, gates[2]);
+      const F o = activate(in_.recurrent_activation, gates[3]);
+      F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
+      F new_h = Simd::mul(o, activate(in_.activation, c));
+      if (masked(row, step)) {
+        c = Simd::load(cell(panel, row));
+        new_h = Computed::load(state(const_cast<float*>(h), row) + unit);
+      }
+      Simd::store(cell(panel, row), c);
+      Computed::store(state(next_h, row) + unit, new_h);
+      if (in_.reserve != nullptr) {
+        auto* kept = reserve_.gates + (position + r) * kWidth;
+        Computed::store(kept, keeps_recurrent_values_ ? i : gates[0]);
+        Computed::store(kept + kLanes, keeps_recurrent_values_ ? f : gates[1]);
+        Computed::store(kept + 2 * kLanes, keeps_values_ ? g : gates[2]);
+        Computed::store(kept + 3 * kLanes, keeps_recurrent_values_ ? o : gates[3]);
+        Simd::store(reserve_.cells + (position + r) * kLanes, c);
+      }
+    }
+  }
+
+  // Copies units [begin, end) of a row of h to storage.
+  void copy_state(float* h, Index row, Index begin, Index end, Type* to) const {
+    const State* from = state(h, row);
+    if constexpr (kStorage == kComputed) {
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin) * sizeof(Type));
+    } else {
+      for (Index unit = begin; unit < end; unit += kLanes) {
+        store_upto<kStorage>(to, load_upto<kComputed>(from, unit, end), unit, end);
+      }
+    }
+  }
+
+  // Writes the outputs of a step, and its states where backward cannot tell them from the outputs.
+  void write_outputs(Index step, Range rows, Range panels) {
+    const bool last = step + 1 == plan_.steps;
+    float* h = h_[(step + 1) % 2];
+    const Index begin = panels.begin * kLanes;
+    const Index end = smaller(plan_.units, panels.end * kLanes);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      if (in_.reserve != nullptr && reserve_.states != nullptr) {
+        copy_state(h, row, begin, end, reserve_.states + (step * plan_.batch + row) * plan_.units);
+      }
+      if (!in_.return_sequences && !last) continue;
+      const Index position = in_.return_sequences ? row * plan_.steps + step : row;
+      Type* to = static_cast<Type*>(in_.outputs) + position * plan_.units;
+      const bool zero =
+          masked(row, step) && (in_.masked_output == MaskedOutput::kZero ||
+                                (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]));
+      if (zero) {
+        std::memset(to + begin, 0, static_cast<size_t>(end - begin) * sizeof(Type));
+      } else {
+        copy_state(h, row, begin, end, to);
+      }
+    }
+  }
+
+  void finish(Range rows, Range panels) {
+    const Index begin = panels.begin * kLanes;
+    const Index end = smaller(plan_.units, panels.end * kLanes);
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      copy_state(h_[plan_.steps % 2], row, begin, end, static_cast<Type*>(in_.h_T) + row * plan_.units);
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        store_upto<kStorage>(static_cast<Type*>(in_.c_T) + row * plan_.units, Simd::load(cell(panel, row)),
+                             panel * kLanes, plan_.units);
+      }
+    }
+  }
+
+  const LstmForward& in_;
+  const Plan& plan_;
+  const Reserve<kStorage, kPairs> reserve_;
+  Barrier barrier_;
+  const Index x_depth_, h_depth_;  // words of K
+  const Index x_row_, h_row_;      // words from row to row
+  const Index chunk_;              // steps projected at once
+  const bool keeps_values_, keeps_recurrent_values_;
+
+  float* kernel_ = nullptr;     // packed
+  float* recurrent_ = nullptr;  // packed
+  float* bias_ = nullptr;       // packed
+  Panels table_;                // embeddings·kernel + bias, a row an id
+  float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one a gate
+  Index x_gate_ = 0;            // words from one gate's x_ to the next
+  Panels projected_;            // x·kernel + bias, rows in the order of x_
+  float* h_[2] = {};            // [row][h_row_]: step k reads h_[k % 2] and writes the other
+  float* dropped_ = nullptr;    // [gate][row][h_row_]
+  float* c_ = nullptr;          // [unit panel][row][kLanes]
+  int32_t* first_ = nullptr;    // see first_unmasked
+};
+
+template <Storage kStorage, bool kPairs>
+void forward_as(const LstmForward& in) {
+  const Plan plan(in);
+  ForwardJob<kStorage, kPairs> job(in, plan);
+  Layout sizes(nullptr);
+  job.lay_out(sizes);
+  const Scratch scratch(sizes.bytes());
+  Layout memory(scratch.data());
+  job.lay_out(memory);
+  run_on(plan.threads, job);
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,124 @@
+// What forward and backward share: sizes, how the work is split over threads, and what is reserved for backward.
+#pragma once
+
+#include "pack.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+// Sizes of one layer on this target, and the threads that share its work.
+struct Plan {
+  Index batch, steps, inputs, units, vocabulary;
+  Index unit_panels;  // panels of kLanes units
+  int threads;
+  // With many rows each thread has rows of its own and meets the others only between chunks of time. With few
+  // rows each thread has units of its own, and all meet at every step.
+  bool split_units;
+
+  explicit Plan(const LstmInputs& in)
+      : batch(in.batch),
+        steps(in.steps),
+        inputs(in.inputs),
+        units(in.units),
+        vocabulary(in.ids != nullptr ? in.vocabulary : 0),
+        unit_panels(ceil_div(in.units, kLanes)) {
+    // Below this many multiplications a thread costs more than it brings.
+    constexpr double kWorthAThread = 5e5;
+    // With fewer rows than this, weights are loaded more often than the arithmetic hides.
+    constexpr Index kRowsOfAThread = 8;
+    const double products = 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
+                            static_cast<double>(units + (vocabulary > 0 ? 0 : inputs));
+    const double wanted = products / kWorthAThread;
+    const Index most = wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
+    split_units = most > 1 && batch < kRowsOfAThread * most;
+    // Backward gives each thread whole column panels of the state, so forward does too.
+    threads = static_cast<int>(split_units ? smaller(most, ceil_div(units, kWidth)) : most);
+    if (threads == 1) split_units = false;
+  }
+
+  // Pairs of rows stay with one thread: in bfloat16 they share words.
+  Range rows_of(int index) const { return split_units ? Range{0, batch} : share(batch, index, threads, 2); }
+  Range panels_of(int index) const {
+    return split_units ? share(unit_panels, index, threads, 4) : Range{0, unit_panels};
+  }
+  // Shares of work that any thread can do.
+  Range panels_shared(int index) const { return share(unit_panels, index, threads); }
+  bool all_rows_together() const { return split_units || threads == 1; }
+};
+
+// What forward keeps for backward, in one block of memory.
+template <Storage kStorage, bool kPairs>
+struct Reserve {
+  using Gate = typename Element<kPairs ? Storage::kBfloat16 : Storage::kFloat32>::Type;
+  using State = typename Element<kStorage>::Type;
+
+  float* cells;   // [step][unit panel][row][kLanes]
+  Gate* gates;    // [step][unit panel][row][kWidth]: values, or pre-activations (see derivative_from_value)
+  State* states;  // [step][row][unit]: h, where the outputs do not tell it; else null
+  size_t bytes;
+
+  Reserve(const LstmInputs& in, void* memory) {
+    Layout layout(static_cast<std::byte*>(memory));
+    const Index panels = ceil_div(in.units, kLanes);
+    const auto each = static_cast<size_t>(in.steps * in.batch * panels);
+    cells = layout.template take<float>(each * kLanes);
+    gates = layout.template take<Gate>(each * kWidth);
+    const bool hidden = in.mask != nullptr || !in.return_sequences;
+    states =
+        hidden ? layout.template take<State>(static_cast<size_t>(in.steps * in.batch * in.units)) : nullptr;
+    bytes = layout.bytes();
+  }
+};
+
+// For each row the first step, in walking order, that is not masked; `steps` if there is none.
+inline void first_unmasked(const LstmInputs& in, int32_t* first) {
+  for (Index row = 0; row < in.batch; ++row) {
+    Index step = 0;
+    while (step < in.steps && !in.mask[row * in.steps + (in.go_backwards ? in.steps - 1 - step : step)])
+      ++step;
+    first[row] = static_cast<int32_t>(step);
+  }
+}
+
+// Treats denormal numbers as zeros while it lives: they are many times slower, and whether a caller's thread does so
+// is the framework's choice, while workers know nothing of it.
+class WithoutDenormals {
+ public:
+  WithoutDenormals() : before_(read()) { write(before_ | kFlush); }
+  ~WithoutDenormals() { write(before_); }
+  WithoutDenormals(const WithoutDenormals&) = delete;
+  WithoutDenormals& operator=(const WithoutDenormals&) = delete;
+
+ private:
+#if defined(__SSE2__)
+  static constexpr uint64_t kFlush = 0x8040;  // flush to zero, denormals are zeros
+  static uint64_t read() { return __builtin_ia32_stmxcsr(); }
+  static void write(uint64_t state) { __builtin_ia32_ldmxcsr(static_cast<unsigned>(state)); }
+#elif defined(__aarch64__)
+  static constexpr uint64_t kFlush = uint64_t{1} << 24;
+  static uint64_t read() {
+    uint64_t state;
+    asm volatile("mrs %0, fpcr" : "=r"(state));
+    return state;
+  }
+  static void write(uint64_t state) { asm volatile("msr fpcr, %0" : : "r"(state)); }
+#else
+  static constexpr uint64_t kFlush = 0;
+  static uint64_t read() { return 0; }
+  static void write(uint64_t) {}
+#endif
+  const uint64_t before_;
+};
+
+// Runs a member function of a job on `threads` threads: job.run(index).
+template <class Job>
+void run_on(int threads, Job& job) {
+  const auto body = [](void* context, int index, int) {
+    const WithoutDenormals guard;
+    static_cast<Job*>(context)->run(index);
+  };
+  parallel(threads, body, &job);
+}
+
+}  // namespace cellerate::CELLERATE_TARGET

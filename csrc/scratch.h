@@ -1,0 +1,47 @@
+// Working memory of the kernels, kept from call to call.
+//
+// A training step needs the same tens of megabytes again and again; fresh ones would be cleared page by page by the
+// operating system each time.
+#pragma once
+
+#include <cstddef>
+
+namespace cellerate {
+
+// A block of memory for one call, aligned to 64 bytes, its contents unspecified.
+class Scratch {
+ public:
+  // Takes a kept block of at least `bytes`, or allocates one. Throws std::bad_alloc.
+  explicit Scratch(size_t bytes);
+  // Keeps the block for the next call.
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Lays arrays out one after another, each on a cache line of its own: first without memory, to learn the size, then
+// again with it.
+class Layout {
+ public:
+  explicit Layout(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(size_t count) {
+    std::byte* at = base_ == nullptr ? nullptr : base_ + bytes_;
+    bytes_ += (count * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(at);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace cellerate

@@ -1,0 +1,78 @@
+// Vectors of AVX2 with FMA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace cellerate::CELLERATE_TARGET {
+
+struct Simd {
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 3;       // 3 rows of 4 accumulators, a weight and 3 broadcasts: 16 registers
+  static constexpr bool kFused = true;  // fma rounds once
+  static constexpr bool kBfloat16Products = false;
+  using F = __m256;
+
+  static F set(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+  static void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  // Both give b where either is NaN.
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // x * 2^n for an integral n in [-252, 254], in two factors since 2^n itself may not be a normal number.
+  static F scale(F x, F n) {
+    const __m256i i = _mm256_cvtps_epi32(n);
+    const __m256i half = _mm256_srai_epi32(i, 1);
+    return _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(i, half)));
+  }
+  // a > b ? yes : no, in each lane; no where either is NaN.
+  static F where_greater(F a, F b, F yes, F no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+  }
+
+  static F load_bf16(const uint16_t* p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static F load_bf16_n(const uint16_t* p, int n) {
+    uint16_t all[kLanes] = {};
+    for (int lane = 0; lane < n; ++lane) all[lane] = p[lane];
+    return load_bf16(all);
+  }
+  static void store_bf16(uint16_t* p, F x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+  static void store_bf16_n(uint16_t* p, F x, int n) {
+    uint16_t all[kLanes];
+    store_bf16(all, x);
+    for (int lane = 0; lane < n; ++lane) p[lane] = all[lane];
+  }
+
+ private:
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static F power(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  }
+  static __m128i narrow(F x) {
+    // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  }
+};
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,87 @@
+// Vectors of AVX-512 (F, BW, DQ, VL), and with AVX-512-BF16 its dot product.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a mistake (GCC bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace cellerate::CELLERATE_TARGET {
+
+struct Simd {
+  static constexpr int kLanes = 16;
+  static constexpr int kRows = 6;  // 6 rows of 4 accumulators, 4 weights and a broadcast: 29 of 32 registers
+  static constexpr bool kFused = true;  // fma rounds once
+#ifdef __AVX512BF16__
+  static constexpr bool kBfloat16Products = true;
+#else
+  static constexpr bool kBfloat16Products = false;
+#endif
+  using F = __m512;
+
+  static F set(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  // Both give b where either is NaN.
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // x * 2^n for an integral n.
+  static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+  // a > b ? yes : no, in each lane; no where either is NaN.
+  static F where_greater(F a, F b, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
+  }
+
+  static F load_bf16(const uint16_t* p) {
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load_bf16_n(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
+  static void store_bf16(uint16_t* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static void store_bf16_n(uint16_t* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+
+#ifdef __AVX512BF16__
+  // Words are pairs of bfloat16: sum + a.low * b.low + a.high * b.high.
+  static F dot(F a, F b, F sum) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+  // The words (low, high) of two vectors rounded to bfloat16.
+  static F pair(F low, F high) {
+    const __m512i l = _mm512_cvtepu16_epi32(narrow(low));
+    const __m512i h = _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow(high)), 16);
+    return _mm512_castsi512_ps(_mm512_or_si512(l, h));
+  }
+#endif
+
+ private:
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+  static __m256i narrow(F x) {
+#ifdef __AVX512BF16__
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#else
+    // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+#endif
+  }
+};
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,95 @@
+// Vectors in plain C++, for every machine: four lanes, which compilers turn into whatever the baseline has.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace cellerate::CELLERATE_TARGET {
+
+struct Simd {
+  static constexpr int kLanes = 4;
+  static constexpr int kRows = 2;
+  static constexpr bool kFused = false;  // fma rounds once
+  static constexpr bool kBfloat16Products = false;
+  struct F {
+    float v[kLanes];
+  };
+
+  static F set(float x) { return {{x, x, x, x}}; }
+  static F load(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static void store(float* p, F x) { std::memcpy(p, x.v, sizeof x.v); }
+  static F load_n(const float* p, int n) {
+    F r = set(0);
+    for (int i = 0; i < n; ++i) r.v[i] = p[i];
+    return r;
+  }
+  static void store_n(float* p, F x, int n) {
+    for (int i = 0; i < n; ++i) p[i] = x.v[i];
+  }
+
+  static F add(F a, F b) {
+    return map(a, b, [](float x, float y) { return x + y; });
+  }
+  static F sub(F a, F b) {
+    return map(a, b, [](float x, float y) { return x - y; });
+  }
+  static F mul(F a, F b) {
+    return map(a, b, [](float x, float y) { return x * y; });
+  }
+  static F div(F a, F b) {
+    return map(a, b, [](float x, float y) { return x / y; });
+  }
+  static F fma(F a, F b, F c) { return add(mul(a, b), c); }
+  // Both give b where either is NaN.
+  static F min(F a, F b) {
+    return map(a, b, [](float x, float y) { return x < y ? x : y; });
+  }
+  static F max(F a, F b) {
+    return map(a, b, [](float x, float y) { return x > y ? x : y; });
+  }
+  static F round(F x) {
+    return map(x, x, [](float y, float) { return std::nearbyint(y); });
+  }
+  // x * 2^n for an integral n.
+  static F scale(F x, F n) {
+    return map(x, n, [](float y, float e) { return std::ldexp(y, static_cast<int>(e)); });
+  }
+  // a > b ? yes : no, in each lane; no where either is NaN.
+  static F where_greater(F a, F b, F yes, F no) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] > b.v[i] ? yes.v[i] : no.v[i];
+    return r;
+  }
+
+  static F load_bf16(const uint16_t* p) { return load_bf16_n(p, kLanes); }
+  static F load_bf16_n(const uint16_t* p, int n) {
+    F r = set(0);
+    for (int i = 0; i < n; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+      std::memcpy(&r.v[i], &bits, 4);
+    }
+    return r;
+  }
+  static void store_bf16(uint16_t* p, F x) { store_bf16_n(p, x, kLanes); }
+  static void store_bf16_n(uint16_t* p, F x, int n) {
+    for (int i = 0; i < n; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, &x.v[i], 4);
+      // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+      const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+      const uint32_t rounded = nan ? bits | 0x00400000 : bits + 0x7fff + ((bits >> 16) & 1);
+      p[i] = static_cast<uint16_t>(rounded >> 16);
+    }
+  }
+
+ private:
+  template <class Function>
+  static F map(F a, F b, Function function) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = function(a.v[i], b.v[i]);
+    return r;
+  }
+};
+
+}  // namespace cellerate::CELLERATE_TARGET

@@ -1,0 +1,38 @@
+// Instantiates the kernels for one target. A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this.
+#pragma once
+
+#include "lstm_backward.h"
+#include "lstm_forward.h"
+#include "peak.h"
+
+#define CELLERATE_STRING_OF(name) #name
+#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
+
+namespace cellerate::CELLERATE_TARGET {
+
+constexpr bool kPairsOfBfloat16 = Simd::kBfloat16Products;
+
+size_t reserve_bytes(const LstmInputs& in) {
+  if (in.storage == Storage::kFloat32) return Reserve<Storage::kFloat32, false>(in, nullptr).bytes;
+  return Reserve<Storage::kBfloat16, kPairsOfBfloat16>(in, nullptr).bytes;
+}
+
+void forward(const LstmForward& in) {
+  if (in.storage == Storage::kFloat32) return forward_as<Storage::kFloat32, false>(in);
+  forward_as<Storage::kBfloat16, kPairsOfBfloat16>(in);
+}
+
+void backward(const LstmBackward& in) {
+  if (in.storage == Storage::kFloat32) return backward_as<Storage::kFloat32, false>(in);
+  backward_as<Storage::kBfloat16, kPairsOfBfloat16>(in);
+}
+
+double peak(bool bfloat16, int threads, int64_t rounds) {
+  if (bfloat16) return peak_operations<kPairsOfBfloat16>(threads, rounds);
+  return peak_operations<false>(threads, rounds);
+}
+
+extern const Target kTarget{
+    CELLERATE_STRING(CELLERATE_TARGET), kPairsOfBfloat16, reserve_bytes, forward, backward, peak};
+
+}  // namespace cellerate::CELLERATE_TARGET

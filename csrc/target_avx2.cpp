@@ -1,0 +1,4 @@
+#define CELLERATE_TARGET avx2
+#include "simd_avx2.h"
+//
+#include "target.h"

@@ -1,0 +1,4 @@
+#define CELLERATE_TARGET avx512
+#include "simd_avx512.h"
+//
+#include "target.h"

@@ -1,0 +1,317 @@
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace cellerate {
+namespace {
+
+using Body = void (*)(void* context, int index, int count);
+
+constexpr int kMaxThreads = 1024;
+// Long enough to bridge the gap between two products of one layer, short enough to leave the cores to others.
+constexpr std::chrono::microseconds kSpin{20};
+// A caller waits for workers that are about to end, and on a virtual machine it would take 40 µs to wake.
+constexpr std::chrono::microseconds kCallerPatience{200};
+// The threads of one step arrive within this many pauses, unless one of them has no core of its own.
+constexpr int kBarrierPauses = 500;
+
+// Tells the core that this is a spin loop.
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+// Waits until `value` is no longer `old`: spins for kSpin, yields until `patience` is over, then sleeps.
+template <class Value>
+void wait_while(const std::atomic<Value>& value, Value old, std::chrono::microseconds patience) {
+  const auto start = std::chrono::steady_clock::now();
+  for (auto waited = start - start; waited < patience; waited = std::chrono::steady_clock::now() - start) {
+    for (int i = 0; i < 32; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause();
+    }
+    if (waited > kSpin) std::this_thread::yield();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+// The first line of a file; empty where there is none.
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The logical processors this process may run on.
+std::vector<int> allowed_processors() {
+  std::vector<int> found;
+#ifdef __linux__
+  // The mask has as many bits as the kernel was built for, which may be more than cpu_set_t has.
+  for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
+    cpu_set_t* mask = CPU_ALLOC(size);
+    if (mask == nullptr) break;
+    const bool known = sched_getaffinity(0, CPU_ALLOC_SIZE(size), mask) == 0;
+    const bool too_small = !known && errno == EINVAL;
+    for (int i = 0; known && i < size; ++i) {
+      if (CPU_ISSET_S(i, CPU_ALLOC_SIZE(size), mask)) found.push_back(i);
+    }
+    CPU_FREE(mask);
+    if (!too_small) break;
+  }
+#endif
+  if (found.empty()) {
+    const int all = static_cast<int>(std::thread::hardware_concurrency());
+    for (int i = 0; i < all; ++i) found.push_back(i);
+  }
+  return found;
+}
+
+int physical_cores() {
+  std::set<std::string> cores;
+  for (const int processor : allowed_processors()) {
+    // All logical processors of a core show the same list.
+    std::string siblings = first_line("/sys/devices/system/cpu/cpu" + std::to_string(processor) +
+                                      "/topology/thread_siblings_list");
+    cores.insert(siblings.empty() ? "only " + std::to_string(processor) : std::move(siblings));
+  }
+  return static_cast<int>(cores.size());
+}
+
+// How many cores' time the control groups above this process allow (`docker run --cpus`), rounded up.
+int allowed_by_control_groups() {
+  long lowest = kMaxThreads;
+  std::string group = first_line("/proc/self/cgroup");  // "0::/path" where control groups have version 2
+  if (!group.starts_with("0::/")) return kMaxThreads;
+  group.erase(0, 3);
+  while (true) {
+    // "200000 100000" is two cores' time, "max 100000" all there is.
+    const std::string limit = first_line("/sys/fs/cgroup" + group + "/cpu.max");
+    char* rest = nullptr;
+    const long quota = std::strtol(limit.c_str(), &rest, 10);
+    const long period = std::strtol(rest, nullptr, 10);
+    if (quota > 0 && period > 0) lowest = std::min(lowest, (quota + period - 1) / period);
+    if (group.empty()) return static_cast<int>(lowest);
+    group.erase(group.rfind('/'));
+  }
+}
+
+int default_thread_count() {
+  if (const char* text = std::getenv("CELLERATE_THREADS")) {
+    char* end = nullptr;
+    const long number = std::strtol(text, &end, 10);
+    if (end == text || *end != '\0' || number < 1 || number > kMaxThreads) {
+      throw std::invalid_argument("CELLERATE_THREADS is '" + std::string(text) +
+                                  "', expected a whole number from 1 to " + std::to_string(kMaxThreads) +
+                                  "; unset it for one thread on each physical core");
+    }
+    return static_cast<int>(number);
+  }
+  return std::clamp(std::min(physical_cores(), allowed_by_control_groups()), 1, kMaxThreads);
+}
+
+// Set while this thread runs a body of a parallel() of several threads.
+thread_local bool inside_body = false;
+
+class Pool {
+ public:
+  void run(int count, Body body, void* context) {
+    const std::lock_guard lock(mutex_);
+    start(count - 1);
+    body_ = body;
+    context_ = context;
+    count_ = count;
+    running_.store(count - 1, std::memory_order_relaxed);
+    for (int i = 0; i < count - 1; ++i) workers_[i]->call(Call::kRun);
+    inside_body = true;
+    body(context, 0, count);
+    inside_body = false;
+    for (int left = count - 1; left > 0; left = running_.load(std::memory_order_acquire)) {
+      wait_while(running_, left, kCallerPatience);
+    }
+  }
+
+  // Ends the workers beyond the first `count`.
+  void shrink(int count) {
+    const std::lock_guard lock(mutex_);
+    while (workers_.size() > static_cast<size_t>(count)) {
+      workers_.back()->call(Call::kEnd);
+      workers_.back()->thread.join();
+      workers_.pop_back();
+    }
+  }
+
+  Pool* next = nullptr;  // in the list of pools left behind by a fork
+
+ private:
+  enum class Call { kRun, kEnd };
+
+  struct alignas(128) Worker {
+    // Counts the calls, so that a worker can wait for its change.
+    std::atomic<uint32_t> calls{0};
+    Call last = Call::kRun;
+    std::thread thread;
+
+    void call(Call what) {
+      last = what;
+      // Sequentially consistent: notify_one() may skip the waking only if the sleeper will see the new value.
+      calls.fetch_add(1, std::memory_order_seq_cst);
+      calls.notify_one();
+    }
+  };
+
+  // Makes sure that there are `count` workers.
+  void start(int count) {
+    workers_.reserve(count);
+    while (workers_.size() < static_cast<size_t>(count)) {
+      auto worker = std::make_unique<Worker>();
+      // Signals are for the program's own threads: one that a worker takes does not wake Python's main thread.
+      sigset_t all, before;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+      const int index = static_cast<int>(workers_.size()) + 1;
+      try {
+        worker->thread = std::thread(&Pool::work, this, worker.get(), index);
+      } catch (const std::system_error& error) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw std::system_error(error.code(), "cannot start thread " + std::to_string(index + 1) + " of " +
+                                                  std::to_string(count + 1) +
+                                                  "; set fewer with CELLERATE_THREADS");
+      }
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      workers_.push_back(std::move(worker));
+    }
+  }
+
+  void work(Worker* self, int index) {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), ("cellerate-" + std::to_string(index)).c_str());
+#endif
+    inside_body = true;
+    for (uint32_t seen = 0;; ++seen) {
+      wait_while(self->calls, seen, kSpin);
+      if (self->last == Call::kEnd) return;
+      body_(context_, index, count_);
+      // The caller may return and call again as soon as this is done, so nothing of the job is read after it.
+      if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1) running_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;  // held while anything below is in use
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Body body_ = nullptr;
+  void* context_ = nullptr;
+  int count_ = 0;
+  alignas(128) std::atomic<int> running_{0};  // workers that have not ended the job
+};
+
+// Nothing here has a destructor, for that would run at the program's end while workers sleep on its memory.
+std::atomic<int> chosen_count{0};  // 0 until it is first asked for or set
+std::atomic<Pool*> current{nullptr};
+Pool* left_behind = nullptr;
+
+// In the child of a fork, only the thread that forked goes on. The pool there has workers that are gone, and its
+// mutex may be locked by a thread that is gone, so it is left alone for ever; in a list, since it is no leak.
+void forget_pool() {
+  if (Pool* pool = current.exchange(nullptr)) {
+    pool->next = left_behind;
+    left_behind = pool;
+  }
+  inside_body = false;
+}
+
+const int fork_error = pthread_atfork(nullptr, nullptr, forget_pool);
+
+// Without a lock, for a fork could leave that locked.
+Pool& pool() {
+  if (fork_error != 0) throw std::system_error(fork_error, std::generic_category(), "pthread_atfork");
+  Pool* found = current.load();
+  if (found == nullptr) {
+    auto fresh = std::make_unique<Pool>();
+    if (current.compare_exchange_strong(found, fresh.get())) found = fresh.release();
+  }
+  return *found;
+}
+
+void refuse_inside_body(const char* what) {
+  if (inside_body) {
+    throw std::logic_error(std::string(what) +
+                           " was called inside a body of parallel(), which would wait for itself");
+  }
+}
+
+}  // namespace
+
+int thread_count() {
+  int count = chosen_count.load();
+  if (count == 0) {
+    const int fallback = default_thread_count();
+    // Another thread may have set it meanwhile: that stays.
+    if (chosen_count.compare_exchange_strong(count, fallback)) count = fallback;
+  }
+  return count;
+}
+
+void set_thread_count(int n) {
+  if (n < 1 || n > kMaxThreads) {
+    throw std::invalid_argument("the number of threads is " + std::to_string(n) + ", expected 1 to " +
+                                std::to_string(kMaxThreads));
+  }
+  refuse_inside_body("set_thread_count()");
+  chosen_count.store(n);
+  if (Pool* pool = current.load()) pool->shrink(n - 1);
+}
+
+void parallel(int count, Body body, void* context) {
+  if (count < 1) return;
+  if (count == 1) {
+    body(context, 0, 1);
+    return;
+  }
+  refuse_inside_body("parallel()");
+  pool().run(count, body, context);
+}
+
+// The compiler's own atomics rather than std::atomic: see the header about inline code.
+Barrier::Barrier(int count) noexcept : count_(count) {}
+
+void Barrier::wait() noexcept {
+  // It cannot change before this thread has arrived.
+  const unsigned phase = __atomic_load_n(&phase_, __ATOMIC_RELAXED);
+  if (__atomic_add_fetch(&arrived_, 1, __ATOMIC_ACQ_REL) == count_) {
+    __atomic_store_n(&arrived_, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&phase_, phase + 1, __ATOMIC_RELEASE);
+    return;
+  }
+  for (int i = 0; __atomic_load_n(&phase_, __ATOMIC_ACQUIRE) == phase; ++i) {
+    if (i < kBarrierPauses) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace cellerate

@@ -1,0 +1,276 @@
+"""Puts Cellerate's kernels into the LSTM layers of a Keras model, and takes them out again.
+
+A module of its own because it is the only place that changes a layer. What changes is one attribute of the
+layer object: an LSTM's `inner_loop`, the function that Keras calls with checked inputs, states and masks, and
+an Embedding's `call`, so that an LSTM right after it knows the rows. Class, weights and configuration stay as
+they are, so the model is saved, loaded and cloned as ever.
+"""
+
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import keras
+from keras import layers
+
+from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.kernels import cpu
+from cellerate.layers import fused
+
+IMPLEMENTATIONS = ("auto", "cellerate-cpu", "keras")
+Model = TypeVar("Model", bound=keras.Layer)
+# What TensorFlow compiled with XLA, or could, before the kernels were put in: they are no code for XLA.
+_left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
+# The constructors that `enable` replaced.
+_originals: dict[type, Callable[..., None]] = {}
+
+
+def accelerate(model: Model, implementation: str = "auto") -> Model:
+    """Makes the LSTM layers of a model run on Cellerate's own kernels.
+
+    The model stays the same object with the same weights; `fit`, `predict` and saving go on as before, and a
+    saved model needs no Cellerate to load. Layers that cannot be fused keep Keras's own code; `explain` says
+    which and why.
+
+    Args:
+        model: Any Keras model or layer; submodels and wrappers are looked into.
+        implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras where none can;
+            "cellerate-cpu" demands the native core for every LSTM; "keras" is `restore`.
+
+    Returns:
+        `model` itself.
+
+    Raises:
+        ConfigError: `implementation` is unknown.
+        BackendError: A named implementation is not installed.
+        ModelError: `model` is not a Keras layer, or a named implementation cannot run one of its layers.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((None, 8)), keras.layers.LSTM(16)])
+        >>> _ = accelerate(model)
+    """
+    _check_implementation(implementation)
+    if implementation == "keras":
+        return restore(model)
+    strict = implementation != "auto"
+    found = list(_layers(model))
+    if strict and cpu.missing() is not None:
+        raise BackendError(str(cpu.missing()))
+    reasons = [
+        (layer.name, fused.unfit(layer)) for layer in found if strict and isinstance(layer, layers.LSTM)
+    ]
+    for name, reason in reasons:
+        if reason is not None:
+            raise ModelError(_refusal(name, reason))
+    restore(model)
+    for layer in found:
+        _accelerate_layer(layer, strict=strict)
+    if isinstance(model, keras.Model):
+        model.export = functools.partial(_export, model)
+        if _compiled_by_xla(model):
+            # Asks again whether all layers support it; warns and turns it off if not. Setting what is set does
+            # nothing on TensorFlow, so it is another value first.
+            model.jit_compile = False
+            model.jit_compile = True
+            if not model.jit_compile:
+                _left_xla.add(model)
+    _forget_compiled(model)
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Gives the layers of a model Keras's own code again; the opposite of `accelerate`.
+
+    Raises:
+        ModelError: `model` is not a Keras layer.
+    """
+    replaced = list(_replaced(model))
+    for layer, name in replaced:
+        delattr(layer, name)
+    # Models last: they ask their layers.
+    for layer in sorted([layer for layer, _ in replaced if layer in _left_xla], key=_is_model):
+        _left_xla.discard(layer)
+        setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", True)
+    _forget_compiled(model)
+    return model
+
+
+@contextlib.contextmanager
+def restored(model: keras.Layer) -> Iterator[None]:
+    """Gives the layers of a model Keras's own code for the length of a `with`, as an export needs."""
+    taken = [(layer, name, vars(layer)[name], layer in _left_xla) for layer, name in _replaced(model)]
+    if not taken:
+        yield
+        return
+    restore(model)
+    try:
+        yield
+    finally:
+        for layer, name, replacement, left_xla in taken:
+            setattr(layer, name, replacement)
+            if left_xla:
+                _leave_xla(layer)
+        _forget_compiled(model)
+
+
+def enable(implementation: str = "auto") -> None:
+    """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
+
+    Args:
+        implementation: As in `accelerate`, "auto" or "cellerate-cpu".
+
+    Raises:
+        ConfigError: `implementation` is unknown.
+        BackendError: The named implementation is not installed.
+    """
+    _check_implementation(implementation)
+    disable()
+    if implementation == "keras":
+        return
+    strict = implementation != "auto"
+    if strict and cpu.missing() is not None:
+        raise BackendError(str(cpu.missing()))
+    for layer_class in (layers.LSTM, layers.Embedding):
+        original = layer_class.__init__
+
+        @functools.wraps(original)
+        def create(self: Any, *args: Any, _original: Any = original, **keywords: Any) -> None:
+            _original(self, *args, **keywords)
+            _accelerate_layer(self, strict=strict)
+
+        # Keras reads the arguments of a layer's constructor without following the wrapping.
+        create.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        _originals[layer_class] = original
+        layer_class.__init__ = create
+    _guard_exports()
+
+
+def disable() -> None:
+    """Ends `enable`. Layers that were created meanwhile stay accelerated; `restore` is for those."""
+    for layer_class in list(_originals):
+        layer_class.__init__ = _originals.pop(layer_class)  # type: ignore[misc]
+
+
+def is_accelerated(layer: Any) -> bool:
+    """Whether `accelerate` has put a kernel into this LSTM."""
+    loop = vars(layer).get("inner_loop")
+    return isinstance(loop, functools.partial) and loop.func is _inner_loop
+
+
+def _layers(model: Any) -> Iterator[keras.Layer]:
+    """The LSTM and Embedding layers of a model, each once."""
+    _check_layer(model)
+    for layer in model._flatten_layers(include_self=True):
+        if isinstance(layer, layers.LSTM | layers.Embedding):
+            yield layer
+
+
+def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
+    """The layers and names of the attributes that are ours."""
+    _check_layer(model)
+    for layer in model._flatten_layers(include_self=True):
+        for name in ("inner_loop", "call", "export"):
+            found = vars(layer).get(name)
+            if isinstance(found, functools.partial) and found.func in (_inner_loop, fused.look_up, _export):
+                yield layer, name
+
+
+def _check_layer(model: Any) -> None:
+    if not isinstance(model, keras.Layer):
+        raise ModelError(
+            f"expected a Keras model or layer, got {type(model).__name__}. Load a saved one first, with "
+            "keras.saving.load_model."
+        )
+
+
+def _check_implementation(implementation: str) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise ConfigError(
+            f"implementation: expected one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}."
+        )
+
+
+def _refusal(name: str, reason: str) -> str:
+    return (
+        f"layer {name!r} cannot run on cellerate-cpu: {reason}. "
+        'With implementation="auto" such a layer stays with Keras.'
+    )
+
+
+def _accelerate_layer(layer: keras.Layer, *, strict: bool) -> None:
+    if isinstance(layer, layers.Embedding):
+        if type(layer).call is layers.Embedding.call:
+            original = functools.partial(layers.Embedding.call, layer)
+            layer.call = functools.partial(fused.look_up, layer, original)
+        return
+    reason = fused.unfit(layer)
+    if reason is None:
+        layer.inner_loop = functools.partial(_inner_loop, layer, strict)
+        if keras.backend.backend() == "tensorflow" and layer.supports_jit:
+            _leave_xla(layer)
+    elif strict:
+        raise ModelError(_refusal(layer.name, reason))
+
+
+def _export(model: keras.Model, *args: Any, **keywords: Any) -> Any:
+    """`Model.export` with Keras's own code: where an export goes there is no Cellerate."""
+    with restored(model):
+        return type(model).export(model, *args, **keywords)
+
+
+@functools.cache
+def _guard_exports() -> None:
+    """Makes every model export with Keras's own code: at the layer's creation there is no model to replace it in.
+
+    For good, as the layers outlive `disable`; a model without any of them exports as ever.
+    """
+    original = keras.Model.export
+
+    @functools.wraps(original)
+    def export(self: keras.Model, *args: Any, **keywords: Any) -> Any:
+        with restored(self):
+            return original(self, *args, **keywords)
+
+    keras.Model.export = export
+
+
+def _inner_loop(
+    layer: layers.LSTM,
+    strict: bool,
+    sequences: Any,
+    initial_state: Any,
+    mask: Any = None,
+    training: bool | None = False,
+) -> tuple[Any, Any, list[Any]]:
+    """Stands in for `LSTM.inner_loop`; `layer` and `strict` are bound by a partial."""
+    if isinstance(mask, list | tuple):
+        mask = mask[0]
+    reason = fused.unfit_call(layer, sequences, mask)
+    if reason is None:
+        return fused.run(layer, sequences, initial_state, mask, training)
+    if strict:
+        raise ModelError(_refusal(layer.name, reason))
+    return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
+
+
+def _is_model(layer: keras.Layer) -> bool:
+    return isinstance(layer, keras.Model)
+
+
+def _compiled_by_xla(model: keras.Model) -> bool:
+    return keras.backend.backend() == "tensorflow" and model.compiled and bool(model.jit_compile)
+
+
+def _leave_xla(layer: keras.Layer) -> None:
+    _left_xla.add(layer)
+    setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", False)
+
+
+def _forget_compiled(model: Any) -> None:
+    """Makes Keras trace the model anew at its next call, where it has traced it already."""
+    for name in ("train_function", "test_function", "predict_function"):
+        if getattr(model, name, None) is not None:
+            setattr(model, name, None)

@@ -1,0 +1,239 @@
+"""One LSTM layer of Keras on Cellerate's kernels: whether it can be, and the inner loop that does it.
+
+A module of its own because this is where a Keras layer is translated into the arguments of a kernel, apart
+from when and to which layers that is done (`accelerate`). It stands where Keras's `LSTM.inner_loop` stands,
+so it is given the sequences after checks and casts, the initial states, and the mask.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import layers, ops
+from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tensor_attr
+from keras.src.backend.common.variables import AutocastScope
+
+from cellerate.kernels import cpu
+from cellerate.kernels.spec import ACTIVATIONS, LstmOptions
+from cellerate.layers.conditions import Condition
+
+# What an accelerated Embedding leaves on its output for the LSTM after it.
+_LOOKUP = "_cellerate_lookup"
+_DTYPES = ("float32", "bfloat16", "float16")
+# Above this share of the steps of a batch, a table of all rows is no cheaper than the rows of the batch.
+_TABLE_SHARE = 0.5
+# Where the size of the batch is not known in advance, tables up to this many rows.
+_TABLE_ROWS = 1024
+
+
+@functools.cache
+def bridge() -> Any:
+    """What binds the kernels to the Keras backend that runs."""
+    return importlib.import_module(f"cellerate.bridges.{keras.backend.backend()}")
+
+
+def fit_conditions(layer: layers.LSTM) -> list[Condition]:
+    """What the native core asks of a layer, each with what was found and how to change it."""
+    cell = layer.cell
+    backend, missing = keras.backend.backend(), cpu.missing()
+    gpu = bridge().gpu_available()
+    own = type(cell) is not layers.LSTMCell or _overridden(layer)
+    one_by_one = cell.implementation == 1 and bool(cell.dropout) and not cell.recurrent_dropout
+    return [
+        Condition(
+            "native core", missing is None, missing or "installed", "" if missing is None else "see README.md"
+        ),
+        Condition(
+            "device",
+            not gpu,
+            f"{backend} computes on {'a GPU' if gpu else 'the CPU'}",
+            "hide the GPU from the backend to use the CPU" if gpu else "",
+            matters=False,
+        ),
+        Condition(
+            "class",
+            not own,
+            f"{type(layer).__name__} of {type(cell).__name__}{', with a call of its own' if own else ''}",
+            "keras.layers.LSTM" if own else "",
+        ),
+        _activation_condition(layer, "activation"),
+        _activation_condition(layer, "recurrent_activation"),
+        Condition(
+            "use_cudnn",
+            layer.use_cudnn is not True,
+            f"use_cudnn={layer.use_cudnn!r}",
+            'use_cudnn="auto"' if layer.use_cudnn is True else "",
+        ),
+        Condition(
+            "dtype",
+            layer.compute_dtype in _DTYPES,
+            layer.compute_dtype + (", computed in float32" if layer.compute_dtype == "float16" else ""),
+            "" if layer.compute_dtype in _DTYPES else f"one of {', '.join(_DTYPES)}",
+        ),
+        # Keras stacks the four masks of this case to a shape that it then refuses.
+        Condition(
+            "dropout",
+            not one_by_one,
+            f"dropout={cell.dropout:g} with implementation={cell.implementation}",
+            "implementation=2" if one_by_one else "",
+        ),
+    ]
+
+
+def unfit(layer: layers.LSTM) -> str | None:
+    """Why a layer cannot run on the native core, in words; None if it can."""
+    failed = next((c for c in fit_conditions(layer) if not c.holds), None)
+    return None if failed is None else f"{failed.name}: {failed.found}"
+
+
+def unfit_call(layer: layers.LSTM, sequences: Any, mask: Any) -> str | None:
+    """Why one call of a layer that is fit as such cannot be fused, or None."""
+    if 0 in sequences.shape:
+        return "a batch without elements"
+    if mask is None:
+        return None
+    if layer.unroll:
+        # Unrolled, each backend treats masked steps in a way of its own.
+        return "unroll=True with a mask"
+    if len(mask.shape) != 2:
+        return f"a mask of {len(mask.shape)} dimensions"
+    return None
+
+
+@functools.cache
+def activation_name(function: Callable[..., Any]) -> str | None:
+    """The name by which the kernels know an activation, or None."""
+    return next((name for name in ACTIVATIONS if keras.activations.get(name) is function), None)
+
+
+def run(
+    layer: layers.LSTM, sequences: Any, initial_state: Any, mask: Any, training: bool | None
+) -> tuple[Any, Any, list[Any]]:
+    """What `LSTM.inner_loop` returns, from the native core.
+
+    Args:
+        layer: Fit by `unfit`, in a call fit by `unfit_call`.
+        sequences: (B, T, D).
+        initial_state: [h0, c0], each (B, H).
+        mask: (B, T), or None.
+        training: Whether dropout is applied.
+
+    Returns:
+        The last output (B, H); all outputs (B, T, H), or the last again without `return_sequences`; and
+        [h_T, c_T].
+    """
+    cell = layer.cell
+    dtype = "float32" if layer.compute_dtype == "float16" else layer.compute_dtype
+    if layer.stateful:
+        # The variables themselves, which Keras assigns to after the call: torch would refuse to go backward.
+        initial_state = [ops.copy(state) for state in initial_state]
+    arrays = {
+        "kernel": _weight(cell.kernel),
+        "recurrent_kernel": _weight(cell.recurrent_kernel),
+        "h0": ops.cast(initial_state[0], dtype),
+        "c0": ops.cast(initial_state[1], dtype),
+    }
+    if cell.use_bias:
+        arrays["bias"] = _weight(cell.bias)
+    if mask is not None:
+        arrays["mask"] = ops.cast(mask, "bool")
+    dropped = bool(training) and 0.0 < cell.dropout < 1.0
+    if training and 0.0 < cell.recurrent_dropout < 1.0:
+        arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(initial_state[0]))
+    lookup = None if dropped else _found_lookup(sequences)
+    if lookup is not None and _worth_a_table(*lookup):
+        arrays["ids"], arrays["embeddings"] = _row_numbers(*lookup), _weight(lookup[1])
+    else:
+        x = ops.cast(sequences, dtype)
+        if dropped:
+            dropout = cell.get_dropout_mask(sequences[:, 0, :])
+            # With recurrent dropout the cell draws one mask a gate for the inputs too.
+            if isinstance(dropout, list):
+                arrays["dropout"] = _by_gate(dropout)
+            else:
+                x = x * ops.expand_dims(ops.cast(dropout, dtype), 1)
+        arrays["x"] = x
+    outputs, h_T, c_T = bridge().lstm(arrays, _options(layer), layer.return_sequences)
+    return outputs[:, -1] if layer.return_sequences else outputs, outputs, [h_T, c_T]
+
+
+def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) -> Any:
+    """What an Embedding returns, with a note of the rows it came from for an LSTM that is given it unchanged."""
+    inputs = ops.convert_to_tensor(inputs)
+    outputs = call(inputs)
+    if len(inputs.shape) == 2:
+        # The table as it is now: by the time of the LSTM the variable may have been assigned to.
+        tensors = (inputs, ops.convert_to_tensor(_stored(layer.embeddings)))
+        set_tensor_attr(outputs, _LOOKUP, (tensors, _changes(outputs, *tensors)))
+    return outputs
+
+
+def _activation_condition(layer: layers.LSTM, name: str) -> Condition:
+    function = getattr(layer.cell, name)
+    known = activation_name(function)
+    found = known or getattr(function, "__name__", None) or type(function).__name__
+    return Condition(name, known is not None, found, "" if known else f"one of {', '.join(ACTIVATIONS)}")
+
+
+def _overridden(layer: layers.LSTM) -> bool:
+    """Whether a subclass changes how the layer computes."""
+    return type(layer).call is not layers.LSTM.call or type(layer).inner_loop is not layers.LSTM.inner_loop
+
+
+def _options(layer: layers.LSTM) -> LstmOptions:
+    # Keras's backends differ in what a masked step at the very start puts out.
+    start = "previous_state" if keras.backend.backend() == "jax" else "previous_output"
+    return LstmOptions(
+        activation=str(activation_name(layer.cell.activation)),
+        recurrent_activation=str(activation_name(layer.cell.recurrent_activation)),
+        go_backwards=bool(layer.go_backwards),
+        masked_output="zero" if layer.zero_output_for_mask else start,
+    )
+
+
+def _weight(variable: Any) -> Any:
+    """A variable as it is stored, in float32: the kernels round to bfloat16 themselves, and only the products."""
+    stored = _stored(variable)
+    return (
+        stored if keras.backend.standardize_dtype(stored.dtype) == "float32" else ops.cast(stored, "float32")
+    )
+
+
+def _stored(variable: Any) -> Any:
+    """The value of a variable in its own dtype. A LoRA Embedding gives a tensor in place of a variable."""
+    with AutocastScope(None):
+        return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:
+    """The ids and the table that `look_up` noted on a tensor, if the note is still true."""
+    found = get_tensor_attr(sequences, _LOOKUP)
+    if found is None:
+        return None
+    tensors, changes = found
+    return tensors if None not in changes and _changes(sequences, *tensors) == changes else None
+
+
+def _changes(*tensors: Any) -> tuple[int | None, ...]:
+    """How often each was changed in place, as `outputs += positions` does on torch; None if that is not known."""
+    return tuple(bridge().in_place_changes(tensor) for tensor in tensors)
+
+
+def _row_numbers(ids: Any, embeddings: Any) -> Any:
+    """The ids as Keras takes them: negative ones count from the end of the table."""
+    ids = ops.cast(ids, "int32")
+    return ops.where(ids < 0, ids + embeddings.shape[0], ids)
+
+
+def _by_gate(masks: list[Any]) -> Any:
+    return ops.stack([ops.cast(mask, "float32") for mask in masks])
+
+
+def _worth_a_table(ids: Any, embeddings: Any) -> bool:
+    """Whether projecting the whole table is cheaper than projecting each step."""
+    rows, (batch, steps) = embeddings.shape[0], ids.shape
+    if batch is None or steps is None:
+        return rows <= _TABLE_ROWS
+    return rows <= _TABLE_SHARE * batch * steps

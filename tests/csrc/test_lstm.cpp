@@ -1,0 +1,313 @@
+// Every target against the layer written out in double precision, over shapes and variants.
+//
+// Results start as NaN, so that what a kernel forgets to write shows. Errors are root mean squares relative to the
+// expected values'.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "check.h"
+#include "dispatch.h"
+#include "naive.h"
+#include "threads.h"
+
+namespace {
+
+using cellerate::Activation;
+using cellerate::LstmBackward;
+using cellerate::LstmForward;
+using cellerate::LstmInputs;
+using cellerate::MaskedOutput;
+using cellerate::Storage;
+using naive::Vector;
+
+float from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// An array in storage, in memory of exactly its size, so that sanitizers see a byte too many.
+class Stored {
+ public:
+  Stored(Storage storage, size_t count) : storage_(storage), count_(count) {
+    bytes_.assign(count * (storage == Storage::kFloat32 ? 4 : 2), 0xff);  // NaN in both
+  }
+  Stored(Storage storage, const Vector& values) : Stored(storage, values.size()) {
+    for (size_t n = 0; n < count_; ++n) {
+      if (storage_ == Storage::kFloat32) {
+        const auto value = static_cast<float>(values[n]);
+        std::memcpy(&bytes_[n * 4], &value, 4);
+      } else {
+        const uint16_t value = to_bf16(static_cast<float>(values[n]));
+        std::memcpy(&bytes_[n * 2], &value, 2);
+      }
+    }
+  }
+  Vector values() const {
+    Vector all(count_);
+    for (size_t n = 0; n < count_; ++n) {
+      float wide;
+      uint16_t narrow;
+      if (storage_ == Storage::kFloat32) {
+        std::memcpy(&wide, &bytes_[n * 4], 4);
+      } else {
+        std::memcpy(&narrow, &bytes_[n * 2], 2);
+        wide = from_bf16(narrow);
+      }
+      all[n] = wide;
+    }
+    return all;
+  }
+  void* data() { return bytes_.empty() ? nullptr : bytes_.data(); }
+  bool same_bytes(const Stored& other) const { return bytes_ == other.bytes_; }
+  float* floats() { return static_cast<float*>(data()); }
+
+ private:
+  Storage storage_;
+  size_t count_;
+  std::vector<unsigned char> bytes_;
+};
+
+double error(const Vector& got, const Vector& expected) {
+  double difference = 0, size = 0;
+  for (size_t n = 0; n < expected.size(); ++n) {
+    difference += (got[n] - expected[n]) * (got[n] - expected[n]);
+    size += expected[n] * expected[n];
+  }
+  return std::sqrt(difference / (size > 0 ? size : 1));
+}
+
+struct Variant {
+  const char* name;
+  bool bias = true, states = false, mask = false, dropout = false, recurrent_dropout = false,
+       sequences = true, backwards = false, lookup = false;
+  MaskedOutput masked_output = MaskedOutput::kPreviousOutput;
+  Activation activation = Activation::kTanh, recurrent_activation = Activation::kSigmoid;
+  double scale = 1;  // of the weights: unbounded activations grow rounding errors from step to step
+};
+
+const Variant kVariants[] = {
+    {.name = "plain"},
+    {.name = "states", .states = true},
+    {.name = "no bias, last output", .bias = false, .sequences = false},
+    {.name = "backwards", .states = true, .backwards = true},
+    {.name = "mask", .states = true, .mask = true},
+    {.name = "mask, previous state, backwards",
+     .states = true,
+     .mask = true,
+     .backwards = true,
+     .masked_output = MaskedOutput::kPreviousState},
+    {.name = "mask, zero, last output",
+     .states = true,
+     .mask = true,
+     .sequences = false,
+     .masked_output = MaskedOutput::kZero},
+    {.name = "recurrent dropout", .states = true, .recurrent_dropout = true},
+    {.name = "dropout", .dropout = true},
+    {.name = "both dropouts, mask", .mask = true, .dropout = true, .recurrent_dropout = true},
+    {.name = "relu", .activation = Activation::kRelu},
+    {.name = "silu everywhere",
+     .activation = Activation::kSilu,
+     .recurrent_activation = Activation::kSilu,
+     .scale = 0.5},
+    {.name = "lookup", .states = true, .lookup = true},
+    {.name = "lookup, mask, recurrent dropout, no bias, backwards",
+     .bias = false,
+     .mask = true,
+     .recurrent_dropout = true,
+     .backwards = true,
+     .lookup = true},
+};
+
+struct Shape {
+  long B, T, D, H;
+};
+const Shape kShapes[] = {{1, 1, 5, 9},    {1, 2, 3, 20},   {3, 5, 7, 10},
+                         {2, 9, 40, 100}, {17, 4, 33, 65}, {37, 3, 16, 64}};
+
+// Runs a variant on the target in use and compares all results.
+void compare(const Variant& variant, const Shape& shape, Storage storage, const std::string& where) {
+  std::mt19937 random(static_cast<unsigned>(shape.B * 1000 + shape.H));
+  std::normal_distribution<double> normal;
+  const auto draw = [&](long count, double scale) {
+    // Values that both storage types hold exactly.
+    Vector all(static_cast<size_t>(count));
+    for (double& value : all) value = from_bf16(to_bf16(static_cast<float>(normal(random) * scale)));
+    return all;
+  };
+  const auto [B, T, D, H] = shape;
+  const long V = 11;
+  naive::Case in;
+  in.sizes.batch = B;
+  in.sizes.steps = T;
+  in.sizes.inputs = D;
+  in.sizes.units = H;
+  in.sizes.activation = variant.activation;
+  in.sizes.recurrent_activation = variant.recurrent_activation;
+  in.sizes.masked_output = variant.masked_output;
+  in.sizes.go_backwards = variant.backwards;
+  in.sizes.return_sequences = variant.sequences;
+  in.kernel = draw(D * 4 * H, variant.scale / std::sqrt(static_cast<double>(D)));
+  in.recurrent_kernel = draw(H * 4 * H, 0.7 * variant.scale / std::sqrt(static_cast<double>(H)));
+  if (variant.bias) in.bias = draw(4 * H, 0.5);
+  if (variant.states) {
+    in.h0 = draw(B * H, 0.5);
+    in.c0 = draw(B * H, 0.5);
+  }
+  const auto drop = [&](long count) {
+    Vector factors(static_cast<size_t>(count));
+    for (double& factor : factors) factor = random() % 4 == 0 ? 0 : 1.5;
+    return factors;
+  };
+  if (variant.dropout) in.dropout = drop(4 * B * D);
+  if (variant.recurrent_dropout) in.recurrent_dropout = drop(4 * B * H);
+  if (variant.mask) {
+    in.mask.resize(static_cast<size_t>(B * T));
+    for (long n = 0; n < B * T; ++n) in.mask[n] = n / T == 1 ? 0 : random() % 3 != 0;  // row 1: all masked
+  }
+  const Vector embeddings = draw(V * D, 1);
+  std::vector<int32_t> ids(static_cast<size_t>(B * T));
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % V);
+  in.x = draw(B * T * D, 1);
+  if (variant.lookup) {
+    for (long n = 0; n < B * T * D; ++n) in.x[n] = embeddings[ids[n / D] * D + n % D];
+  }
+  const Vector d_outputs = draw((variant.sequences ? T : 1) * B * H, 1), d_h_T = draw(B * H, 1),
+               d_c_T = draw(B * H, 1);
+  naive::Results results;
+  const naive::Gradients expected = naive::run(in, d_outputs, d_h_T, d_c_T, results);
+
+  const Storage f32 = Storage::kFloat32;
+  Stored x(storage, in.x), kernel(f32, in.kernel), recurrent(f32, in.recurrent_kernel), bias(f32, in.bias);
+  Stored h0(storage, in.h0), c0(storage, in.c0), dropout(f32, in.dropout);
+  Stored recurrent_dropout(f32, in.recurrent_dropout), rows(f32, embeddings);
+  std::vector<unsigned char> mask = in.mask;
+  LstmForward forward;
+  static_cast<LstmInputs&>(forward) = in.sizes;
+  forward.storage = storage;
+  if (variant.lookup) {
+    forward.ids = ids.data();
+    forward.embeddings = rows.floats();
+    forward.vocabulary = V;
+  } else {
+    forward.x = x.data();
+  }
+  forward.kernel = kernel.floats();
+  forward.recurrent_kernel = recurrent.floats();
+  forward.bias = bias.floats();
+  forward.h0 = h0.data();
+  forward.c0 = c0.data();
+  forward.mask = mask.empty() ? nullptr : mask.data();
+  forward.dropout = dropout.floats();
+  forward.recurrent_dropout = recurrent_dropout.floats();
+  Stored outputs(storage, d_outputs.size()), h_T(storage, d_h_T.size()), c_T(storage, d_c_T.size());
+  std::vector<unsigned char> reserve(cellerate::target().reserve_bytes(forward), 0xff);
+  forward.outputs = outputs.data();
+  forward.h_T = h_T.data();
+  forward.c_T = c_T.data();
+  Stored inferred(storage, d_outputs.size());
+  {
+    LstmForward inference = forward;
+    inference.outputs = inferred.data();
+    cellerate::forward(inference);
+  }
+  forward.reserve = reserve.data();
+  cellerate::forward(forward);
+  CHECK(inferred.same_bytes(outputs));
+
+  // RMS against double; bfloat16 rounds every stored value to 8 bits.
+  const bool exact = storage == Storage::kFloat32;
+  const double forward_limit = exact ? 1e-6 : 1e-2, backward_limit = exact ? 5e-6 : 2e-2;
+  const auto near = [&](const char* what, const Stored& got, const Vector& wanted, double limit) {
+    const double found = error(got.values(), wanted);
+    if (found <= limit) return;
+    std::fprintf(stderr, "%s, %s, B%ld-T%ld-D%ld-H%ld: %s is off by %.2g\n", where.c_str(), variant.name, B,
+                 T, D, H, what, found);
+    CHECK(found <= limit);
+  };
+  near("outputs", outputs, results.outputs, forward_limit);
+  near("h_T", h_T, results.h_T, forward_limit);
+  near("c_T", c_T, results.c_T, forward_limit);
+
+  LstmBackward backward;
+  static_cast<LstmInputs&>(backward) = forward;
+  Stored cotangents(storage, d_outputs), d_h(storage, d_h_T), d_c(storage, d_c_T);
+  backward.outputs = variant.sequences ? outputs.data() : nullptr;
+  backward.reserve = reserve.data();
+  backward.d_outputs = cotangents.data();
+  backward.d_h_T = d_h.data();
+  backward.d_c_T = d_c.data();
+  // Twice: what was saved must still be there.
+  for (int round = 0; round < 2; ++round) {
+    Stored d_x(storage, expected.x.size()), d_kernel(f32, expected.kernel.size());
+    Stored d_recurrent(f32, expected.recurrent_kernel.size()), d_bias(f32, expected.bias.size());
+    Stored d_h0(storage, expected.h0.size()), d_c0(storage, expected.c0.size()),
+        d_rows(f32, embeddings.size());
+    backward.d_x = variant.lookup ? nullptr : d_x.data();
+    backward.d_embeddings = variant.lookup ? d_rows.floats() : nullptr;
+    backward.d_kernel = d_kernel.floats();
+    backward.d_recurrent_kernel = d_recurrent.floats();
+    backward.d_bias = variant.bias ? d_bias.floats() : nullptr;
+    backward.d_h0 = d_h0.data();
+    backward.d_c0 = d_c0.data();
+    cellerate::backward(backward);
+    if (variant.lookup) {
+      Vector summed(embeddings.size());
+      for (long n = 0; n < B * T * D; ++n) summed[ids[n / D] * D + n % D] += expected.x[n];
+      near("d_embeddings", d_rows, summed, backward_limit);
+    } else {
+      near("d_x", d_x, expected.x, backward_limit);
+    }
+    near("d_kernel", d_kernel, expected.kernel, backward_limit);
+    near("d_recurrent_kernel", d_recurrent, expected.recurrent_kernel, backward_limit);
+    if (variant.bias) near("d_bias", d_bias, expected.bias, backward_limit);
+    near("d_h0", d_h0, expected.h0, backward_limit);
+    near("d_c0", d_c0, expected.c0, backward_limit);
+  }
+}
+
+TEST(every_target_equals_the_naive_layer) {
+  for (const std::string& target : cellerate::available_targets()) {
+    cellerate::set_target(target);
+    for (const int threads : {1, 2, 3}) {
+      cellerate::set_thread_count(threads);
+      for (const Shape& shape : kShapes) {
+        for (const Variant& variant : kVariants) {
+          for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16}) {
+            compare(variant, shape, storage,
+                    target + ", " + std::to_string(threads) + " threads, " +
+                        (storage == Storage::kFloat32 ? "float32" : "bfloat16"));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(an_unknown_target_is_an_error) {
+  const std::string message = CHECK_THROWS(std::invalid_argument, cellerate::set_target("sse9"));
+  CHECK(message.find("sse9") != std::string::npos && message.find("scalar") != std::string::npos);
+}
+
+TEST(an_id_beyond_the_vocabulary_is_an_error) {
+  const int32_t ids[] = {0, 3};
+  LstmForward forward;
+  forward.batch = 1;
+  forward.steps = 2;
+  forward.ids = ids;
+  forward.vocabulary = 3;
+  const std::string message = CHECK_THROWS(std::out_of_range, cellerate::forward(forward));
+  CHECK(message.find("got 3") != std::string::npos);
+}
+
+}  // namespace

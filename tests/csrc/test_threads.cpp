@@ -1,0 +1,369 @@
+// The pool: every index at the same time, from several callers, after forks, and quiet while idle.
+#include "threads.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+#ifndef __has_feature
+#define __has_feature(feature) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = kThreadSanitizer;
+#endif
+
+namespace {
+
+using cellerate::Barrier;
+using cellerate::parallel;
+using cellerate::set_thread_count;
+using cellerate::thread_count;
+
+// parallel() with any callable.
+template <class Callable>
+void in_parallel(int count, Callable&& callable) {
+  parallel(
+      count, [](void* context, int index, int n) { (*static_cast<Callable*>(context))(index, n); },
+      &callable);
+}
+
+// Whether all of `count` bodies really run at the same time: otherwise the barrier never opens.
+bool meets(int count) {
+  Barrier barrier(count);
+  std::vector<int> visits(count, 0);
+  in_parallel(count, [&](int index, int n) {
+    barrier.wait();
+    visits[index] += n;
+    barrier.wait();
+  });
+  return visits == std::vector<int>(count, count);
+}
+
+// Runs `body` in a forked child, which leaves by exit(); whether it returned true there within 20 s. The
+// sanitizers take the parent's threads for the child's, so with them it leaves without their last look.
+template <class Callable>
+bool in_child(Callable&& body) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a hang ends the child
+    bool good = false;
+    try {
+      good = body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "in the child: %s\n", error.what());
+    }
+    if (kSanitized) _exit(good ? 0 : 1);
+    std::exit(good ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) std::fprintf(stderr, "the child ended by signal %d\n", WTERMSIG(status));
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// The threads of this process by their names.
+int workers_alive() {
+  int found = 0;
+  DIR* tasks = opendir("/proc/self/task");
+  while (const dirent* entry = readdir(tasks)) {
+    std::ifstream file(std::string("/proc/self/task/") + entry->d_name + "/comm");
+    std::string name;
+    file >> name;
+    found += name.rfind("cellerate-", 0) == 0;
+  }
+  closedir(tasks);
+  return found;
+}
+
+double cpu_ms() {
+  timespec used;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return 1e3 * static_cast<double>(used.tv_sec) + 1e-6 * static_cast<double>(used.tv_nsec);
+}
+
+}  // namespace
+
+// First, while this process has not asked yet: a child starts with the same.
+TEST(thread_count_with_the_variable_set_is_it) {
+  CHECK(in_child([] {
+    setenv("CELLERATE_THREADS", "3", 1);
+    return thread_count() == 3;
+  }));
+}
+
+TEST(thread_count_with_a_bad_variable_names_it) {
+  for (const char* bad : {"", "0", "-2", "two", "2.5", "4 ", "1025", "99999999999999999999"}) {
+    CHECK(in_child([bad] {
+      setenv("CELLERATE_THREADS", bad, 1);
+      for (int again = 0; again < 2; ++again) {
+        const std::string message = CHECK_THROWS(std::invalid_argument, thread_count());
+        CHECK(message.find("CELLERATE_THREADS is '" + std::string(bad) + "'") != std::string::npos);
+      }
+      return check::failures == 0;
+    }));
+  }
+}
+
+TEST(thread_count_on_one_allowed_processor_is_one) {
+  CHECK(in_child([] {
+    unsetenv("CELLERATE_THREADS");
+    cpu_set_t allowed;
+    sched_getaffinity(0, sizeof(allowed), &allowed);
+    int first = 0;
+    while (!CPU_ISSET(first, &allowed)) ++first;
+    CPU_ZERO(&allowed);
+    CPU_SET(first, &allowed);
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+    return thread_count() == 1;
+  }));
+}
+
+TEST(thread_count_by_default_is_no_more_than_the_processors) {
+  CHECK(in_child([] {
+    unsetenv("CELLERATE_THREADS");
+    return thread_count() >= 1 && thread_count() <= static_cast<int>(std::thread::hardware_concurrency());
+  }));
+}
+
+TEST(set_thread_count_before_asking_wins_over_the_variable) {
+  CHECK(in_child([] {
+    setenv("CELLERATE_THREADS", "nonsense", 1);
+    set_thread_count(5);
+    return thread_count() == 5;
+  }));
+}
+
+TEST(set_thread_count_out_of_range_is_refused) {
+  for (const int bad : {0, -1, 1025}) {
+    const std::string message = CHECK_THROWS(std::invalid_argument, set_thread_count(bad));
+    CHECK(message.find(std::to_string(bad)) != std::string::npos);
+  }
+}
+
+TEST(parallel_of_none_runs_nothing) {
+  int calls = 0;
+  in_parallel(0, [&](int, int) { ++calls; });
+  in_parallel(-1, [&](int, int) { ++calls; });
+  CHECK(calls == 0);
+}
+
+TEST(parallel_of_one_runs_on_the_caller_without_workers) {
+  CHECK(in_child([] {
+    std::thread::id where;
+    in_parallel(1, [&](int index, int count) {
+      if (index == 0 && count == 1) where = std::this_thread::get_id();
+    });
+    return where == std::this_thread::get_id() && workers_alive() == 0;
+  }));
+}
+
+TEST(parallel_of_many_runs_all_at_once_with_the_first_on_the_caller) {
+  for (int count = 1; count <= 9; ++count) {
+    CHECK(meets(count));
+    std::vector<std::thread::id> where(count);
+    in_parallel(count, [&](int index, int) { where[index] = std::this_thread::get_id(); });
+    CHECK(where[0] == std::this_thread::get_id());
+    for (int i = 1; i < count; ++i) CHECK(where[i] != where[i - 1]);
+  }
+}
+
+TEST(parallel_many_times_loses_no_call) {
+  long sum = 0;
+  for (int i = 0; i < 20000; ++i) {
+    int parts[3] = {};
+    in_parallel(1 + i % 3, [&](int index, int) { parts[index] = index + 1; });
+    sum += parts[0] + parts[1] + parts[2];
+  }
+  CHECK(sum == 20000 / 3 * (1 + 3 + 6) + 1 + 3);
+}
+
+TEST(parallel_after_workers_fell_asleep_wakes_them) {
+  for (int i = 0; i < 200; ++i) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(10 * (i % 20)));  // around the moment they fall asleep
+    CHECK(meets(3));
+  }
+}
+
+TEST(parallel_with_late_workers_waits_for_them) {
+  for (const int late_us : {50, 1000, 20000}) {
+    std::vector<int> done(3, 0);
+    in_parallel(3, [&](int index, int) {
+      if (index > 0) std::this_thread::sleep_for(std::chrono::microseconds(late_us * index));
+      done[index] = 1;
+    });
+    CHECK(done == std::vector<int>(3, 1));
+  }
+}
+
+TEST(parallel_from_several_threads_at_once_serves_each) {
+  std::atomic<int> good{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&good, caller] {
+      for (int i = 0; i < 300; ++i) good += meets(1 + (caller + i) % 4);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(good == 4 * 300);
+}
+
+TEST(parallel_inside_a_body_is_refused) {
+  std::vector<std::string> messages(2);
+  std::atomic<int> inline_calls{0};
+  in_parallel(2, [&](int index, int) {
+    messages[index] = CHECK_THROWS(std::logic_error, parallel(2, [](void*, int, int) {}, nullptr));
+    CHECK_THROWS(std::logic_error, set_thread_count(2));
+    in_parallel(1, [&](int, int) { ++inline_calls; });
+  });
+  CHECK(messages[0].find("parallel()") != std::string::npos);
+  CHECK(messages[1] == messages[0]);
+  CHECK(inline_calls == 2);
+  CHECK(meets(2));
+}
+
+TEST(set_thread_count_while_idle_ends_the_workers_beyond) {
+  CHECK(meets(6));
+  set_thread_count(3);
+  CHECK(workers_alive() == 2);
+  CHECK(thread_count() == 3);
+  set_thread_count(5);
+  CHECK(workers_alive() == 2);  // the others start when they are needed
+  CHECK(meets(5));
+  CHECK(workers_alive() == 4);
+  set_thread_count(1);
+  CHECK(workers_alive() == 0);
+  CHECK(meets(4));
+}
+
+TEST(set_thread_count_during_calls_disturbs_none) {
+  std::atomic<bool> stop{false};
+  std::thread changer([&] {
+    for (int i = 0; !stop; ++i) set_thread_count(1 + i % 5);
+  });
+  int good = 0;
+  for (int i = 0; i < 300; ++i) good += meets(4);
+  stop = true;
+  changer.join();
+  CHECK(good == 300);
+  set_thread_count(2);
+}
+
+TEST(parallel_that_cannot_start_a_thread_runs_nothing_and_recovers) {
+  if (kSanitized) return;  // the sanitizers need the address space themselves
+  CHECK(in_child([] {
+    CHECK(meets(2));
+    rlimit limit;
+    getrlimit(RLIMIT_AS, &limit);
+    const rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = 1 << 20;
+    setrlimit(RLIMIT_AS, &limit);
+    std::atomic<int> calls{0};
+    const std::string message = CHECK_THROWS(std::system_error, in_parallel(64, [&](int, int) { ++calls; }));
+    CHECK(message.find("of 64; set fewer with CELLERATE_THREADS") != std::string::npos);
+    CHECK(calls == 0);
+    CHECK(meets(2));
+    limit.rlim_cur = before;
+    setrlimit(RLIMIT_AS, &limit);
+    return meets(64) && check::failures == 0;
+  }));
+}
+
+TEST(fork_with_workers_asleep_leaves_a_working_pool_on_both_sides) {
+  if (kThreadSanitizer) return;  // it knows no new threads after a fork
+  set_thread_count(3);
+  CHECK(meets(3));
+  for (int i = 0; i < 5; ++i) {
+    CHECK(in_child([] {
+      const bool kept = thread_count() == 3 && workers_alive() == 0;
+      // A data loader's worker may fork again.
+      return kept && meets(3) && in_child([] { return meets(4); }) && meets(2);
+    }));
+    CHECK(meets(3));
+  }
+}
+
+TEST(fork_while_another_thread_computes_leaves_a_working_pool_on_both_sides) {
+  if (kThreadSanitizer) return;  // it knows no new threads after a fork
+  std::atomic<bool> stop{false};
+  std::atomic<int> calls{0};
+  std::thread busy([&] {
+    while (!stop) {
+      in_parallel(3, [](int, int) { std::this_thread::sleep_for(std::chrono::microseconds(500)); });
+      ++calls;
+    }
+  });
+  while (calls == 0) std::this_thread::yield();
+  for (int i = 0; i < 10; ++i) CHECK(in_child([] { return meets(3); }));
+  stop = true;
+  busy.join();
+  CHECK(meets(3));
+}
+
+TEST(exit_with_workers_asleep_or_computing_is_clean) {
+  if (kThreadSanitizer) return;  // it knows no new threads after a fork
+  CHECK(in_child([] { return meets(4); }));
+  CHECK(in_child([] {
+    std::atomic<bool>& started = *new std::atomic<bool>{false};
+    std::thread([&started] {
+      in_parallel(3, [&](int, int) {
+        started = true;
+        std::this_thread::sleep_for(std::chrono::seconds(30));
+      });
+    }).detach();
+    while (!started) std::this_thread::yield();
+    return true;
+  }));
+}
+
+TEST(workers_while_idle_use_no_processor_time) {
+  CHECK(meets(4));
+  const double before = cpu_ms();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(cpu_ms() - before < 20);
+}
+
+TEST(barrier_of_one_does_not_wait) {
+  Barrier barrier(1);
+  for (int i = 0; i < 1000; ++i) barrier.wait();
+}
+
+TEST(barrier_in_every_phase_shows_what_the_others_wrote) {
+  for (const int count : {2, 3, 7}) {
+    Barrier barrier(count);
+    std::vector<int> value(count, 0);  // plain on purpose: the barrier must order it
+    std::atomic<int> wrong{0};
+    in_parallel(count, [&](int index, int n) {
+      for (int phase = 1; phase <= 300; ++phase) {
+        value[index] = phase;
+        barrier.wait();
+        for (int other = 0; other < n; ++other) wrong += value[other] != phase;
+        barrier.wait();
+      }
+    });
+    CHECK(wrong == 0);
+  }
+}
