@@ -14,15 +14,20 @@ def env(
         bool, typer.Option("--devices", help="Also ask each installed backend for its devices (slow).")
     ] = False,
 ) -> None:
-    """Show machine, versions and backends.
+    """Show machine, versions, backends and the native core.
 
     Example:
         cellerate env --json
     """
     from cellerate.environment import backend_devices, installed_backends, machine, versions
+    from cellerate.kernels import cpu
 
     backends = installed_backends()
-    report = {"machine": machine(), "versions": versions(), "backends": backends}
+    missing = cpu.missing()
+    core = {"missing": missing}
+    if missing is None:
+        core = {"target": cpu.target(), "targets": cpu.available_targets(), "threads": cpu.num_threads()}
+    report = {"machine": machine(), "versions": versions(), "backends": backends, "native core": core}
     if devices:
         report["devices"] = {backend: backend_devices(backend) for backend in backends}
     if json:
