@@ -90,7 +90,6 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kExponential:
     case Activation::kRelu6:
     case Activation::kLeakyRelu:
-    case Activation::kHardTanh:
     case Activation::kSparseSigmoid:
       return true;
     default:
@@ -189,7 +188,8 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kHardSilu:
       return each_lane(x, [](float v) { return v <= -3 ? 0.0f : v >= 3 ? 1.0f : v / 3 + 0.5f; });
     case Activation::kHardTanh:
-      return Simd::where_greater(y, set(-1.0f), Simd::where_greater(one, y, one, zero), zero);
+      // Keras's backends agree on 1 at both ends, where the value alone does not tell.
+      return Simd::where_greater(x, one, zero, Simd::where_greater(set(-1.0f), x, zero, one));
     case Activation::kMish:
       return each_lane(x, [](float v) {
         const float t = tanhf(softplus(v));

@@ -1,7 +1,6 @@
 #include "arguments.h"
 
 #include <cstring>
-#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -11,13 +10,15 @@
 namespace cellerate {
 namespace {
 
-// What an array must be. Dimensions: B, T, D, H, V, G for 4H, R for the bytes of the reserve. Type s is the storage.
+// What an array must be. A letter of the dimensions is a size that all arrays share; 4 is itself, G is 4H, and O
+// stands for "BTH" or "BH". Type s is the storage, f float32, i int32, b bool, y bytes.
 struct Rule {
   const char* name;
   const char* dimensions;
   char type;
 };
-constexpr Rule kRules[] = {
+// B batch, T steps, D inputs, H units, V vocabulary, R bytes of the reserve.
+constexpr Rule kLstmRules[] = {
     {"x", "BTD", 's'},
     {"ids", "BT", 'i'},
     {"embeddings", "VD", 'f'},
@@ -43,6 +44,11 @@ constexpr Rule kRules[] = {
     {"d_bias", "G", 'f'},
     {"d_h0", "BH", 's'},
     {"d_c0", "BH", 's'},
+};
+// M rows, K inputs, N outputs.
+constexpr Rule kDenseRules[] = {
+    {"x", "MK", 's'},   {"kernel", "KN", 'f'}, {"bias", "N", 'f'},      {"y", "MN", 's'},
+    {"d_y", "MN", 's'}, {"d_x", "MK", 's'},    {"d_kernel", "KN", 'f'}, {"d_bias", "N", 'f'},
 };
 
 const char* type_name(Type type) {
@@ -77,13 +83,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 // Looks arrays up by name and checks them against the rules as they come.
 class Checker {
  public:
-  Checker(const Options& options, LstmInputs& in) : in_(in), sequences_(options.return_sequences) {
-    in.activation = code<Activation>("activation", options.activation);
-    in.recurrent_activation = code<Activation>("recurrent_activation", options.recurrent_activation);
-    in.masked_output = code<MaskedOutput>("masked_output", options.masked_output);
-    in.go_backwards = options.go_backwards;
-    in.return_sequences = options.return_sequences;
-  }
+  Checker(std::span<const Rule> rules, bool sequences) : rules_(rules), sequences_(sequences) {}
 
   template <size_t kCount>
   void add(const char* const (&names)[kCount], std::span<const Array> arrays) {
@@ -96,44 +96,7 @@ class Checker {
     }
   }
 
-  // What forward and backward are both given; sets the dimensions.
-  void check_inputs() {
-    const bool lookup = arrays_.count("ids") != 0;
-    if (lookup == (arrays_.count("x") != 0)) {
-      throw std::invalid_argument("expected either x or ids with embeddings, got " +
-                                  std::string(lookup ? "both" : "neither"));
-    }
-    if (lookup) {
-      in_.ids = get<int32_t>("ids", true);
-      in_.embeddings = get<float>("embeddings", true);
-    } else {
-      in_.x = get<void>("x", true);
-    }
-    in_.recurrent_kernel = get<float>("recurrent_kernel", true);
-    if (sizes_['G'] != 4 * sizes_['H']) {
-      throw std::invalid_argument("recurrent_kernel: expected shape (H, 4H), got (" +
-                                  std::to_string(sizes_['H']) + ", " + std::to_string(sizes_['G']) + ")");
-    }
-    in_.kernel = get<float>("kernel", true);
-    in_.bias = get<float>("bias");
-    in_.h0 = get<void>("h0");
-    in_.c0 = get<void>("c0");
-    in_.mask = get<uint8_t>("mask");
-    in_.dropout = get<float>("dropout");
-    in_.recurrent_dropout = get<float>("recurrent_dropout");
-    if (lookup && in_.dropout != nullptr) {
-      throw std::invalid_argument("dropout: expected none with ids; look the rows up and pass them as x");
-    }
-    in_.batch = sizes_['B'];
-    in_.steps = sizes_['T'];
-    in_.inputs = sizes_['D'];
-    in_.units = sizes_['H'];
-    in_.vocabulary = lookup ? sizes_['V'] : 0;
-    for (const auto& [letter, what] :
-         {std::pair{'B', "batch"}, {'T', "steps"}, {'D', "inputs"}, {'H', "units"}}) {
-      if (sizes_[letter] < 1) throw std::invalid_argument(std::string(what) + ": expected at least 1, got 0");
-    }
-  }
+  bool has(const char* name) const { return arrays_.count(name) != 0; }
 
   // The data of an array, null if it is absent.
   template <class T>
@@ -147,49 +110,28 @@ class Checker {
     return static_cast<T*>(found->second->data);
   }
 
-  // The storage type, which the first array of that type decides.
-  void finish() { in_.storage = storage_ == Type::kBfloat16 ? Storage::kBfloat16 : Storage::kFloat32; }
-  void expect_reserve(const char* name) {
-    const auto found = arrays_.find(name);
-    if (found == arrays_.end()) return;
-    sizes_['R'] = static_cast<int64_t>(target().reserve_bytes(in_));
-    check(*found->second, rule(name));
+  // A size that the arrays so far have decided, at least 1.
+  int64_t size(char letter, const char* what) {
+    if (sizes_[letter] < 1) throw std::invalid_argument(std::string(what) + ": expected at least 1, got 0");
+    return sizes_[letter];
   }
+  void set_size(char letter, int64_t size) { sizes_[letter] = size; }
+
+  // What the first array of the storage type has decided.
+  Storage storage() const { return storage_ == Type::kBfloat16 ? Storage::kBfloat16 : Storage::kFloat32; }
 
  private:
-  template <class Enum>
-  static Enum code(const char* name, int64_t value) {
-    if (value < 0 || value >= static_cast<int64_t>(Enum::kCount)) {
-      throw std::invalid_argument(std::string(name) + ": expected a code below " +
-                                  std::to_string(static_cast<int>(Enum::kCount)) + ", got " +
-                                  std::to_string(value));
-    }
-    return static_cast<Enum>(value);
-  }
-
-  static const Rule& rule(const char* name) {
-    for (const Rule& each : kRules) {
+  const Rule& rule(const char* name) const {
+    for (const Rule& each : rules_) {
       if (std::strcmp(each.name, name) == 0) return each;
     }
     throw std::logic_error(std::string("no rule for ") + name);
   }
 
   void check(const Array& array, const Rule& rule) {
-    const bool right_type = rule.type == 's'   ? storage_type(array.type)
-                            : rule.type == 'f' ? array.type == Type::kFloat32
-                            : rule.type == 'i' ? array.type == Type::kInt32
-                            : rule.type == 'b' ? array.type == Type::kBool || array.type == Type::kByte
-                                               : array.type == Type::kByte;
-    if (!right_type) {
-      const std::string expected =
-          rule.type == 's'
-              ? storage_ == Type::kOther ? "float32 or bfloat16" : std::string(type_name(storage_))
-          : rule.type == 'f' ? "float32"
-          : rule.type == 'i' ? "int32"
-          : rule.type == 'b' ? "bool"
-                             : "uint8";
-      throw std::invalid_argument(std::string(rule.name) + ": expected dtype " + expected + ", got " +
-                                  type_name(array.type));
+    if (!right_type(array.type, rule.type)) {
+      throw std::invalid_argument(std::string(rule.name) + ": expected dtype " + expected_type(rule.type) +
+                                  ", got " + type_name(array.type));
     }
     const std::string letters = rule.dimensions[0] != 'O' ? rule.dimensions : sequences_ ? "BTH" : "BH";
     bool right = array.shape.size() == letters.size();
@@ -212,59 +154,169 @@ class Checker {
     }
   }
 
-  bool storage_type(Type type) {
-    if (storage_ == Type::kOther && (type == Type::kFloat32 || type == Type::kBfloat16)) storage_ = type;
-    return type == storage_ && type != Type::kOther;
+  bool right_type(Type type, char wanted) {
+    switch (wanted) {
+      case 's':
+        if (storage_ == Type::kOther && (type == Type::kFloat32 || type == Type::kBfloat16)) storage_ = type;
+        return type == storage_ && type != Type::kOther;
+      case 'f':
+        return type == Type::kFloat32;
+      case 'i':
+        return type == Type::kInt32;
+      case 'b':
+        return type == Type::kBool || type == Type::kByte;
+      default:
+        return type == Type::kByte;
+    }
+  }
+  std::string expected_type(char wanted) const {
+    switch (wanted) {
+      case 's':
+        return storage_ == Type::kOther ? "float32 or bfloat16" : type_name(storage_);
+      case 'f':
+        return "float32";
+      case 'i':
+        return "int32";
+      case 'b':
+        return "bool";
+      default:
+        return "uint8";
+    }
   }
 
-  LstmInputs& in_;
+  const std::span<const Rule> rules_;
   const bool sequences_;
   Type storage_ = Type::kOther;
   std::map<std::string, const Array*> arrays_;
   std::map<char, int64_t> sizes_;
 };
 
+template <class Enum>
+Enum code(const char* name, int64_t value) {
+  if (value < 0 || value >= static_cast<int64_t>(Enum::kCount)) {
+    throw std::invalid_argument(std::string(name) + ": expected a code below " +
+                                std::to_string(static_cast<int>(Enum::kCount)) + ", got " +
+                                std::to_string(value));
+  }
+  return static_cast<Enum>(value);
+}
+
+// What forward and backward are both given.
+void fill_inputs(const Options& options, Checker& arrays, LstmInputs& in) {
+  in.activation = code<Activation>("activation", options.activation);
+  in.recurrent_activation = code<Activation>("recurrent_activation", options.recurrent_activation);
+  in.masked_output = code<MaskedOutput>("masked_output", options.masked_output);
+  in.go_backwards = options.go_backwards;
+  in.return_sequences = options.return_sequences;
+  const bool lookup = arrays.has("ids");
+  if (lookup == arrays.has("x")) {
+    throw std::invalid_argument("expected either x or ids with embeddings, got " +
+                                std::string(lookup ? "both" : "neither"));
+  }
+  if (lookup && arrays.has("dropout")) {
+    throw std::invalid_argument("dropout: expected none with ids; look the rows up and pass them as x");
+  }
+  if (lookup) {
+    in.ids = arrays.get<int32_t>("ids", true);
+    in.embeddings = arrays.get<float>("embeddings", true);
+    in.vocabulary = arrays.size('V', "vocabulary");
+  } else {
+    in.x = arrays.get<void>("x", true);
+  }
+  in.recurrent_kernel = arrays.get<float>("recurrent_kernel", true);
+  in.units = arrays.size('H', "units");
+  if (arrays.size('G', "4H") != 4 * in.units) {
+    throw std::invalid_argument("recurrent_kernel: expected shape (H, 4H), got (" + std::to_string(in.units) +
+                                ", " + std::to_string(arrays.size('G', "4H")) + ")");
+  }
+  in.kernel = arrays.get<float>("kernel", true);
+  in.bias = arrays.get<float>("bias");
+  in.h0 = arrays.get<void>("h0");
+  in.c0 = arrays.get<void>("c0");
+  in.mask = arrays.get<uint8_t>("mask");
+  in.dropout = arrays.get<float>("dropout");
+  in.recurrent_dropout = arrays.get<float>("recurrent_dropout");
+  in.batch = arrays.size('B', "batch");
+  in.steps = arrays.size('T', "steps");
+  in.inputs = arrays.size('D', "inputs");
+}
+
+// The reserve, whose size follows from everything else.
+void* get_reserve(Checker& arrays, LstmInputs& in) {
+  in.storage = arrays.storage();
+  arrays.set_size('R', static_cast<int64_t>(target().reserve_bytes(in)));
+  return arrays.get<void>("reserve");
+}
+
+void fill_inputs(Checker& arrays, DenseInputs& in) {
+  in.x = arrays.get<void>("x", true);
+  in.kernel = arrays.get<float>("kernel", true);
+  in.bias = arrays.get<float>("bias");
+  in.rows = arrays.size('M', "rows");
+  in.inputs = arrays.size('K', "inputs");
+  in.outputs = arrays.size('N', "outputs");
+  in.storage = arrays.storage();
+}
+
 }  // namespace
 
 LstmForward forward_call(const Options& options, std::span<const Array> arguments,
                          std::span<const Array> results) {
   LstmForward call;
-  Checker checker(options, call);
-  checker.add(kForwardArguments, arguments);
-  checker.add(kForwardResults, results);
-  checker.check_inputs();
-  call.outputs = checker.get<void>("outputs", true);
-  call.h_T = checker.get<void>("h_T", true);
-  call.c_T = checker.get<void>("c_T", true);
-  checker.finish();
-  checker.expect_reserve("reserve");
-  call.reserve = results[3].data;
+  Checker arrays(kLstmRules, options.return_sequences);
+  arrays.add(kForwardArguments, arguments);
+  arrays.add(kForwardResults, results);
+  fill_inputs(options, arrays, call);
+  call.outputs = arrays.get<void>("outputs", true);
+  call.h_T = arrays.get<void>("h_T", true);
+  call.c_T = arrays.get<void>("c_T", true);
+  call.reserve = get_reserve(arrays, call);
   return call;
 }
 
 LstmBackward backward_call(const Options& options, std::span<const Array> arguments,
                            std::span<const Array> results) {
   LstmBackward call;
-  Checker checker(options, call);
-  checker.add(kBackwardArguments, arguments);
-  checker.add(kBackwardResults, results);
-  checker.check_inputs();
-  call.outputs = checker.get<void>("outputs", options.return_sequences);
-  call.d_outputs = checker.get<void>("d_outputs");
-  call.d_h_T = checker.get<void>("d_h_T");
-  call.d_c_T = checker.get<void>("d_c_T");
-  call.d_x = checker.get<void>("d_x");
-  call.d_embeddings = checker.get<float>("d_embeddings", call.ids != nullptr);
-  call.d_kernel = checker.get<float>("d_kernel", true);
-  call.d_recurrent_kernel = checker.get<float>("d_recurrent_kernel", true);
-  call.d_bias = checker.get<float>("d_bias");
-  call.d_h0 = checker.get<void>("d_h0");
-  call.d_c0 = checker.get<void>("d_c0");
-  checker.finish();
-  checker.expect_reserve("reserve");
-  if (arguments[std::size(kForwardArguments) + 1].data == nullptr)
-    throw std::invalid_argument("reserve: expected what forward kept, got none");
-  call.reserve = arguments[std::size(kForwardArguments) + 1].data;
+  Checker arrays(kLstmRules, options.return_sequences);
+  arrays.add(kBackwardArguments, arguments);
+  arrays.add(kBackwardResults, results);
+  fill_inputs(options, arrays, call);
+  call.outputs = arrays.get<void>("outputs", options.return_sequences);
+  call.d_outputs = arrays.get<void>("d_outputs");
+  call.d_h_T = arrays.get<void>("d_h_T");
+  call.d_c_T = arrays.get<void>("d_c_T");
+  call.d_x = arrays.get<void>("d_x");
+  call.d_embeddings = arrays.get<float>("d_embeddings", call.ids != nullptr);
+  call.d_kernel = arrays.get<float>("d_kernel", true);
+  call.d_recurrent_kernel = arrays.get<float>("d_recurrent_kernel", true);
+  call.d_bias = arrays.get<float>("d_bias");
+  call.d_h0 = arrays.get<void>("d_h0");
+  call.d_c0 = arrays.get<void>("d_c0");
+  call.reserve = get_reserve(arrays, call);
+  if (call.reserve == nullptr) throw std::invalid_argument("reserve: expected what forward kept, got none");
+  return call;
+}
+
+DenseForward dense_forward_call(std::span<const Array> arguments, std::span<const Array> results) {
+  DenseForward call;
+  Checker arrays(kDenseRules, false);
+  arrays.add(kDenseForwardArguments, arguments);
+  arrays.add(kDenseForwardResults, results);
+  fill_inputs(arrays, call);
+  call.y = arrays.get<void>("y", true);
+  return call;
+}
+
+DenseBackward dense_backward_call(std::span<const Array> arguments, std::span<const Array> results) {
+  DenseBackward call;
+  Checker arrays(kDenseRules, false);
+  arrays.add(kDenseBackwardArguments, arguments);
+  arrays.add(kDenseBackwardResults, results);
+  fill_inputs(arrays, call);
+  call.d_y = arrays.get<void>("d_y", true);
+  call.d_x = arrays.get<void>("d_x");
+  call.d_kernel = arrays.get<float>("d_kernel", true);
+  call.d_bias = arrays.get<float>("d_bias");
   return call;
 }
 

@@ -39,10 +39,17 @@ inline constexpr const char* kBackwardArguments[] = {
 inline constexpr const char* kBackwardResults[] = {"d_x",    "d_embeddings", "d_kernel", "d_recurrent_kernel",
                                                    "d_bias", "d_h0",         "d_c0"};
 
-// Both throw std::invalid_argument, naming the array, the shape or type it should have and what came.
+inline constexpr const char* kDenseForwardArguments[] = {"x", "kernel", "bias"};
+inline constexpr const char* kDenseForwardResults[] = {"y"};
+inline constexpr const char* kDenseBackwardArguments[] = {"x", "kernel", "bias", "d_y"};
+inline constexpr const char* kDenseBackwardResults[] = {"d_x", "d_kernel", "d_bias"};
+
+// All throw std::invalid_argument, naming the array, the shape or type it should have and what came.
 LstmForward forward_call(const Options& options, std::span<const Array> arguments,
                          std::span<const Array> results);
 LstmBackward backward_call(const Options& options, std::span<const Array> arguments,
                            std::span<const Array> results);
+DenseForward dense_forward_call(std::span<const Array> arguments, std::span<const Array> results);
+DenseBackward dense_backward_call(std::span<const Array> arguments, std::span<const Array> results);
 
 }  // namespace cellerate

@@ -100,6 +100,22 @@ void backward(const OptionCodes& options, const nb::sequence& arguments, const n
   cellerate::backward(call);
 }
 
+void dense_forward(const nb::sequence& arguments, const nb::sequence& results) {
+  const Arrays in(arguments, cellerate::kDenseForwardArguments, false);
+  const Arrays out(results, cellerate::kDenseForwardResults, true);
+  const cellerate::DenseForward call = cellerate::dense_forward_call(in.all(), out.all());
+  const nb::gil_scoped_release release;
+  cellerate::dense_forward(call);
+}
+
+void dense_backward(const nb::sequence& arguments, const nb::sequence& results) {
+  const Arrays in(arguments, cellerate::kDenseBackwardArguments, false);
+  const Arrays out(results, cellerate::kDenseBackwardResults, true);
+  const cellerate::DenseBackward call = cellerate::dense_backward_call(in.all(), out.all());
+  const nb::gil_scoped_release release;
+  cellerate::dense_backward(call);
+}
+
 size_t reserve_bytes(int64_t batch, int64_t steps, int64_t units, bool bfloat16, bool masked,
                      bool return_sequences) {
   const uint8_t mask = 0;
@@ -140,6 +156,10 @@ NB_MODULE(_core, module) {
       "Runs one layer. Arrays in the order of FORWARD_ARGUMENTS and FORWARD_RESULTS, None where absent.");
   module.def("backward", &backward, nb::arg("options"), nb::arg("arguments"), nb::arg("results"),
              "The gradients of one layer. Arrays in the order of BACKWARD_ARGUMENTS and BACKWARD_RESULTS.");
+  module.def("dense_forward", &dense_forward, nb::arg("arguments"), nb::arg("results"),
+             "A dense layer: (x, kernel, bias) and (y,), None where absent.");
+  module.def("dense_backward", &dense_backward, nb::arg("arguments"), nb::arg("results"),
+             "Its gradients: (x, kernel, bias, d_y) and (d_x, d_kernel, d_bias), None where absent.");
   const auto names = [](std::span<const char* const> all) {
     nb::list list;
     for (const char* name : all) list.append(name);
@@ -153,4 +173,10 @@ NB_MODULE(_core, module) {
       "xla_forward", [] { return nb::capsule(cellerate::xla_forward()); }, "The XLA handler of forward.");
   module.def(
       "xla_backward", [] { return nb::capsule(cellerate::xla_backward()); }, "The XLA handler of backward.");
+  module.def(
+      "xla_dense_forward", [] { return nb::capsule(cellerate::xla_dense_forward()); },
+      "The XLA handler of dense_forward.");
+  module.def(
+      "xla_dense_backward", [] { return nb::capsule(cellerate::xla_dense_backward()); },
+      "The XLA handler of dense_backward.");
 }

@@ -109,6 +109,9 @@ void backward(const LstmBackward& in) {
   target().backward(in);
 }
 
+void dense_forward(const DenseForward& in) { target().dense_forward(in); }
+void dense_backward(const DenseBackward& in) { target().dense_backward(in); }
+
 double measure_peak(bool bfloat16, int threads) {
   using Clock = std::chrono::steady_clock;
   int64_t rounds = 1000;

@@ -23,6 +23,9 @@ void set_target(std::string_view name);
 // parallel() throws.
 void forward(const LstmForward& in);
 void backward(const LstmBackward& in);
+// The same for a dense layer.
+void dense_forward(const DenseForward& in);
+void dense_backward(const DenseBackward& in);
 
 // Operations a second of target() on `threads` threads when nothing but its multiply-add units limits it.
 double measure_peak(bool bfloat16, int threads);

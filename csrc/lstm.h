@@ -1,4 +1,4 @@
-// One LSTM layer in one direction, forward and backward: the interface of the native core.
+// One LSTM layer in one direction, and a dense layer, forward and backward: the interface of the native core.
 //
 // A header of its own because everything else meets here: the kernels implement it once per target, dispatch.cpp
 // picks a target, bindings.cpp and xla_ffi.cpp fill the structures from NumPy arrays and XLA buffers. It knows
@@ -103,13 +103,33 @@ struct LstmBackward : LstmInputs {
   void* d_c0 = nullptr;                 // (B, H), or null: not wanted
 };
 
-// One instruction set: its name and its two algorithms. They take any thread count and throw std::bad_alloc.
+// A dense layer over rows: y = x·kernel + bias.
+struct DenseInputs {
+  int64_t rows = 0, inputs = 0, outputs = 0;
+  Storage storage = Storage::kFloat32;
+  const void* x = nullptr;        // (rows, inputs)
+  const float* kernel = nullptr;  // (inputs, outputs)
+  const float* bias = nullptr;    // (outputs), or null
+};
+struct DenseForward : DenseInputs {
+  void* y = nullptr;  // (rows, outputs)
+};
+struct DenseBackward : DenseInputs {
+  const void* d_y = nullptr;
+  void* d_x = nullptr;  // or null: not wanted
+  float* d_kernel = nullptr;
+  float* d_bias = nullptr;  // or null without a bias
+};
+
+// One instruction set: its name and its algorithms. They take any thread count and throw std::bad_alloc.
 struct Target {
   const char* name;
   bool bfloat16_products;  // whether bfloat16 storage is multiplied as such; otherwise as float
   size_t (*reserve_bytes)(const LstmInputs&);
   void (*forward)(const LstmForward&);
   void (*backward)(const LstmBackward&);
+  void (*dense_forward)(const DenseForward&);
+  void (*dense_backward)(const DenseBackward&);
   // Runs so many rounds of multiply-adds on each thread and gives the number of operations done: see peak.h.
   double (*peak)(bool bfloat16, int threads, int64_t rounds);
 };

@@ -1,5 +1,9 @@
 #include "scratch.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -39,9 +43,16 @@ Scratch::Scratch(size_t bytes) {
   }
   if (block.bytes < bytes) {
     std::free(block.data);
-    block.bytes = (bytes + 63) / 64 * 64;
-    block.data = static_cast<std::byte*>(std::aligned_alloc(64, block.bytes));
+    // Whole huge pages, where the system has them for the asking: packed weights are read from end to end at every
+    // step, and with small pages the processor would look up thousands of addresses.
+    constexpr size_t kHugePage = size_t{2} << 20;
+    const size_t grain = bytes < kHugePage ? 64 : kHugePage;
+    block.bytes = (bytes + grain - 1) / grain * grain;
+    block.data = static_cast<std::byte*>(std::aligned_alloc(grain, block.bytes));
     if (block.data == nullptr) throw std::bad_alloc();
+#ifdef __linux__
+    if (grain == kHugePage) madvise(block.data, block.bytes, MADV_HUGEPAGE);
+#endif
   }
   data_ = block.data;
   bytes_ = block.bytes;

@@ -1,6 +1,7 @@
 // Instantiates the kernels for one target. A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this.
 #pragma once
 
+#include "dense.h"
 #include "lstm_backward.h"
 #include "lstm_forward.h"
 #include "peak.h"
@@ -27,12 +28,28 @@ void backward(const LstmBackward& in) {
   backward_as<Storage::kBfloat16, kPairsOfBfloat16>(in);
 }
 
+void dense_forward(const DenseForward& in) {
+  if (in.storage == Storage::kFloat32) return run_dense<DenseForwardJob<Storage::kFloat32, false>>(in);
+  run_dense<DenseForwardJob<Storage::kBfloat16, kPairsOfBfloat16>>(in);
+}
+
+void dense_backward(const DenseBackward& in) {
+  if (in.storage == Storage::kFloat32) return run_dense<DenseBackwardJob<Storage::kFloat32, false>>(in);
+  run_dense<DenseBackwardJob<Storage::kBfloat16, kPairsOfBfloat16>>(in);
+}
+
 double peak(bool bfloat16, int threads, int64_t rounds) {
   if (bfloat16) return peak_operations<kPairsOfBfloat16>(threads, rounds);
   return peak_operations<false>(threads, rounds);
 }
 
-extern const Target kTarget{
-    CELLERATE_STRING(CELLERATE_TARGET), kPairsOfBfloat16, reserve_bytes, forward, backward, peak};
+extern const Target kTarget{CELLERATE_STRING(CELLERATE_TARGET),
+                            kPairsOfBfloat16,
+                            reserve_bytes,
+                            forward,
+                            backward,
+                            dense_forward,
+                            dense_backward,
+                            peak};
 
 }  // namespace cellerate::CELLERATE_TARGET

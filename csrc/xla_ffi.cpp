@@ -101,24 +101,51 @@ ffi::Error backward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets res
   });
 }
 
-#define CELLERATE_XLA_SIGNATURE              \
-  ffi::Ffi::Bind()                           \
-      .RemainingArgs()                       \
-      .RemainingRets()                       \
-      .Attr<int64_t>("activation")           \
-      .Attr<int64_t>("recurrent_activation") \
-      .Attr<int64_t>("masked_output")        \
-      .Attr<bool>("go_backwards")            \
-      .Attr<bool>("return_sequences")        \
-      .Attr<int64_t>("arguments")            \
-      .Attr<int64_t>("results")
+ffi::Error dense_forward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results,
+                                 int64_t which_arguments, int64_t which_results) {
+  return guarded([&] {
+    dense_forward(dense_forward_call(arrays_of(arguments, which_arguments, std::size(kDenseForwardArguments)),
+                                     arrays_of(results, which_results, std::size(kDenseForwardResults))));
+  });
+}
 
-XLA_FFI_DEFINE_HANDLER(kForward, forward_handler, CELLERATE_XLA_SIGNATURE);
-XLA_FFI_DEFINE_HANDLER(kBackward, backward_handler, CELLERATE_XLA_SIGNATURE);
+ffi::Error dense_backward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results,
+                                  int64_t which_arguments, int64_t which_results) {
+  return guarded([&] {
+    dense_backward(
+        dense_backward_call(arrays_of(arguments, which_arguments, std::size(kDenseBackwardArguments)),
+                            arrays_of(results, which_results, std::size(kDenseBackwardResults))));
+  });
+}
+
+auto signature_of_lstm() {
+  return ffi::Ffi::Bind()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attr<int64_t>("activation")
+      .Attr<int64_t>("recurrent_activation")
+      .Attr<int64_t>("masked_output")
+      .Attr<bool>("go_backwards")
+      .Attr<bool>("return_sequences")
+      .Attr<int64_t>("arguments")
+      .Attr<int64_t>("results");
+}
+
+auto signature_of_dense() {
+  return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int64_t>("arguments").Attr<int64_t>("results");
+}
+
+XLA_FFI_DEFINE_HANDLER(kForward, forward_handler, signature_of_lstm());
+XLA_FFI_DEFINE_HANDLER(kBackward, backward_handler, signature_of_lstm());
+XLA_FFI_DEFINE_HANDLER(kDenseForward, dense_forward_handler, signature_of_dense());
+XLA_FFI_DEFINE_HANDLER(kDenseBackward, dense_backward_handler, signature_of_dense());
 
 }  // namespace
 
 void* xla_forward() { return reinterpret_cast<void*>(kForward); }
 void* xla_backward() { return reinterpret_cast<void*>(kBackward); }
+
+void* xla_dense_forward() { return reinterpret_cast<void*>(kDenseForward); }
+void* xla_dense_backward() { return reinterpret_cast<void*>(kDenseBackward); }
 
 }  // namespace cellerate

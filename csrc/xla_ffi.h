@@ -7,5 +7,8 @@ namespace cellerate {
 // masks of which arrays are there, counted as in arguments.h; buffers come in that order without the absent ones.
 void* xla_forward();
 void* xla_backward();
+// The same for a dense layer, which has no options.
+void* xla_dense_forward();
+void* xla_dense_backward();
 
 }  // namespace cellerate

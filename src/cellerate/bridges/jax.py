@@ -73,8 +73,14 @@ def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -
 @functools.cache
 def _register() -> None:
     core = cpu.core()
-    for name, handler in (("forward", core.xla_forward()), ("backward", core.xla_backward())):
-        jax.ffi.register_ffi_target(f"cellerate_lstm_{name}", handler, platform="cpu")
+    handlers = {
+        "lstm_forward": core.xla_forward(),
+        "lstm_backward": core.xla_backward(),
+        "dense_forward": core.xla_dense_forward(),
+        "dense_backward": core.xla_dense_backward(),
+    }
+    for name, handler in handlers.items():
+        jax.ffi.register_ffi_target(f"cellerate_{name}", handler, platform="cpu")
 
 
 def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
@@ -149,3 +155,41 @@ def _lstm_backward(static: Static, saved: Any, cotangents: tuple[Any, Any, Any])
 
 
 _lstm.defvjp(_lstm_forward, _lstm_backward)
+
+
+def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
+    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
+    _register()
+    return _dense(x, kernel, bias)
+
+
+def _dense_call(name: str, inputs: tuple[Any, ...], results: list[Any]) -> Any:
+    call = jax.ffi.ffi_call(f"cellerate_dense_{name}", results, vmap_method="sequential")
+    there = [each is not None for each in inputs]
+    wanted = 1 if name == "forward" else 0b111 if there[2] else 0b011
+    return call(
+        *[each for each in inputs if each is not None],
+        arguments=np.int64(sum(1 << n for n, each in enumerate(there) if each)),
+        results=np.int64(wanted),
+    )
+
+
+@functools.partial(jax.custom_vjp)
+def _dense(x: Any, kernel: Any, bias: Any | None) -> Any:
+    (y,) = _dense_call(
+        "forward", (x, kernel, bias), [jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)]
+    )
+    return y
+
+
+def _dense_forward(x: Any, kernel: Any, bias: Any | None) -> tuple[Any, Any]:
+    return _dense(x, kernel, bias), (x, kernel, bias)
+
+
+def _dense_backward(saved: Any, d_y: Any) -> tuple[Any, ...]:
+    results = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in saved if each is not None]
+    gradients = _dense_call("backward", (*saved, d_y), results)
+    return (*gradients, None)[:3]
+
+
+_dense.defvjp(_dense_forward, _dense_backward)

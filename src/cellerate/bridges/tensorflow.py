@@ -167,3 +167,31 @@ def _differentiate_twice(*_: Any) -> None:
     raise NotImplementedError(
         "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
     )
+
+
+def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
+    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
+    dtype = x.dtype
+
+    def run(*tensors: Any) -> tuple[Any, Callable[..., list[Any]]]:
+        y = tf.numpy_function(cpu.dense, tensors, dtype, stateful=False)
+        y.set_shape((x.shape[0], kernel.shape[1]))
+
+        def gradients(d_y: Any) -> list[Any]:
+            found = tf.custom_gradient(differentiate)(*tensors, d_y)
+            for gradient, tensor in zip(found, tensors, strict=True):
+                gradient.set_shape(tensor.shape)
+            return found
+
+        return y, gradients
+
+    def differentiate(*inputs: Any) -> tuple[list[Any], Callable[..., None]]:
+        types = [each.dtype for each in inputs[:-1]]
+        return tf.numpy_function(backward, inputs, types, stateful=False), _differentiate_twice
+
+    def backward(*values: np.ndarray) -> list[np.ndarray]:
+        given_bias = values[2] if bias is not None else None
+        found = cpu.dense_backward(values[0], values[1], given_bias, values[-1])
+        return [each for each in found if each is not None]
+
+    return tf.custom_gradient(run)(*[each for each in (x, kernel, bias) if each is not None])

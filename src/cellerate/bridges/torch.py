@@ -169,6 +169,17 @@ def _register() -> None:
         "cellerate::lstm_forward", _differentiate, setup_context=_save, lib=library
     )
     torch.library.register_autograd("cellerate::lstm_backward", _differentiate_twice, lib=library)
+    weights = "Tensor x, Tensor kernel, Tensor? bias"
+    library.define(f"dense_forward({weights}) -> Tensor")
+    library.define(f"dense_backward({weights}, Tensor d_y) -> (Tensor, Tensor, Tensor)")
+    library.impl("dense_forward", _dense_forward, "CPU")
+    library.impl("dense_backward", _dense_backward, "CPU")
+    torch.library.register_fake("cellerate::dense_forward", _dense_result, lib=library)
+    torch.library.register_fake("cellerate::dense_backward", _dense_gradients, lib=library)
+    torch.library.register_autograd(
+        "cellerate::dense_forward", _dense_differentiate, setup_context=_dense_save, lib=library
+    )
+    torch.library.register_autograd("cellerate::dense_backward", _differentiate_twice, lib=library)
 
 
 def _codes(codes: Sequence[int]) -> tuple[int, int, int, bool, bool]:
@@ -196,7 +207,7 @@ def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
 def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes, keep = given
     results = _forward_results(*given)
-    cpu.core().forward(_codes(codes), _dense(tensors), results if keep else (*results[:3], None))
+    cpu.core().forward(_codes(codes), _contiguous(tensors), results if keep else (*results[:3], None))
     return results
 
 
@@ -217,11 +228,11 @@ def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
     # Without return_sequences backward does not read the outputs, which then have another shape.
     if not codes[4]:
         tensors[len(_ARGUMENTS)] = None
-    cpu.core().backward(_codes(codes), _dense(tensors), wanted)
+    cpu.core().backward(_codes(codes), _contiguous(tensors), wanted)
     return results
 
 
-def _dense(tensors: Sequence[Any]) -> list[Any]:
+def _contiguous(tensors: Sequence[Any]) -> list[Any]:
     return [None if t is None else t.detach().contiguous() for t in tensors]
 
 
@@ -244,3 +255,45 @@ def _differentiate_twice(*_: Any) -> None:
     raise NotImplementedError(
         "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
     )
+
+
+def dense(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> Any:
+    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
+    _register()
+    return torch.ops.cellerate.dense_forward(x, kernel, bias)
+
+
+def _dense_result(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Tensor:
+    return x.new_empty((x.shape[0], kernel.shape[1]))
+
+
+def _dense_forward(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Tensor:
+    y = _dense_result(x, kernel, bias)
+    cpu.core().dense_forward(_contiguous([x, kernel, bias]), [y])
+    return y
+
+
+def _dense_gradients(
+    x: torch.Tensor, kernel: torch.Tensor, bias: Any, d_y: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    d_bias = x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    return x.new_empty(x.shape), kernel.new_empty(kernel.shape), d_bias
+
+
+def _dense_backward(
+    x: torch.Tensor, kernel: torch.Tensor, bias: Any, d_y: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    results = _dense_gradients(x, kernel, bias, d_y)
+    wanted = results if bias is not None else (*results[:2], None)
+    cpu.core().dense_backward(_contiguous([x, kernel, bias, d_y]), wanted)
+    return results
+
+
+def _dense_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _dense_differentiate(ctx: Any, d_y: torch.Tensor) -> tuple[Any, ...]:
+    x, kernel, bias = ctx.saved_tensors
+    d_x, d_kernel, d_bias = torch.ops.cellerate.dense_backward(x, kernel, bias, d_y)
+    return d_x, d_kernel, None if bias is None else d_bias

@@ -24,7 +24,7 @@ def env(
 
     backends = installed_backends()
     missing = cpu.missing()
-    core = {"missing": missing}
+    core: dict[str, object] = {"missing": missing}
     if missing is None:
         core = {"target": cpu.target(), "targets": cpu.available_targets(), "threads": cpu.num_threads()}
     report = {"machine": machine(), "versions": versions(), "backends": backends, "native core": core}

@@ -1,4 +1,4 @@
-"""The native core on NumPy arrays: one LSTM layer, forward and backward, on the CPU.
+"""The native core on NumPy arrays: one LSTM layer, and a dense one, forward and backward, on the CPU.
 
 A module of its own because it is the only door to the extension `cellerate.kernels._core`: the bridges, the
 runtime and the tests go through it, and a machine without the extension hears of that here. It imports no
@@ -39,29 +39,28 @@ def missing() -> str | None:
     return None
 
 
+@functools.cache
 def core() -> ModuleType:
     """The extension module.
 
     Raises:
         BackendError: It is not installed.
+        ConfigError: `CELLERATE_TARGET` names a target that is unknown or cannot run here.
     """
     reason = missing()
     if reason is not None:
         raise BackendError(reason)
-    return importlib.import_module("cellerate.kernels._core")
+    module = importlib.import_module("cellerate.kernels._core")
+    try:
+        module.target()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return module
 
 
 def target() -> str:
-    """The instruction set in use: "avx512bf16", "avx512", "avx2", "neon" or "scalar".
-
-    Raises:
-        BackendError: The core is not installed.
-        ConfigError: `CELLERATE_TARGET` names one that is unknown or cannot run here.
-    """
-    try:
-        return str(core().target())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    """The instruction set in use: "avx512bf16", "avx512", "avx2", "neon" or "scalar"."""
+    return str(core().target())
 
 
 def set_target(name: str) -> None:
@@ -264,6 +263,39 @@ def backward(
     return {name: array for name, array in gradients.items() if array is not None}
 
 
+def dense(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """A dense layer, x·kernel + bias.
+
+    Args:
+        x: (M, K) float32 or bfloat16.
+        kernel: (K, N) float32.
+        bias: (N,) float32, or None.
+
+    Returns:
+        (M, N), of the type of x.
+
+    Raises:
+        ConfigError: A shape or type is wrong.
+        BackendError: The core is not installed.
+    """
+    given = [None if a is None else np.ascontiguousarray(a) for a in (x, kernel, bias)]
+    y = empty((*x.shape[:1], *kernel.shape[1:]), x.dtype)
+    _call("dense_forward", None, tuple(given), (y,))
+    return y
+
+
+def dense_backward(
+    x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None, d_y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The gradients of `dense` for x, kernel and bias (None without one), given the cotangent d_y (M, N)."""
+    given = [None if a is None else np.ascontiguousarray(a) for a in (x, kernel, bias, d_y)]
+    results = tuple(None if a is None else empty(a.shape, a.dtype) for a in given[:3])
+    _call("dense_backward", None, tuple(given), results)
+    d_x, d_kernel, d_bias = results
+    assert d_x is not None and d_kernel is not None  # noqa: S101 (as x and kernel are)
+    return d_x, d_kernel, d_bias
+
+
 def _arrays(arguments: Arguments) -> Arguments:
     """The arguments as dense arrays."""
     dense: dict[str, Any] = {}
@@ -287,9 +319,10 @@ def _inputs(given: Arguments) -> tuple[np.ndarray | None, ...]:
     return tuple(getattr(given, name) for name in core().FORWARD_ARGUMENTS)
 
 
-def _call(name: str, options: Codes, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+def _call(name: str, options: Codes | None, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    first = () if options is None else (options,)
     try:
-        getattr(core(), name)(options, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
+        getattr(core(), name)(*first, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
     except (ValueError, IndexError) as error:
         raise ConfigError(str(error)) from None
 

@@ -1,9 +1,9 @@
 """Puts Cellerate's kernels into the LSTM layers of a Keras model, and takes them out again.
 
 A module of its own because it is the only place that changes a layer. What changes is one attribute of the
-layer object: an LSTM's `inner_loop`, the function that Keras calls with checked inputs, states and masks, and
-an Embedding's `call`, so that an LSTM right after it knows the rows. Class, weights and configuration stay as
-they are, so the model is saved, loaded and cloned as ever.
+layer object: an LSTM's `inner_loop`, the function that Keras calls with checked inputs, states and masks; the
+`call` of an Embedding, so that an LSTM right after it knows the rows; and that of the Dense layers around it.
+Class, weights and configuration stay as they are, so the model is saved, loaded and cloned as ever.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from keras import layers
 
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels import cpu
-from cellerate.layers import fused
+from cellerate.layers import fused, fused_dense
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
@@ -68,6 +68,10 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     restore(model)
     for layer in found:
         _accelerate_layer(layer, strict=strict)
+    if any(is_accelerated(layer) for layer in found):
+        for layer in model._flatten_layers(include_self=True):
+            if isinstance(layer, layers.Dense):
+                _accelerate_dense(layer)
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
         if _compiled_by_xla(model):
@@ -174,7 +178,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     for layer in model._flatten_layers(include_self=True):
         for name in ("inner_loop", "call", "export"):
             found = vars(layer).get(name)
-            if isinstance(found, functools.partial) and found.func in (_inner_loop, fused.look_up, _export):
+            if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
 
 
@@ -213,6 +217,13 @@ def _accelerate_layer(layer: keras.Layer, *, strict: bool) -> None:
             _leave_xla(layer)
     elif strict:
         raise ModelError(_refusal(layer.name, reason))
+
+
+def _accelerate_dense(layer: layers.Dense) -> None:
+    if fused_dense.fits(layer):
+        layer.call = functools.partial(fused_dense.run, layer, functools.partial(layers.Dense.call, layer))
+        if keras.backend.backend() == "tensorflow" and layer.supports_jit:
+            _leave_xla(layer)
 
 
 def _export(model: keras.Model, *args: Any, **keywords: Any) -> Any:
@@ -274,3 +285,7 @@ def _forget_compiled(model: Any) -> None:
     for name in ("train_function", "test_function", "predict_function"):
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
+
+
+# What may stand in a layer in place of Keras's own.
+_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export)

@@ -82,6 +82,11 @@ def fit_conditions(layer: layers.LSTM) -> list[Condition]:
     ]
 
 
+def core_runs_here() -> bool:
+    """Whether the native core is installed, and the backend computes where it does."""
+    return cpu.missing() is None and not bridge().gpu_available()
+
+
 def unfit(layer: layers.LSTM) -> str | None:
     """Why a layer cannot run on the native core, in words; None if it can."""
     failed = next((c for c in fit_conditions(layer) if not c.holds), None)
@@ -130,13 +135,13 @@ def run(
         # The variables themselves, which Keras assigns to after the call: torch would refuse to go backward.
         initial_state = [ops.copy(state) for state in initial_state]
     arrays = {
-        "kernel": _weight(cell.kernel),
-        "recurrent_kernel": _weight(cell.recurrent_kernel),
+        "kernel": weight(cell.kernel),
+        "recurrent_kernel": weight(cell.recurrent_kernel),
         "h0": ops.cast(initial_state[0], dtype),
         "c0": ops.cast(initial_state[1], dtype),
     }
     if cell.use_bias:
-        arrays["bias"] = _weight(cell.bias)
+        arrays["bias"] = weight(cell.bias)
     if mask is not None:
         arrays["mask"] = ops.cast(mask, "bool")
     dropped = bool(training) and 0.0 < cell.dropout < 1.0
@@ -144,7 +149,7 @@ def run(
         arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(initial_state[0]))
     lookup = None if dropped else _found_lookup(sequences)
     if lookup is not None and _worth_a_table(*lookup):
-        arrays["ids"], arrays["embeddings"] = _row_numbers(*lookup), _weight(lookup[1])
+        arrays["ids"], arrays["embeddings"] = _row_numbers(*lookup), weight(lookup[1])
     else:
         x = ops.cast(sequences, dtype)
         if dropped:
@@ -164,10 +169,19 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) ->
     inputs = ops.convert_to_tensor(inputs)
     outputs = call(inputs)
     if len(inputs.shape) == 2:
-        # The table as it is now: by the time of the LSTM the variable may have been assigned to.
-        tensors = (inputs, ops.convert_to_tensor(_stored(layer.embeddings)))
+        table = _stored(layer.embeddings)
+        # By the time of the LSTM the variable may have been assigned to. TensorFlow's has to be read for that.
+        tensors = (inputs, table.read_value() if hasattr(table, "read_value") else table)
         set_tensor_attr(outputs, _LOOKUP, (tensors, _changes(outputs, *tensors)))
     return outputs
+
+
+def weight(variable: Any) -> Any:
+    """A variable as it is stored, in float32: the kernels round to bfloat16 themselves, and only the products."""
+    stored = _stored(variable)
+    return (
+        stored if keras.backend.standardize_dtype(stored.dtype) == "float32" else ops.cast(stored, "float32")
+    )
 
 
 def _activation_condition(layer: layers.LSTM, name: str) -> Condition:
@@ -190,14 +204,6 @@ def _options(layer: layers.LSTM) -> LstmOptions:
         recurrent_activation=str(activation_name(layer.cell.recurrent_activation)),
         go_backwards=bool(layer.go_backwards),
         masked_output="zero" if layer.zero_output_for_mask else start,
-    )
-
-
-def _weight(variable: Any) -> Any:
-    """A variable as it is stored, in float32: the kernels round to bfloat16 themselves, and only the products."""
-    stored = _stored(variable)
-    return (
-        stored if keras.backend.standardize_dtype(stored.dtype) == "float32" else ops.cast(stored, "float32")
     )
 
 

@@ -1,0 +1,61 @@
+"""A Dense layer of Keras on Cellerate's kernels, as the head of an accelerated LSTM.
+
+A module of its own because a Dense layer is changed only for the LSTM's sake: once that is fast, the head is the
+larger half of what is left of a training step.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from keras import layers, ops
+
+from cellerate.layers import fused
+
+# Multiplications of a call below which Keras's own code is as fast.
+_WORTH_IT = 1 << 20
+# The same for the weights alone, where the number of rows is not known in advance.
+_WORTH_IT_PER_ROW = 1 << 12
+
+
+def fits(layer: layers.Dense) -> bool:
+    """Whether a Dense layer can run on the native core at all."""
+    return (
+        type(layer).call is layers.Dense.call
+        and layer.compute_dtype in ("float32", "bfloat16")
+        and fused.core_runs_here()
+    )
+
+
+def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training: bool | None = None) -> Any:
+    """Stands in for `Dense.call`: `activation(inputs·kernel + bias)` on the native core, or the original.
+
+    Args:
+        layer: The layer; one with LoRA or quantized weights runs the original.
+        original: Keras's own `call` of this layer.
+        inputs: (..., K).
+        training: As Keras gives it; makes no difference.
+
+    Returns:
+        (..., N).
+    """
+    inputs = ops.convert_to_tensor(inputs)
+    changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None
+    if changed or not _worth_it(inputs.shape, layer.units):
+        return original(inputs, training=training)
+    width = inputs.shape[-1]
+    x = ops.reshape(ops.cast(inputs, layer.compute_dtype), (-1, width))
+    bias = None if layer.bias is None else fused.weight(layer.bias)
+    y = fused.bridge().dense(x, fused.weight(layer.kernel), bias)
+    y = ops.reshape(y, (*ops.shape(inputs)[:-1], layer.units))
+    return y if layer.activation is None else layer.activation(y)
+
+
+def _worth_it(shape: tuple[int | None, ...], units: int) -> bool:
+    *rows, width = shape
+    # A tensor that stands for a shape alone is Keras's to compute; so is a lone vector.
+    if not rows or width is None or 0 in shape:
+        return False
+    if None in rows:
+        return width * units >= _WORTH_IT_PER_ROW
+    return math.prod(size for size in rows if size is not None) * width * units >= _WORTH_IT
