@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import keras
 from keras import layers
 
+from cellerate.environment import keep_freed_memory
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels import cpu
 from cellerate.layers import fused, fused_dense
@@ -39,6 +40,9 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
         model: Any Keras model or layer; submodels and wrappers are looked into.
         implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras where none can;
             "cellerate-cpu" demands the native core for every LSTM; "keras" is `restore`.
+
+    The process keeps freed memory from then on (`environment.keep_freed_memory`): a step needs the same arrays
+    again and again, and to have each cleared anew by the operating system would cost more than the arithmetic.
 
     Returns:
         `model` itself.
@@ -69,6 +73,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     for layer in found:
         _accelerate_layer(layer, strict=strict)
     if any(is_accelerated(layer) for layer in found):
+        keep_freed_memory()
         for layer in model._flatten_layers(include_self=True):
             if isinstance(layer, layers.Dense):
                 _accelerate_dense(layer)
@@ -137,6 +142,7 @@ def enable(implementation: str = "auto") -> None:
     strict = implementation != "auto"
     if strict and cpu.missing() is not None:
         raise BackendError(str(cpu.missing()))
+    keep_freed_memory()
     for layer_class in (layers.LSTM, layers.Embedding):
         original = layer_class.__init__
 
