@@ -17,10 +17,10 @@ inline F clamp(F x, float low, float high) {
   return Simd::min(set(high), Simd::max(set(low), x));
 }
 
-// e^x within 2 ulp, for x in [-104, 88]; beyond, the value at the end. So 1 + e^x stays finite.
+// e^x within 2 ulp, for x from -104 to `high`; beyond, the value at the end. Up to 88 that is finite.
 // Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is that of the Cephes library's expf.
-inline F exponential(F x) {
-  x = clamp(x, -104.0f, 88.0f);
+inline F exponential(F x, float high) {
+  x = clamp(x, -104.0f, high);
   const F n = Simd::round(Simd::mul(x, set(1.44269504088896341f)));
   F r = Simd::fma(n, set(-0.693359375f), x);
   r = Simd::fma(n, set(2.12194440e-4f), r);
@@ -56,7 +56,7 @@ inline F hyperbolic_tangent(F x) {
 
 // 1 / (1 + e^-x) within 4 ulp.
 inline F logistic(F x) {
-  return Simd::div(set(1.0f), Simd::add(set(1.0f), exponential(Simd::sub(set(0.0f), x))));
+  return Simd::div(set(1.0f), Simd::add(set(1.0f), exponential(Simd::sub(set(0.0f), x), 88.0f)));
 }
 
 // Activations that are rare in an LSTM: through the C library, one lane at a time.
@@ -117,7 +117,7 @@ constexpr bool derivative_from_value(Activation kind) {
           set(kSeluScale),
           Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return kSeluAlpha * expm1f(v); })));
     case Activation::kExponential:
-      return exponential(x);
+      return exponential(x, 89.0f);
     case Activation::kRelu6:
       return clamp(x, 0.0f, 6.0f);
     case Activation::kLeakyRelu:

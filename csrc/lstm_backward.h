@@ -6,8 +6,13 @@
 // products with the embeddings follow at the end.
 #pragma once
 
+#include <stdexcept>
+
 #include "activations.h"
 #include "lstm_layout.h"
+
+#define CELLERATE_STRING_OF(name) #name
+#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -462,6 +467,10 @@ class BackwardJob {
 template <Storage kStorage, bool kPairs>
 void backward_as(const LstmBackward& in) {
   const Plan plan(in);
+  if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
+    throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
+        CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
+  }
   BackwardJob<kStorage, kPairs> job(in, plan);
   Layout sizes(nullptr);
   job.lay_out(sizes);

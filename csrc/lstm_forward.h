@@ -191,17 +191,23 @@ class ForwardJob {
     for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
 
     const Index position = (step * plan_.unit_panels + panel) * plan_.batch + first_row;
+    const Index unit = panel * kLanes;
+    const int lanes = lanes_before(unit, plan_.units);
     for (int r = 0; r < kCount; ++r) {
       const Index row = first_row + r;
-      const Index unit = panel * kLanes;
-      F gates[4];
-      for (int j = 0; j < 4; ++j) gates[j] = Simd::load(sums[r] + j * kLanes);
-      const F i = activate(in_.recurrent_activation, gates[0]);
-      const F f = activate(in_.recurrent_activation, gates[1]);
-      const F g = activate(in_.activation, gates[2]);
-      const F o = activate(in_.recurrent_activation, gates[3]);
+      F sum[4];
+      for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums[r] + j * kLanes);
+      F i = activate(in_.recurrent_activation, sum[0]);
+      F f = activate(in_.recurrent_activation, sum[1]);
+      F g = activate(in_.activation, sum[2]);
+      F o = activate(in_.recurrent_activation, sum[3]);
       F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
       F new_h = Simd::mul(o, activate(in_.activation, c));
+      if (lanes < kLanes) {
+        // Lanes without a unit have weights of zero, which an infinity among the inputs turns into NaN.
+        for (F* each : {&i, &f, &g, &o, &c, &new_h, &sum[0], &sum[1], &sum[2], &sum[3]})
+          *each = first_lanes(*each, lanes);
+      }
       if (masked(row, step)) {
         c = Simd::load(cell(panel, row));
         new_h = Computed::load(state(const_cast<float*>(h), row) + unit);
@@ -210,10 +216,10 @@ class ForwardJob {
       Computed::store(state(next_h, row) + unit, new_h);
       if (in_.reserve != nullptr) {
         auto* kept = reserve_.gates + (position + r) * kWidth;
-        Computed::store(kept, keeps_recurrent_values_ ? i : gates[0]);
-        Computed::store(kept + kLanes, keeps_recurrent_values_ ? f : gates[1]);
-        Computed::store(kept + 2 * kLanes, keeps_values_ ? g : gates[2]);
-        Computed::store(kept + 3 * kLanes, keeps_recurrent_values_ ? o : gates[3]);
+        Computed::store(kept, keeps_recurrent_values_ ? i : sum[0]);
+        Computed::store(kept + kLanes, keeps_recurrent_values_ ? f : sum[1]);
+        Computed::store(kept + 2 * kLanes, keeps_values_ ? g : sum[2]);
+        Computed::store(kept + 3 * kLanes, keeps_recurrent_values_ ? o : sum[3]);
         Simd::store(reserve_.cells + (position + r) * kLanes, c);
       }
     }
@@ -292,6 +298,7 @@ class ForwardJob {
 template <Storage kStorage, bool kPairs>
 void forward_as(const LstmForward& in) {
   const Plan plan(in);
+  if (in.reserve != nullptr) *Reserve<kStorage, kPairs>(in, in.reserve).layout = kReserveLayout<kPairs>;
   ForwardJob<kStorage, kPairs> job(in, plan);
   Layout sizes(nullptr);
   job.lay_out(sizes);

@@ -47,27 +47,33 @@ struct Plan {
   bool all_rows_together() const { return split_units || threads == 1; }
 };
 
+// Tells reserves apart that are laid out differently.
+template <bool kPairs>
+constexpr uint64_t kReserveLayout = 0x4c53544d00000000u + kLanes * 2 + (kPairs ? 1 : 0);
+
 // What forward keeps for backward, in one block of memory.
 template <Storage kStorage, bool kPairs>
 struct Reserve {
   using Gate = typename Element<kPairs ? Storage::kBfloat16 : Storage::kFloat32>::Type;
   using State = typename Element<kStorage>::Type;
 
-  float* cells;   // [step][unit panel][row][kLanes]
+  uint64_t* layout;  // kReserveLayout, as the target that wrote it has it
+  float* cells;      // [step][unit panel][row][kLanes]
   Gate* gates;    // [step][unit panel][row][kWidth]: values, or pre-activations (see derivative_from_value)
   State* states;  // [step][row][unit]: h, where the outputs do not tell it; else null
   size_t bytes;
 
   Reserve(const LstmInputs& in, void* memory) {
-    Layout layout(static_cast<std::byte*>(memory));
+    Layout parts(static_cast<std::byte*>(memory));
     const Index panels = ceil_div(in.units, kLanes);
     const auto each = static_cast<size_t>(in.steps * in.batch * panels);
-    cells = layout.template take<float>(each * kLanes);
-    gates = layout.template take<Gate>(each * kWidth);
+    layout = parts.template take<uint64_t>(1);
+    cells = parts.template take<float>(each * kLanes);
+    gates = parts.template take<Gate>(each * kWidth);
     const bool hidden = in.mask != nullptr || !in.return_sequences;
     states =
-        hidden ? layout.template take<State>(static_cast<size_t>(in.steps * in.batch * in.units)) : nullptr;
-    bytes = layout.bytes();
+        hidden ? parts.template take<State>(static_cast<size_t>(in.steps * in.batch * in.units)) : nullptr;
+    bytes = parts.bytes();
   }
 };
 

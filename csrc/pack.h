@@ -31,6 +31,13 @@ struct Element<Storage::kBfloat16> {
 // Lanes of a vector that lie before `end`.
 inline int lanes_before(Index first, Index end) { return static_cast<int>(smaller(kLanes, end - first)); }
 
+// The first n lanes, zeros in the others.
+inline F first_lanes(F x, int n) {
+  float lanes[kLanes];
+  Simd::store(lanes, x);
+  return Simd::load_n(lanes, n);
+}
+
 template <Storage kStorage>
 F load_upto(const typename Element<kStorage>::Type* p, Index first, Index end) {
   const int n = lanes_before(first, end);

@@ -21,6 +21,7 @@ struct Block {
 struct Kept {
   std::mutex mutex;
   std::vector<Block> blocks;
+  size_t in_use = 0;
 };
 
 Kept& kept() {
@@ -36,6 +37,9 @@ Scratch::Scratch(size_t bytes) {
   {
     const std::lock_guard lock(kept().mutex);
     auto& blocks = kept().blocks;
+    // Room for all of them, so that giving one back cannot fail.
+    blocks.reserve(blocks.size() + kept().in_use + 1);
+    ++kept().in_use;
     if (!blocks.empty()) {
       block = blocks.back();
       blocks.pop_back();
@@ -49,7 +53,11 @@ Scratch::Scratch(size_t bytes) {
     const size_t grain = bytes < kHugePage ? 64 : kHugePage;
     block.bytes = (bytes + grain - 1) / grain * grain;
     block.data = static_cast<std::byte*>(std::aligned_alloc(grain, block.bytes));
-    if (block.data == nullptr) throw std::bad_alloc();
+    if (block.data == nullptr) {
+      const std::lock_guard lock(kept().mutex);
+      --kept().in_use;
+      throw std::bad_alloc();
+    }
 #ifdef __linux__
     if (grain == kHugePage) madvise(block.data, block.bytes, MADV_HUGEPAGE);
 #endif
@@ -60,6 +68,7 @@ Scratch::Scratch(size_t bytes) {
 
 Scratch::~Scratch() {
   const std::lock_guard lock(kept().mutex);
+  --kept().in_use;
   kept().blocks.push_back({data_, bytes_});
 }
 

@@ -6,9 +6,6 @@
 #include "lstm_forward.h"
 #include "peak.h"
 
-#define CELLERATE_STRING_OF(name) #name
-#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
-
 namespace cellerate::CELLERATE_TARGET {
 
 constexpr bool kPairsOfBfloat16 = Simd::kBfloat16Products;

@@ -119,7 +119,7 @@ int allowed_by_control_groups() {
 }
 
 int default_thread_count() {
-  if (const char* text = std::getenv("CELLERATE_THREADS")) {
+  if (const char* text = std::getenv("CELLERATE_THREADS"); text != nullptr && *text != 0) {
     char* end = nullptr;
     const long number = std::strtol(text, &end, 10);
     if (end == text || *end != '\0' || number < 1 || number > kMaxThreads) {

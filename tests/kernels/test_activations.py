@@ -52,7 +52,8 @@ def test_value_stays_within_the_stated_ulps(name, target):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_value_and_derivative_are_near_the_reference(name):
-    points = POINTS[np.abs(POINTS) < 20]
+    # The layer takes the activation of c_T as well, and e^e^x leaves float32 early.
+    points = POINTS[np.abs(POINTS) < (4 if name == "exponential" else 20)]
     exact = reference.ACTIVATIONS[name]
     for got, function in zip(
         value_and_derivative(name, points), (exact.value, exact.derivative), strict=True

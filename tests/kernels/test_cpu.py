@@ -195,7 +195,7 @@ VARIANTS = {
     "last": {"masked_output": "zero", "sequences": False, "go_backwards": True},
 }
 SHAPES = [(1, 1, 1, 1), (1, 200, 3, 65), (8, 2, 1, 16), (2, 63, 40, 100), (8, 63, 33, 130), (37, 2, 65, 1)]
-SHAPES += [(37, 63, 5, 31), (16, 200, 24, 64)]
+SHAPES += [(37, 63, 5, 31), (16, 200, 24, 64), (801, 3, 2, 5)]
 
 
 def each(variants, shapes):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.kernels import cpu
+from cellerate.kernels import cpu, reference
 from cellerate.kernels.spec import LstmOptions
 
 # Without the extension this raises, and so fails the run: nothing here may be skipped.
@@ -243,3 +243,45 @@ for _ in range(3):
     assert process.exitcode == 0 and (run() == right).all()
 """
     python(code)
+
+
+@pytest.mark.skipif(len(TARGETS) < 2, reason="this processor runs one target only")
+def test_backward_on_another_target_than_forward_is_refused():
+    # With 16 units every target keeps as many bytes, each in an order of its own.
+    arguments = cpu.Arguments(x=random(B, T, D), kernel=random(D, 64), recurrent_kernel=random(16, 64))
+    cpu.set_target(TARGETS[-2])
+    done = cpu.forward(arguments)
+    cpu.set_target(TARGETS[-1])
+    with pytest.raises(ConfigError, match="another target"):
+        cpu.backward(arguments, done, d_outputs=done.outputs)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["fp32", "bf16"])
+def test_infinite_input_reaches_no_more_than_the_oracle_says(target, dtype):
+    # 19 units leave lanes without one on every target; their weights of zero times infinity are NaN.
+    cpu.set_target(target)
+    x = DENSE["x"].copy()
+    x[1, 0, 0] = np.inf
+    states = {name: COTANGENTS[name].astype(dtype) for name in ("d_outputs", "d_h_T", "d_c_T")}
+    given = WEIGHTS | {"x": x.astype(dtype)}
+    done = cpu.forward(cpu.Arguments(**given))
+    gradients = cpu.backward(cpu.Arguments(**given), done, **states)
+    with np.errstate(all="ignore"):
+        exact = reference.forward(**given)
+        expected = reference.backward(exact, *states.values())
+    for got, wanted in [(done.outputs, exact.outputs), *((gradients[n], expected[n]) for n in gradients)]:
+        np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), np.isnan(wanted))
+
+
+def test_exponential_reaches_infinity_where_float32_does():
+    arguments = cpu.Arguments(
+        x=np.array([88.5, 100, -200], np.float32).reshape(3, 1, 1),
+        kernel=np.array([[0, 0, 1, 0]], np.float32),
+        recurrent_kernel=np.zeros((1, 4), np.float32),
+        bias=np.array([1, 0, 0, 0], np.float32),
+    )
+    options = LstmOptions(activation="exponential", recurrent_activation="linear")
+    np.testing.assert_allclose(
+        cpu.forward(arguments, options).c_T[:, 0], [np.exp(np.float64(88.5)), np.inf, 0], rtol=1e-6
+    )
