@@ -115,7 +115,7 @@ TEST(thread_count_with_the_variable_set_is_it) {
 }
 
 TEST(thread_count_with_a_bad_variable_names_it) {
-  for (const char* bad : {"", "0", "-2", "two", "2.5", "4 ", "1025", "99999999999999999999"}) {
+  for (const char* bad : {" ", "0", "-2", "two", "2.5", "4 ", "1025", "99999999999999999999"}) {
     CHECK(in_child([bad] {
       setenv("CELLERATE_THREADS", bad, 1);
       for (int again = 0; again < 2; ++again) {
@@ -142,10 +142,13 @@ TEST(thread_count_on_one_allowed_processor_is_one) {
 }
 
 TEST(thread_count_by_default_is_no_more_than_the_processors) {
-  CHECK(in_child([] {
-    unsetenv("CELLERATE_THREADS");
-    return thread_count() >= 1 && thread_count() <= static_cast<int>(std::thread::hardware_concurrency());
-  }));
+  for (const bool empty : {false, true}) {
+    CHECK(in_child([empty] {
+      unsetenv("CELLERATE_THREADS");
+      if (empty) setenv("CELLERATE_THREADS", "", 1);  // as good as unset
+      return thread_count() >= 1 && thread_count() <= static_cast<int>(std::thread::hardware_concurrency());
+    }));
+  }
 }
 
 TEST(set_thread_count_before_asking_wins_over_the_variable) {
