@@ -112,13 +112,13 @@ def _batches(ids: Any, batch: int) -> Iterator[tuple[Any, Any]]:
 def _keras_fit(
     vocabulary: int, settings: dict[str, Any]
 ) -> Callable[[list[Any]], tuple[list[float], list[float]]]:
+    if settings["implementation"] != "keras":
+        import cellerate
+
+        cellerate.select_backend(settings["backend"])
     import keras
     import numpy as np
 
-    if settings.get("keep_freed_memory"):
-        from cellerate.environment import keep_freed_memory
-
-        keep_freed_memory()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(settings["policy"])
     variant = settings.get("variant", "plain")
@@ -137,8 +137,6 @@ def _keras_fit(
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     if settings["implementation"] != "keras":
-        import cellerate
-
         cellerate.accelerate(model, settings["implementation"])
 
     class Clock(keras.callbacks.Callback):

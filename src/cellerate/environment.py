@@ -16,8 +16,9 @@ import cellerate
 from cellerate.errors import BackendError
 
 BACKENDS = ("tensorflow", "jax", "torch")
-# Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB).
-_KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20))
+# Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),
+# M_ARENA_MAX (one heap for all threads: those of threads of their own are given back whatever the threshold).
+_KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20), (-8, 1))
 # Programs that print one device a line. Keras's own list knows nothing of torch.
 _DEVICES = {
     "tensorflow": "import tensorflow as tf; print(*(d.name for d in tf.config.list_logical_devices()), sep='\\n')",
@@ -59,6 +60,9 @@ def select_backend(name: str | None = None) -> str:
     Args:
         name: "tensorflow", "jax", "torch" or None.
 
+    The process keeps freed memory from then on (`keep_freed_memory`), which JAX profits from only if it is so
+    before its threads start.
+
     Returns:
         The backend's name; `KERAS_BACKEND` is set to it.
 
@@ -89,6 +93,7 @@ def select_backend(name: str | None = None) -> str:
     os.environ["KERAS_BACKEND"] = chosen
     # TensorFlow prints a page of start-up notes on stderr unless told otherwise.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    keep_freed_memory()
     return chosen
 
 
@@ -127,9 +132,10 @@ def backend_devices(backend: str) -> list[str]:
 def keep_freed_memory() -> bool:
     """Tells the C library to keep freed memory for the next allocation instead of giving it back each time.
 
-    TensorFlow and torch allocate and free the same large arrays at every training step. glibc's malloc maps
-    and unmaps each of them, and the kernel clears every page anew: about half of a step on a CPU. The process
-    then stays as large as it once was. `docs/decisions/0004-keep-freed-memory.md` has the measurement.
+    All frameworks allocate and free the same large arrays at every training step. glibc's malloc maps and
+    unmaps each of them, and the kernel clears every page anew: up to half of a step on a CPU. The process then
+    stays as large as it once was, and its threads share one heap, as far as they have not begun with another:
+    JAX's threads begin with its first computation. `docs/decisions/0004-keep-freed-memory.md` has the measurement.
 
     Returns:
         Whether the C library took the settings; others than glibc have none.

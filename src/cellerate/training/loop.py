@@ -148,7 +148,7 @@ def train(
         bits: The name to show the loss in bits under, where it is a cross-entropy in nats.
 
     The model's layers run on Cellerate's kernels afterwards, as `settings.implementation` says.
-    On TensorFlow and torch the process keeps freed memory from then on; see `environment.keep_freed_memory`.
+    The process keeps freed memory from then on; see `environment.keep_freed_memory`.
 
     Returns:
         What came of it. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status
@@ -163,8 +163,7 @@ def train(
     output = Path(output)
     check_start(output, resume=resume)
     display = display or Display()
-    if keras.config.backend() in ("tensorflow", "torch"):
-        keep_freed_memory()  # XLA plans its memory itself, so JAX gains nothing
+    keep_freed_memory()
     folder = run_folder(output)
     identity = {
         **settings.curve_settings(),
