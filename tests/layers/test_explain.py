@@ -1,6 +1,7 @@
 """`explain` must say what Keras then really does: its claims are held against calls that are watched."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from keras.src import backend as keras_backend
 
 from cellerate.environment import BACKENDS
 from cellerate.errors import BackendError, ModelError
+from cellerate.kernels import cpu
+from cellerate.layers import fused
+from cellerate.layers.accelerate import accelerate, restore
 from cellerate.layers.explain import Explanation, LayerReport, explain
 
 pytestmark = [
@@ -403,13 +407,13 @@ def test_explain_compiled_settings_are_seen() -> None:
     report = only(explain(model))
     if BACKEND == "tensorflow":
         assert report.kernel == "python-loop"
-        assert [c.name for c in report.changes] == ["implementation", "graph"]
+        assert [c.name for c in report.changes] == ["accelerated", "implementation", "graph"]
         model.compile("sgd", "mse", jit_compile=True)
         assert condition(only(explain(model)), "XLA").holds
     elif BACKEND == "jax":
-        assert [c.name for c in report.changes] == ["jit"]
+        assert [c.name for c in report.changes] == ["accelerated", "jit"]
     else:
-        assert [c.name for c in report.changes] == ["compiled loop"]
+        assert [c.name for c in report.changes] == ["accelerated", "compiled loop"]
 
 
 @pytest.mark.parametrize("other", BACKENDS)
@@ -436,7 +440,11 @@ def test_explanation_text_and_dict_say_the_same() -> None:
     lines = text.splitlines()
     assert "backend torch" in lines[0]
     assert lines[-1] == values["summary"]
-    assert lines[-1].startswith("2 recurrent layers; 2 could run faster: slow (recurrent_dropout, ")
+    # That the layer could be accelerated is said for the backend that runs.
+    accelerated = "accelerated, " if BACKEND == "torch" else ""
+    assert lines[-1].startswith(
+        f"2 recurrent layers; 2 could run faster: slow ({accelerated}recurrent_dropout, "
+    )
     marked = [line for line in lines if line.startswith("  no  recurrent_dropout")]
     assert len(marked) == 1 and "0.5" in marked[0] and "-> recurrent_dropout=0" in marked[0]
     # Aligned: within a layer, every finding starts in the same column.
@@ -458,3 +466,70 @@ def test_explain_of_a_wrong_argument_raises() -> None:
         explain("model.keras")  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="theano"):
         explain(model_of(layers.LSTM(4)), backend="theano")
+
+
+def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() -> None:
+    model = model_of(layers.Bidirectional(layers.LSTM(4, dtype="mixed_float16"), name="both"), masked=True)
+    plain = explain(model).layers
+    assert [r.implementation for r in plain] == ["keras"] * 3
+    for report in plain[1:]:
+        # What there is to gain stands first, and is counted among what could run faster.
+        assert (report.conditions[0].name, report.conditions[0].fix) == (
+            "accelerated",
+            "cellerate.accelerate(model)",
+        )
+        assert report.changes[0] is report.conditions[0] and report.target is None
+    explanation = explain(accelerate(model))
+    for report in explanation.layers[1:]:
+        assert (report.kernel, report.implementation, report.target) == (
+            "cellerate-cpu",
+            "cellerate-cpu",
+            cpu.target(),
+        )
+        assert report.changes == ()
+        assert condition(report, "dtype").found == "float16, computed in float32"
+    assert f"kernel  cellerate-cpu ({cpu.target()}): Cellerate's native core" in str(explanation)
+    assert explanation.summary == "2 recurrent layers; 0 could run faster."
+    values = json.loads(json.dumps(explanation.to_dict()))
+    assert [given["target"] for given in values["layers"]] == [None, cpu.target(), cpu.target()]
+    assert explain(restore(model)) == dataclasses.replace(explanation, layers=plain)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "found"),
+    [
+        (lambda: layers.LSTM(4, activation="softmax"), "activation", "softmax"),
+        (lambda: layers.LSTM(4, recurrent_activation=lambda x: x), "recurrent_activation", "<lambda>"),
+        (lambda: layers.LSTM(4, dtype="float64"), "dtype", "float64"),
+    ],
+    ids=["softmax", "lambda", "float64"],
+)
+def test_explain_of_a_layer_that_cannot_be_accelerated_says_why(layer: Any, name: str, found: str) -> None:
+    report = only(explain(accelerate(model_of(layer()))))
+    assert report.implementation == "keras" and report.kernel != "custom"
+    reason = report.conditions[0]
+    assert (reason.name, reason.holds, reason.found) == (f"accelerated: {name}", False, found)
+    assert reason.fix.startswith("one of ")
+
+
+def test_explain_of_an_accelerated_unrolled_layer_says_what_a_mask_does() -> None:
+    masked = only(explain(accelerate(model_of(layers.LSTM(4, unroll=True), masked=True))))
+    assert condition(masked, "unroll").holds is False and "unroll=False" in condition(masked, "unroll").fix
+    plain = only(explain(accelerate(model_of(layers.LSTM(4, unroll=True)))))
+    assert "unroll" not in [c.name for c in plain.conditions]
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if "lstm" in n and "rnn" not in n])
+def test_explain_claims_the_native_core_exactly_where_it_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = accelerate(model_of(LAYERS[name](), masked=True))
+    report = only(explain(model))
+    calls, lstm = [], fused.bridge().lstm
+    monkeypatch.setattr(fused.bridge(), "lstm", lambda *a: calls.append(1) or lstm(*a))
+    watch = Watch(monkeypatch)
+    model(ones())
+    assert report.kernel == "cellerate-cpu"
+    # Unrolled and masked is Keras's, and the report says so.
+    left = [c.name for c in report.changes] == ["unroll"]
+    assert (calls == [], watch.kernels != []) == (left, left)
