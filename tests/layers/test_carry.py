@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ModelError
+from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.layers.carry import carried_states
 
 pytestmark = pytest.mark.keras
@@ -76,6 +77,28 @@ def test_carried_states_of_a_masked_model_stop_at_the_mask():
     carried = carried_states(model, B)
     parts = [carried.model.predict_on_batch(part) for part in (padded, rest)]
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_carried_states_of_an_accelerated_model_equal_those_of_keras(masked):
+    results = []
+    for step in (lambda model: model, accelerate):
+        keras.utils.set_random_seed(0)
+        ids = keras.Input((None,), dtype="int32")
+        x = keras.layers.Embedding(V, 4, mask_zero=masked)(ids)
+        for units in (5, 6):
+            x = keras.layers.LSTM(units, return_sequences=True)(x)
+        model = step(keras.Model(ids, keras.layers.Dense(V)(x)))
+        carried = carried_states(model, B)
+        assert all(is_accelerated(layer.runner) is (step is accelerate) for layer in carried.layers)
+        carried.model.compile(
+            keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+        losses = [carried.model.train_on_batch(IDS[:, a : a + 4], IDS[:, a : a + 4]) for a in (0, 4, 8)]
+        states = [keras.ops.convert_to_numpy(state) for layer in carried.layers for state in layer.states]
+        results.append([*map(float, losses), *states, *model.get_weights()])
+    for stock, ours in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,9 @@ def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
         size = cpu.reserve_bytes(
             (batch, steps, units), bfloat16=bfloat16, masked=masked, return_sequences=sequences
         )
+    # Not empty_like, which would take over the strides as well.
     outputs = h0.new_empty((batch, steps, units) if sequences else (batch, units))
-    return outputs, torch.empty_like(h0), torch.empty_like(h0), h0.new_empty(size, dtype=torch.uint8)
+    return outputs, h0.new_empty(h0.shape), h0.new_empty(h0.shape), h0.new_empty(size, dtype=torch.uint8)
 
 
 def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
@@ -215,12 +216,12 @@ def _backward_results(*given: Any) -> tuple[torch.Tensor, ...]:
     """Empty tensors for the gradients; one without elements for an argument that is absent."""
     named = dict(zip(_ARGUMENTS, given, strict=False))
     none = named["h0"].new_empty(0)
-    return tuple(none if named[n] is None else torch.empty_like(named[n]) for n in _DIFFERENTIABLE)
+    return tuple(none if named[n] is None else named[n].new_empty(named[n].shape) for n in _DIFFERENTIABLE)
 
 
 def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes = given
-    results = tuple(r.contiguous() for r in _backward_results(*given))
+    results = _backward_results(*given)
     wanted = [
         r if tensors[_ARGUMENTS.index(n)] is not None else None
         for n, r in zip(_DIFFERENTIABLE, results, strict=True)

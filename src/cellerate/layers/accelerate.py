@@ -23,6 +23,8 @@ from cellerate.layers import fused, fused_dense
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
+# Where a model keeps what it compiled.
+_COMPILED = ("train_function", "test_function", "predict_function")
 # What TensorFlow compiled with XLA, or could, before the kernels were put in: they are no code for XLA.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 # The constructors that `enable` replaced.
@@ -114,6 +116,7 @@ def restored(model: keras.Layer) -> Iterator[None]:
     if not taken:
         yield
         return
+    compiled = {name: getattr(model, name, None) for name in _COMPILED}
     restore(model)
     try:
         yield
@@ -123,6 +126,10 @@ def restored(model: keras.Layer) -> Iterator[None]:
             if left_xla:
                 _leave_xla(layer)
         _forget_compiled(model)
+        # Those from before, with which a `fit` that is under way goes on.
+        for name, function in compiled.items():
+            if function is not None:
+                setattr(model, name, function)
 
 
 def enable(implementation: str = "auto") -> None:
@@ -288,7 +295,7 @@ def _leave_xla(layer: keras.Layer) -> None:
 
 def _forget_compiled(model: Any) -> None:
     """Makes Keras trace the model anew at its next call, where it has traced it already."""
-    for name in ("train_function", "test_function", "predict_function"):
+    for name in _COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
 
