@@ -6,6 +6,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "scratch.h"
 
 namespace cellerate {
 namespace {
@@ -68,6 +69,14 @@ const char* type_name(Type type) {
   }
 }
 
+size_t bytes_of(const Array& array) {
+  size_t bytes = array.type == Type::kBfloat16                                ? 2
+                 : array.type == Type::kFloat32 || array.type == Type::kInt32 ? 4
+                                                                              : 1;
+  for (const int64_t size : array.shape) bytes *= static_cast<size_t>(size);
+  return bytes;
+}
+
 std::string list(const std::vector<std::string>& parts) {
   std::string text = "(";
   for (size_t n = 0; n < parts.size(); ++n) text += (n > 0 ? ", " : "") + parts[n];
@@ -93,6 +102,15 @@ class Checker {
     }
     for (size_t n = 0; n < kCount; ++n) {
       if (arrays[n].present) arrays_[names[n]] = &arrays[n];
+    }
+  }
+
+  // Arrays that the call will write.
+  template <size_t kCount>
+  void add_results(const char* const (&names)[kCount], std::span<const Array> arrays) {
+    add(names, arrays);
+    for (const Array& array : arrays) {
+      if (array.present) use_huge_pages(array.data, bytes_of(array));
     }
   }
 
@@ -265,7 +283,7 @@ LstmForward forward_call(const Options& options, std::span<const Array> argument
   LstmForward call;
   Checker arrays(kLstmRules, options.return_sequences);
   arrays.add(kForwardArguments, arguments);
-  arrays.add(kForwardResults, results);
+  arrays.add_results(kForwardResults, results);
   fill_inputs(options, arrays, call);
   call.outputs = arrays.get<void>("outputs", true);
   call.h_T = arrays.get<void>("h_T", true);
@@ -279,7 +297,7 @@ LstmBackward backward_call(const Options& options, std::span<const Array> argume
   LstmBackward call;
   Checker arrays(kLstmRules, options.return_sequences);
   arrays.add(kBackwardArguments, arguments);
-  arrays.add(kBackwardResults, results);
+  arrays.add_results(kBackwardResults, results);
   fill_inputs(options, arrays, call);
   call.outputs = arrays.get<void>("outputs", options.return_sequences);
   call.d_outputs = arrays.get<void>("d_outputs");
@@ -301,7 +319,7 @@ DenseForward dense_forward_call(std::span<const Array> arguments, std::span<cons
   DenseForward call;
   Checker arrays(kDenseRules, false);
   arrays.add(kDenseForwardArguments, arguments);
-  arrays.add(kDenseForwardResults, results);
+  arrays.add_results(kDenseForwardResults, results);
   fill_inputs(arrays, call);
   call.y = arrays.get<void>("y", true);
   return call;
@@ -311,7 +329,7 @@ DenseBackward dense_backward_call(std::span<const Array> arguments, std::span<co
   DenseBackward call;
   Checker arrays(kDenseRules, false);
   arrays.add(kDenseBackwardArguments, arguments);
-  arrays.add(kDenseBackwardResults, results);
+  arrays.add_results(kDenseBackwardResults, results);
   fill_inputs(arrays, call);
   call.d_y = arrays.get<void>("d_y", true);
   call.d_x = arrays.get<void>("d_x");

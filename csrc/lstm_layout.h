@@ -25,16 +25,26 @@ struct Plan {
         unit_panels(ceil_div(in.units, kLanes)) {
     // Below this many multiplications a thread costs more than it brings.
     constexpr double kWorthAThread = 5e5;
-    // With fewer rows than this, weights are loaded more often than the arithmetic hides.
-    constexpr Index kRowsOfAThread = 8;
+    // Packed weights of more bytes do not stay in a core's cache from step to step, so that each of its own share
+    // is read faster than by all.
+    constexpr double kCached = 8e6;
     const double products = 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
                             static_cast<double>(units + (vocabulary > 0 ? 0 : inputs));
     const double wanted = products / kWorthAThread;
     const Index most = wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
-    split_units = most > 1 && batch < kRowsOfAThread * most;
     // Backward gives each thread whole column panels of the state, so forward does too.
-    threads = static_cast<int>(split_units ? smaller(most, ceil_div(units, kWidth)) : most);
-    if (threads == 1) split_units = false;
+    const Index by_units = smaller(most, ceil_div(units, kWidth));
+    const Index by_rows = smaller(most, ceil_div(batch, 2));
+    // The fewer rows a weight is used for, the less of its loading the arithmetic hides: measured, of the full
+    // speed r rows reach about r / (r + 2). Meeting at every step has its price too.
+    const auto speed = [](Index workers, double rows) {
+      return static_cast<double>(workers) * rows / (rows + 2);
+    };
+    const auto rows = static_cast<double>(batch);
+    const double gain = speed(by_units, rows) / speed(by_rows, rows / static_cast<double>(by_rows));
+    const bool outgrown = 16.0 * static_cast<double>(units * units) > kCached && by_units >= by_rows;
+    split_units = by_units > 1 && (gain > 1.08 || outgrown);
+    threads = static_cast<int>(split_units ? by_units : by_rows);
   }
 
   // Pairs of rows stay with one thread: in bfloat16 they share words.

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -11,6 +12,8 @@
 
 namespace cellerate {
 namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Block {
   std::byte* data;
@@ -49,7 +52,6 @@ Scratch::Scratch(size_t bytes) {
     std::free(block.data);
     // Whole huge pages, where the system has them for the asking: packed weights are read from end to end at every
     // step, and with small pages the processor would look up thousands of addresses.
-    constexpr size_t kHugePage = size_t{2} << 20;
     const size_t grain = bytes < kHugePage ? 64 : kHugePage;
     block.bytes = (bytes + grain - 1) / grain * grain;
     block.data = static_cast<std::byte*>(std::aligned_alloc(grain, block.bytes));
@@ -58,9 +60,7 @@ Scratch::Scratch(size_t bytes) {
       --kept().in_use;
       throw std::bad_alloc();
     }
-#ifdef __linux__
-    if (grain == kHugePage) madvise(block.data, block.bytes, MADV_HUGEPAGE);
-#endif
+    use_huge_pages(block.data, block.bytes);
   }
   data_ = block.data;
   bytes_ = block.bytes;
@@ -70,6 +70,15 @@ Scratch::~Scratch() {
   const std::lock_guard lock(kept().mutex);
   --kept().in_use;
   kept().blocks.push_back({data_, bytes_});
+}
+
+void use_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  // Only pages that belong to the array whole. Where the system has none it is no worse than before.
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 }  // namespace cellerate

@@ -25,6 +25,10 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
+// Asks the system to back an array that is about to be written with huge pages as far as it is not backed yet: where
+// a framework gives fresh memory at each step, clearing it small page by small page costs as much as the arithmetic.
+void use_huge_pages(void* data, size_t bytes);
+
 // Lays arrays out one after another, each on a cache line of its own: first without memory, to learn the size, then
 // again with it.
 class Layout {

@@ -1,6 +1,7 @@
 """The native LSTM as each backend calls it, held against the oracle, with what is special to that backend."""
 
 import functools
+import time
 from typing import Any
 
 import keras
@@ -272,6 +273,25 @@ def test_backward_twice_through_the_same_graph_gives_the_same() -> None:
     loss = loss_of(bridge().lstm(arrays, LstmOptions(), True))
     first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     np.testing.assert_array_equal(numpy_of(first), numpy_of(second))
+
+
+@torch_only
+def test_idle_threads_of_torch_sleep_once_the_core_has_run() -> None:
+    import torch
+
+    if torch.get_num_threads() < 2:
+        pytest.skip("torch has one thread here")
+    bridge().lstm(tensors_of(arrays_of()), LstmOptions(), True)
+    large = torch.zeros(1 << 22)
+
+    def busy_while_idle() -> float:
+        large.add_(1)  # by all of torch's threads
+        start = time.process_time()
+        time.sleep(0.002)
+        return time.process_time() - start
+
+    # Spinning threads take more than 2 ms about every second time.
+    assert sum(busy_while_idle() for _ in range(20)) < 0.012
 
 
 @torch_only

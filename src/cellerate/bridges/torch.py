@@ -4,6 +4,7 @@ One file a framework, imported only when that backend runs; nothing else in Cell
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cellerate.environment import processors
 from cellerate.kernels import cpu
 from cellerate.kernels.spec import LstmOptions
 
@@ -153,7 +155,8 @@ def lstm(
 
 @functools.cache
 def _register() -> None:
-    """Defines the two operators: opaque to torch.compile, which sees their shapes through the fake kernels."""
+    """Defines the operators: opaque to torch.compile, which sees their shapes through the fake kernels."""
+    _make_idle_threads_sleep()
     optional = ", ".join(f"Tensor? {name}" for name in _ARGUMENTS)
     saved = "Tensor outputs, Tensor reserve, Tensor? d_outputs, Tensor? d_h_T, Tensor? d_c_T"
     results = ", ".join(["Tensor"] * len(_DIFFERENTIABLE))
@@ -180,6 +183,31 @@ def _register() -> None:
         "cellerate::dense_forward", _dense_differentiate, setup_context=_dense_save, lib=library
     )
     torch.library.register_autograd("cellerate::dense_backward", _differentiate_twice, lib=library)
+
+
+def _make_idle_threads_sleep() -> None:
+    """Makes torch's idle OpenMP threads sleep at once, in place of spinning for milliseconds after each operation.
+
+    They spin on the cores that the native core's threads need next. libgomp reads how long from the environment,
+    once, when torch is loaded; but it spins only shortly while the process has more OpenMP threads than there are
+    processors. Threads that have run a parallel operation of their own keep theirs, asleep, so a few of those are
+    kept. `docs/decisions/0006-idle-openmp-threads.md` has the measurement.
+    """
+    own = torch.get_num_threads() - 1
+    if own < 1 or "parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return
+    rest = threading.Event()
+
+    def start_threads_and_stay(started: threading.Event) -> None:
+        torch.zeros(1 << 20).add_(1)
+        started.set()
+        rest.wait()
+
+    # The thread that computes has as many, once it has run an operation; one of these adds as many.
+    for _ in range(-(-processors() // own) - 1):
+        started = threading.Event()
+        threading.Thread(target=start_threads_and_stay, args=(started,), daemon=True).start()
+        started.wait()
 
 
 def _codes(codes: Sequence[int]) -> tuple[int, int, int, bool, bool]:
