@@ -49,6 +49,11 @@ def loss(quick: bool) -> dict[str, Any]:
     return lstm.losses(DATA / "2600-0.txt", quick=quick)
 
 
+def memory(quick: bool) -> dict[str, Any]:
+    """The most memory that a training process holds, Keras's and ours."""
+    return lstm.memory(DATA / "2600-0.txt", quick=quick)
+
+
 def text(quick: bool) -> dict[str, Any]:
     """Characters/s and bits per character after one epoch of a book, on each backend, beside plain `fit`."""
     return training.run(DATA / "2600-0.txt", quick=quick)
@@ -84,6 +89,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "variants": variants,
     "small": small,
     "loss": loss,
+    "memory": memory,
     "loader": load,
     "text": text,
     "series": series,

@@ -290,6 +290,27 @@ def losses(book: Path, *, quick: bool) -> dict[str, Any]:
     return {"losses": found}
 
 
+def memory(book: Path, *, quick: bool) -> dict[str, Any]:
+    """What a process that trains holds at most: three of each, ten steps, each step's loss waited for."""
+    found = []
+    for units in (128,) if quick else (128, 256, 512):
+        for implementation, policy in (
+            ("keras", "float32"),
+            ("cellerate-cpu", "float32"),
+            ("cellerate-cpu", "mixed_bfloat16"),
+        ):
+            peaks = []
+            for _ in range(1 if quick else 3):
+                each = Contestant(book, **_settings("jax", units, implementation, policy))
+                each.steps(10)
+                each.close()
+                peaks.append(each.peak_bytes)
+            found.append({**each.settings, "peak_bytes": sorted(peaks)})
+            middle = sorted(peaks)[len(peaks) // 2] / 1e6
+            print(f"H={units:<4} {implementation:<14} {policy:<15} {middle:.0f} MB at most", flush=True)
+    return {"processes": found}
+
+
 def _settings(backend: str, units: int, implementation: str, policy: str) -> dict[str, Any]:
     return {
         "backend": backend,

@@ -107,10 +107,39 @@ def variants(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def small(result: dict[str, Any]) -> list[list[str]]:
+    """A row a contestant, a column a size of batch and layer."""
+    names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**"}
+    races = result["races"]
+    rows = [
+        ["Thousand characters/s", *[f"B={race[0]['batch']}, H={race[0]['units']}" for race in races]],
+    ]
+    for nth, first in enumerate(races[0]):
+        speeds = [f"{race[nth]['characters_per_s'] / 1e3:.1f}" for race in races]
+        rows.append([f"{names[first['implementation']]} on {first['backend']}", *speeds])
+    return rows
+
+
+def quality(result: dict[str, Any]) -> list[list[str]]:
+    """A row a size: the loss at the end."""
+    rows = [["Loss, mean of steps 281 to 300", "Keras, float32", "Cellerate, float32", "Cellerate, bfloat16"]]
+    found = {(r["units"], r["implementation"], r["policy"]): r["mean_of_last_20"] for r in result["losses"]}
+    for units in dict.fromkeys(key[0] for key in found):
+        losses = [
+            found[units, "keras", "float32"],
+            found[units, "cellerate-cpu", "float32"],
+            found[units, "cellerate-cpu", "mixed_bfloat16"],
+        ]
+        rows.append([f"H={units}", *[f"{loss:.4f}" for loss in losses]])
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "step": step,
     "kernel": native,
     "variants": variants,
+    "small": small,
+    "loss": quality,
     "text": text,
     "loader": loader,
     "series": series,

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -276,12 +278,13 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   }
 }
 
-TEST(every_target_equals_the_naive_layer) {
+// Every target, variant and storage.
+void compare_all(std::initializer_list<int> thread_counts, std::span<const Shape> shapes) {
   for (const std::string& target : cellerate::available_targets()) {
     cellerate::set_target(target);
-    for (const int threads : {1, 2, 3}) {
+    for (const int threads : thread_counts) {
       cellerate::set_thread_count(threads);
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : shapes) {
         for (const Variant& variant : kVariants) {
           for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16}) {
             compare(variant, shape, storage,
@@ -292,6 +295,14 @@ TEST(every_target_equals_the_naive_layer) {
       }
     }
   }
+}
+
+TEST(every_target_equals_the_naive_layer) { compare_all({1, 2, 3}, kShapes); }
+
+// What valgrind runs, in bearable time: rows on one thread, and units on two.
+TEST(a_short_run_equals_the_naive_layer) {
+  constexpr Shape kShort[] = {{3, 2, 7, 10}, {2, 5, 20, 140}};
+  compare_all({2}, kShort);
 }
 
 TEST(an_unknown_target_is_an_error) {
