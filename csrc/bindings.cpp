@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "dispatch.h"
+#include "step_bindings.h"
 #include "threads.h"
 #include "xla_ffi.h"
 
@@ -160,6 +161,7 @@ NB_MODULE(_core, module) {
              "A dense layer: (x, kernel, bias) and (y,), None where absent.");
   module.def("dense_backward", &dense_backward, nb::arg("arguments"), nb::arg("results"),
              "Its gradients: (x, kernel, bias, d_y) and (d_x, d_kernel, d_bias), None where absent.");
+  cellerate::bind_steps(module);
   const auto names = [](std::span<const char* const> all) {
     nb::list list;
     for (const char* name : all) list.append(name);

@@ -42,7 +42,9 @@ std::vector<const Target*> runnable() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #ifdef CELLERATE_HAVE_AVX512BF16
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kTarget);
+  // Every processor with the one has the other; a build for both needs both.
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+    found.push_back(&avx512bf16::kTarget);
 #endif
   if (avx512) found.push_back(&avx512::kTarget);
 #endif

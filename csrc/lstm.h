@@ -121,6 +121,8 @@ struct DenseBackward : DenseInputs {
   float* d_bias = nullptr;  // or null without a bias
 };
 
+struct StepKernels;  // step_model.h
+
 // One instruction set: its name and its algorithms. They take any thread count and throw std::bad_alloc.
 struct Target {
   const char* name;
@@ -132,6 +134,7 @@ struct Target {
   void (*dense_backward)(const DenseBackward&);
   // Runs so many rounds of multiply-adds on each thread and gives the number of operations done: see peak.h.
   double (*peak)(bool bfloat16, int threads, int64_t rounds);
+  const StepKernels* steps;  // the next-token chain, a step at a time
 };
 
 }  // namespace cellerate

@@ -56,6 +56,34 @@ struct Simd {
     for (int lane = 0; lane < n; ++lane) p[lane] = all[lane];
   }
 
+  // The two bfloat16 of each word as floats.
+  static F low_half(F x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); }
+  static F high_half(F x) {
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+
+  // Whole numbers of 32 bits, for products of bytes.
+  using I = __m256i;
+  static I load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  static I dot_bytes(F a, F b, I sum) {
+    const __m256i x = _mm256_castps_si256(a), y = _mm256_castps_si256(b);
+    // In 16 bits, bytes 0 and 2 of each word, then 1 and 3: nothing saturates.
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+  }
+  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  static void store_bytes(uint8_t* p, F x) {
+    const __m256i offset = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
+    const __m128i words =
+        _mm_packus_epi32(_mm256_castsi256_si128(offset), _mm256_extracti128_si256(offset, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  }
+
  private:
   static __m256i first(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

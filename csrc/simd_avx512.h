@@ -66,6 +66,38 @@ struct Simd {
   }
 #endif
 
+  // The two bfloat16 of each word as floats.
+  static F low_half(F x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16)); }
+  static F high_half(F x) {
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+
+  // Whole numbers of 32 bits, for products of bytes.
+  using I = __m512i;
+  static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  static I dot_bytes(F a, F b, I sum) {
+    const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
+#ifdef __AVX512VNNI__
+    // Not the intrinsic, around which GCC 12 copies every sum to another register and back.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "vm"(y));
+    return sum;
+#else
+    // In 16 bits, bytes 0 and 2 of each word, then 1 and 3: nothing saturates.
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)),
+                                           _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(y, 8));
+    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+#endif
+  }
+  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  static void store_bytes(uint8_t* p, F x) {
+    const __m512i offset = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(offset));
+  }
+
  private:
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
   static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }

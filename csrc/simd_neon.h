@@ -68,6 +68,37 @@ struct Simd {
     for (int lane = 0; lane < n; ++lane) p[lane] = all[lane];
   }
 
+  // The two bfloat16 of each word as floats.
+  static F low_half(F x) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 16)); }
+  static F high_half(F x) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0xffff0000u)));
+  }
+
+  // Whole numbers of 32 bits, for products of bytes.
+  using I = int32x4_t;
+  static I load_int(const int32_t* p) { return vld1q_s32(p); }
+  static F to_float(I x) { return vcvtq_f32_s32(x); }
+  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  static I dot_bytes(F a, F b, I sum) {
+    const uint8x16_t x = vreinterpretq_u8_f32(a);
+    const int8x16_t y = vreinterpretq_s8_f32(b);
+    const int16x8_t x_low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(x)));
+    const int16x8_t x_high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(x)));
+    const int16x8_t y_low = vmovl_s8(vget_low_s8(y)), y_high = vmovl_s8(vget_high_s8(y));
+    // Each vpaddq adds neighbours, so that two in a row bring the four products of a word together.
+    const auto words = [](int16x8_t p, int16x8_t q) {
+      return vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(q)),
+                        vmull_s16(vget_high_s16(p), vget_high_s16(q)));
+    };
+    return vaddq_s32(sum, vpaddq_s32(words(x_low, y_low), words(x_high, y_high)));
+  }
+  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  static void store_bytes(uint8_t* p, F x) {
+    int32_t lanes[kLanes];
+    vst1q_s32(lanes, vcvtnq_s32_f32(x));
+    for (int lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<uint8_t>(lanes[lane] + 128);
+  }
+
  private:
   static F power(int32x4_t n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23));

@@ -10,7 +10,11 @@ namespace cellerate::CELLERATE_TARGET {
 struct Simd {
   static constexpr int kLanes = 4;
   static constexpr int kRows = 2;
-  static constexpr bool kFused = false;  // fma rounds once
+#ifdef CELLERATE_FUSED
+  static constexpr bool kFused = true;  // fma rounds once
+#else
+  static constexpr bool kFused = false;
+#endif
   static constexpr bool kBfloat16Products = false;
   struct F {
     float v[kLanes];
@@ -40,7 +44,14 @@ struct Simd {
   static F div(F a, F b) {
     return map(a, b, [](float x, float y) { return x / y; });
   }
+#ifdef CELLERATE_FUSED
+  static F fma(F a, F b, F c) {
+    for (int i = 0; i < kLanes; ++i) c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
+    return c;
+  }
+#else
   static F fma(F a, F b, F c) { return add(mul(a, b), c); }
+#endif
   // Both give b where either is NaN.
   static F min(F a, F b) {
     return map(a, b, [](float x, float y) { return x < y ? x : y; });
@@ -83,7 +94,49 @@ struct Simd {
     }
   }
 
+  // The two bfloat16 of each word as floats.
+  static F low_half(F x) {
+    return bits_of(x, [](uint32_t word) { return word << 16; });
+  }
+  static F high_half(F x) {
+    return bits_of(x, [](uint32_t word) { return word & 0xffff0000u; });
+  }
+
+  // Whole numbers of 32 bits, for products of bytes.
+  struct I {
+    int32_t v[kLanes];
+  };
+  static I load_int(const int32_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static F to_float(I x) {
+    return {{static_cast<float>(x.v[0]), static_cast<float>(x.v[1]), static_cast<float>(x.v[2]),
+             static_cast<float>(x.v[3])}};
+  }
+  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  static I dot_bytes(F a, F b, I sum) {
+    uint8_t x[4 * kLanes];
+    int8_t y[4 * kLanes];
+    std::memcpy(x, a.v, sizeof x);
+    std::memcpy(y, b.v, sizeof y);
+    for (int i = 0; i < 4 * kLanes; ++i) sum.v[i / 4] += static_cast<int32_t>(x[i]) * y[i];
+    return sum;
+  }
+  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  static void store_bytes(uint8_t* p, F x) {
+    for (int i = 0; i < kLanes; ++i)
+      p[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(x.v[i])) + 128);
+  }
+
  private:
+  template <class Function>
+  static F bits_of(F x, Function function) {
+    for (float& lane : x.v) {
+      uint32_t word;
+      std::memcpy(&word, &lane, sizeof word);
+      word = function(word);
+      std::memcpy(&lane, &word, sizeof word);
+    }
+    return x;
+  }
   template <class Function>
   static F map(F a, F b, Function function) {
     F r;

@@ -5,6 +5,17 @@
 #include "lstm_backward.h"
 #include "lstm_forward.h"
 #include "peak.h"
+#include "step_model.h"
+
+// A target whose fma rounds twice has the steps of another, so that they are the same numbers everywhere.
+#ifdef CELLERATE_STEPS
+namespace cellerate::CELLERATE_STEPS {
+extern const StepKernels kStepKernels;
+}
+#else
+#define CELLERATE_STEPS CELLERATE_TARGET
+#include "step_kernels.h"
+#endif
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -47,6 +58,7 @@ extern const Target kTarget{CELLERATE_STRING(CELLERATE_TARGET),
                             backward,
                             dense_forward,
                             dense_backward,
-                            peak};
+                            peak,
+                            &CELLERATE_STEPS::kStepKernels};
 
 }  // namespace cellerate::CELLERATE_TARGET

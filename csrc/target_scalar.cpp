@@ -1,4 +1,5 @@
 #define CELLERATE_TARGET scalar
+#define CELLERATE_STEPS fused
 #include "simd_scalar.h"
 //
 #include "target.h"

@@ -121,6 +121,22 @@ def test_generate_prints_prompt_and_continuation_and_repeats_by_seed(cellerate, 
     assert short == "the " + found["text"][: found["text"].find(stop)] + "\n"
 
 
+def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(cellerate, made, tmp_path):
+    words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", "int8"]
+    code, out, err = cellerate(*words)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: \d\.\d MB \(.*text\.keras: \d\.\d MB\)\n", out)
+    code, out, _ = cellerate(*words, "--json")
+    found = json.loads(out)
+    assert found["output_bytes"] == (tmp_path / "t.cell").stat().st_size < found["model_bytes"]
+    from cellerate.runtime.packed import load
+
+    assert load(tmp_path / "t.cell").task == "text"
+    code, out, err = cellerate(*words[:-1], "int4")
+    assert (code, out) == (2, "")
+    assert "int4" in one_error(err)
+
+
 def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
     code, out, err = cellerate(
         "forecast", made / "series.keras", made / "s.csv", "-o", tmp_path / "f.csv", "--plot", tmp_path / "f.png"

@@ -1,5 +1,6 @@
 """`cellerate generate`."""
 
+import secrets
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from cellerate.cli.output import emit_json, show
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A model of `train text`.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="A model of `train text`, or packed.", show_default=False)],
     prompt: Annotated[str, typer.Argument(help="What to continue.", show_default=False)],
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="Characters (or bytes, or tokens) to generate at most.")
@@ -42,15 +43,27 @@ def generate(
     Examples:
         cellerate generate book.keras "Well, Prince," --seed 7
 
-        cellerate generate book.keras "Chapter " -n 1000 -t 0.6 --stop "Chapter"
+        cellerate generate book.cell "Chapter " -n 1000 -t 0.6 --stop "Chapter"
     """
-    start_backend(backend)
-    from cellerate.runtime.sampling import Sampling
-    from cellerate.tasks.text import generate_text, load_text_model
+    if model.suffix == ".cell":
+        from cellerate.kernels.drawing import SamplingRules
+        from cellerate.runtime.packed import load
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    text_model = load_text_model(model)
-    pieces = generate_text(text_model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
+        rules = SamplingRules(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=1.0 if top_p is None else top_p,
+            seed=secrets.randbits(64) if seed is None else seed,
+        )
+        pieces = load(model).generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop or ())
+    else:
+        start_backend(backend)
+        from cellerate.runtime.sampling import Sampling
+        from cellerate.tasks.text import generate_text, load_text_model
+
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        text_model = load_text_model(model)
+        pieces = generate_text(text_model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
     began = time.perf_counter()
     if json:
         text = "".join(pieces)

@@ -19,6 +19,7 @@ from cellerate.cli import (
     explain,
     forecast,
     generate,
+    pack,
     train_embed,
     train_series,
     train_text,
@@ -44,6 +45,7 @@ app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
+app.command("pack")(pack.pack)
 app.command("explain")(explain.explain)
 app.command("env")(env.env)
 

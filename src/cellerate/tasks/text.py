@@ -24,6 +24,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.runtime.generation import generate_ids
 from cellerate.runtime.sampling import Sampling
+from cellerate.runtime.streaming import shown, until_stop
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
 from cellerate.training.display import Display
@@ -214,7 +215,7 @@ def generate_text(
             f"{text_model.tokenizer.vocabulary_size}: give the tokenizer that the model was trained with."
         )
     tokens = generate_ids(stepper, ids, max_tokens=max_tokens, sampling=sampling or Sampling())
-    return _until_stop(_shown(tokens, text_model.tokenizer), stop)
+    return until_stop(shown(tokens, text_model.tokenizer), stop)
 
 
 def generate(
@@ -263,38 +264,6 @@ def generate(
 
 def _tokenizer(record: TaskRecord) -> Tokenizer:
     return tokenizer_from_config(record.payload.get("tokenizer", {}))
-
-
-def _shown(tokens: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
-    decoder = tokenizer.stream_decoder()
-    for token in tokens:
-        if piece := decoder.push(token):
-            yield piece
-    if rest := decoder.finish():
-        yield rest
-
-
-def _until_stop(pieces: Iterator[str], stop: Sequence[str]) -> Iterator[str]:
-    """Passes on what cannot be the beginning of a stop text any more, and ends at the first stop text."""
-    held = ""
-    for piece in pieces:
-        held += piece
-        found = [place for text in stop if (place := held.find(text)) >= 0]
-        if found:
-            if held[: min(found)]:
-                yield held[: min(found)]
-            return
-        keep = max((_overlap(held, text) for text in stop), default=0)
-        if len(held) > keep:
-            yield held[: len(held) - keep]
-            held = held[len(held) - keep :]
-    if held:
-        yield held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
 
 
 def _open(

@@ -1,0 +1,217 @@
+#include "step_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace cellerate {
+namespace {
+
+// Whole numbers of sums of bytes stay below 2^31 up to so many inputs.
+constexpr int64_t kMostInputs = 65536;
+
+void check_finite(const float* values, int64_t count, size_t node, const char* name) {
+  if (values == nullptr) return;
+  float sum = 0;
+  for (int64_t n = 0; n < count; ++n) sum += values[n] * 0.0f;
+  if (sum != 0) {
+    throw std::domain_error("chain[" + std::to_string(node) + "]: " + name +
+                            " holds a NaN or an infinity: its training has diverged. Go back to an earlier "
+                            "checkpoint, or train with a lower learning rate or gradient clipping.");
+  }
+}
+
+}  // namespace
+
+Generation::Generation(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous,
+                       int64_t count, uint64_t position, std::span<const int32_t> stop_ids,
+                       const int32_t* cancelled, int threads, int32_t* ids, float* log_probabilities)
+    : count_(count),
+      position_(position),
+      stop_ids_(stop_ids.begin(), stop_ids.end()),
+      cancelled_(cancelled),
+      ids_(ids),
+      log_probabilities_(log_probabilities) {
+  places_.reserve(static_cast<size_t>(threads));
+  for (int thread = 0; thread < threads; ++thread)
+    places_.push_back({Sampler(sampling, outputs, previous, count)});
+}
+
+int32_t Generation::next(int thread, const float* logits) {
+  Place& place = places_[static_cast<size_t>(thread)];
+  if (place.drawn == count_) return -1;
+  float log_probability = 0;
+  const auto id = static_cast<int32_t>(
+      place.sampler.choose(logits, position_ + static_cast<uint64_t>(place.drawn), &log_probability));
+  if (id < 0) {
+    place.diverged = true;
+    return -1;
+  }
+  if (std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end()) return -1;
+  place.sampler.add(id);
+  if (thread == 0) {
+    ids_[place.drawn] = id;
+    log_probabilities_[place.drawn] = log_probability;
+  }
+  ++place.drawn;
+  return id;
+}
+
+bool Generation::cancelled() const {
+  return cancelled_ != nullptr && __atomic_load_n(cancelled_, __ATOMIC_RELAXED) != 0;
+}
+
+void StepModel::Free::operator()(std::byte* memory) const { std::free(memory); }
+
+StepModel::StepModel(const std::vector<StepNode>& nodes, Precision precision, int threads)
+    : target_(&cellerate::target()), threads_(threads) {
+  if (nodes.empty() || nodes.front().kind != StepKind::kEmbedding)
+    throw std::invalid_argument("chain: expected an embedding first");
+  vocabulary_ = nodes.front().inputs;
+  int64_t width = nodes.front().outputs;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    const StepNode& node = nodes[n];
+    const std::string where = "chain[" + std::to_string(n) + "]";
+    if (node.inputs < 1 || node.outputs < 1)
+      throw std::invalid_argument(where + ": expected sizes of at least 1");
+    if (n > 0 && node.kind == StepKind::kEmbedding)
+      throw std::invalid_argument(where + ": expected an embedding only at the start");
+    if (n > 0 && node.inputs != width) {
+      throw std::invalid_argument(where + ": takes " + std::to_string(node.inputs) +
+                                  " features, but the node before it gives " + std::to_string(width));
+    }
+    if (precision == Precision::kInt8 && n > 0 && std::max(node.inputs, node.outputs) > kMostInputs)
+      throw std::invalid_argument(where + ": int8 sums hold at most " + std::to_string(kMostInputs) +
+                                  " inputs");
+    width = node.outputs;
+    switch (node.kind) {
+      case StepKind::kEmbedding:
+        check_finite(node.kernel, node.inputs * node.outputs, n, "embeddings");
+        break;
+      case StepKind::kLstm:
+        check_finite(node.kernel, node.inputs * node.outputs * 4, n, "kernel");
+        check_finite(node.recurrent_kernel, node.outputs * node.outputs * 4, n, "recurrent_kernel");
+        check_finite(node.bias, node.outputs * 4, n, "bias");
+        state_size_ += 2 * node.outputs;
+        products_ += 4.0 * static_cast<double>(node.outputs * (node.outputs + (n == 1 ? 0 : node.inputs)));
+        break;
+      case StepKind::kDense:
+        check_finite(node.kernel, node.inputs * node.outputs, n, "kernel");
+        check_finite(node.bias, node.outputs, n, "bias");
+        products_ += static_cast<double>(node.inputs * node.outputs);
+        break;
+      default:
+        check_finite(node.kernel, node.outputs, n, "weights");
+        check_finite(node.bias, node.outputs, n, "weights");
+        break;
+    }
+  }
+  if (state_size_ == 0) throw std::invalid_argument("chain: expected at least one lstm");
+  outputs_ = width;
+  const StepChain chain{nodes.data(), static_cast<int>(nodes.size()), precision};
+  bytes_ = target_->steps->pack(chain, nullptr);
+  // Whole huge pages, for the weights are read from end to end at every step.
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t grain = bytes_ < kHugePage / 2 ? 64 : kHugePage;
+  const size_t whole = (bytes_ + grain - 1) / grain * grain;
+  packed_.reset(static_cast<std::byte*>(std::aligned_alloc(grain, whole)));
+  if (packed_ == nullptr) throw std::bad_alloc();
+  use_huge_pages(packed_.get(), whole);
+  target_->steps->pack(chain, packed_.get());
+}
+
+void StepModel::check(const StepCall& call) const {
+  for (int64_t row = 0; row < call.batch; ++row) {
+    const int64_t length = call.lengths == nullptr ? call.steps : call.lengths[row];
+    if (length < 1 || length > call.steps) {
+      throw std::invalid_argument("lengths[" + std::to_string(row) + "] is " + std::to_string(length) +
+                                  "; expected 1 to " + std::to_string(call.steps));
+    }
+    for (int64_t step = 0; call.ids != nullptr && step < length; ++step) {
+      const int32_t id = call.ids[row * call.steps + step];
+      if (id < 0 || id >= vocabulary_) {
+        throw std::out_of_range("ids holds " + std::to_string(id) + ", but this model's ids run from 0 to " +
+                                std::to_string(vocabulary_ - 1));
+      }
+    }
+  }
+  float sum = 0;
+  for (int64_t n = 0; n < call.batch * state_size_; ++n) sum += call.state[n] * 0.0f;
+  if (sum != 0) throw std::invalid_argument("state holds a NaN or an infinity");
+}
+
+void StepModel::run(StepCall call) const {
+  if (call.generation == nullptr) check(call);
+  if (call.batch == 0) return;
+  // Below this many multiplications in a call, waking a thread costs more than it brings.
+  constexpr double kWorthAThread = 1e6;
+  if (call.threads > 0) {
+  } else if (threads_ > 0) {
+    call.threads = threads_;
+  } else if (products_ * static_cast<double>(call.batch * call.steps) < kWorthAThread) {
+    call.threads = 1;
+  } else {
+    call.threads = call.batch < 4 && call.steps > 1 ? threads_of_one_stream() : thread_count();
+  }
+  target_->steps->run(packed_.get(), call);
+}
+
+int StepModel::threads_of_one_stream() const {
+  if (threads_ > 0) return threads_;
+  int found = measured_.load();
+  if (found == 0) {
+    // Two that measure at once find about the same.
+    found = measure();
+    measured_.store(found);
+  }
+  return found;
+}
+
+int StepModel::measure() const {
+  const int most = thread_count();
+  if (most == 1) return 1;
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSteps = 32;
+  std::vector<float> state(static_cast<size_t>(state_size_)), after(static_cast<size_t>(state_size_));
+  std::vector<float> logits(static_cast<size_t>(outputs_));
+  int32_t ids[kSteps];
+  float log_probabilities[kSteps];
+  int best = 1;
+  double least = 0;
+  for (int threads = 1;; threads = std::min(2 * threads, most)) {
+    double seconds = 0;
+    for (int round = 0; round < 3; ++round) {
+      std::fill(logits.begin(), logits.end(), 0.0f);
+      Generation generation(Sampling(), std::min(outputs_, vocabulary_), {}, kSteps, 0, {}, nullptr, threads,
+                            ids, log_probabilities);
+      StepCall call;
+      call.batch = 1;
+      call.steps = kSteps;
+      call.state = state.data();
+      call.new_state = after.data();
+      call.logits = logits.data();
+      call.generation = &generation;
+      call.threads = threads;
+      const auto start = Clock::now();
+      target_->steps->run(packed_.get(), call);
+      const double taken = std::chrono::duration<double>(Clock::now() - start).count();
+      if (round == 0 || taken < seconds) seconds = taken;
+    }
+    // Another thread must be worth what it keeps from others.
+    if (threads == 1 || seconds < 0.9 * least) {
+      best = threads;
+      least = seconds;
+    }
+    if (threads == most) return best;
+  }
+}
+
+}  // namespace cellerate

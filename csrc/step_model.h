@@ -1,0 +1,135 @@
+// A next-token model that is run a step at a time: embedding, LSTMs, and what stands between them and the logits.
+//
+// A module of its own because text generation is another job than training: the weights are packed once and never
+// change, the rows are few, and each step waits for the one before. The numbers are computed by step_kernels.h, once
+// per target; here are the model's memory, its checks and the choice of threads.
+//
+// The state of a sequence is h and c of each LSTM, one after another. In float32 every sum runs over its inputs in
+// ascending order with fused multiply-adds, starting from the bias, so results depend neither on the target nor on
+// the threads. In bfloat16 they may depend on the target: its dot product rounds in an order of its own.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lstm.h"
+#include "sampler.h"
+
+namespace cellerate {
+
+enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
+enum class StepKind : int32_t { kEmbedding, kLstm, kLayerNorm, kAffine, kDense, kCount };
+
+// One operation of the chain. Its arrays are only read while the model is made.
+struct StepNode {
+  StepKind kind = StepKind::kEmbedding;
+  int64_t inputs = 0;             // of an embedding: the vocabulary
+  int64_t outputs = 0;            // of an LSTM: its units
+  const float* kernel = nullptr;  // embeddings (V, E); kernel (D, 4H) or (K, N); gamma or scale (F), or null
+  const float* recurrent_kernel = nullptr;  // (H, 4H)
+  const float* bias = nullptr;              // (4H), (N); beta or offset (F), or null
+  Activation activation = Activation::kLinear;
+  Activation recurrent_activation = Activation::kSigmoid;
+  float epsilon = 0;
+};
+
+struct StepChain {
+  const StepNode* nodes;
+  int count;
+  Precision precision;
+};
+
+// Decides the ids of a generation while it runs. Each thread of the kernel asks for itself, with a place of its own,
+// and gets the same answer, so that none has to wait for another.
+class Generation {
+ public:
+  // Args: ids, log_probabilities: (count), written as far as ids are drawn. cancelled: not 0 once the caller wants no
+  // more, or null. threads: how many will ask.
+  Generation(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous, int64_t count,
+             uint64_t position, std::span<const int32_t> stop_ids, const int32_t* cancelled, int threads,
+             int32_t* ids, float* log_probabilities);
+
+  // The next id, or -1 if there is none: enough are drawn, a stop id was drawn, or the logits are not finite.
+  int32_t next(int thread, const float* logits);
+  // Whether the caller wants no more. Only one thread may ask, for it can change at any time.
+  bool cancelled() const;
+
+  int64_t drawn() const { return places_[0].drawn; }
+  bool diverged() const { return places_[0].diverged; }
+
+ private:
+  struct alignas(128) Place {
+    Sampler sampler;
+    int64_t drawn = 0;
+    bool diverged = false;
+  };
+  const int64_t count_;
+  const uint64_t position_;
+  const std::vector<int32_t> stop_ids_;
+  const int32_t* const cancelled_;
+  int32_t* const ids_;
+  float* const log_probabilities_;
+  std::vector<Place> places_;
+};
+
+// What a kernel is asked to do: read ids (B, T), or with a generation draw them.
+struct StepCall {
+  int64_t batch = 0, steps = 0;
+  const int32_t* ids = nullptr;      // (B, T), checked
+  const int32_t* lengths = nullptr;  // (B), each in [1, T], or null: all T
+  const float* state = nullptr;      // (B, S)
+  float* new_state = nullptr;        // (B, S); not the same memory
+  float* logits = nullptr;  // (B, V') after the last id of each row; a generation reads the first from it
+  float* log_probabilities = nullptr;  // (T - 1) of each id but the first, or null; B is 1
+  Generation* generation = nullptr;    // B is 1
+  int threads = 1;
+};
+
+// What a target has for all this.
+struct StepKernels {
+  // Packs the weights of a chain into memory and gives the bytes it takes; with null it only counts. Throws
+  // std::bad_alloc.
+  size_t (*pack)(const StepChain& chain, std::byte* memory);
+  // Runs what pack() wrote. Throws std::bad_alloc and what parallel() throws.
+  void (*run)(const std::byte* packed, const StepCall& call);
+};
+
+// An immutable model; any number of threads may use it at once.
+class StepModel {
+ public:
+  // Args: threads: how many a call uses, or 0 to measure at the first generation what is faster.
+  // Throws std::invalid_argument if the chain is none or a weight is not finite, and std::bad_alloc.
+  StepModel(const std::vector<StepNode>& nodes, Precision precision, int threads);
+
+  int64_t vocabulary() const { return vocabulary_; }
+  int64_t outputs() const { return outputs_; }
+  int64_t state_size() const { return state_size_; }
+  size_t packed_bytes() const { return bytes_; }
+  const char* target() const { return target_->name; }
+
+  // Runs a call, whose `threads` is set here. Throws std::out_of_range if an id is not in the vocabulary,
+  // std::invalid_argument if a length or the state cannot be, std::bad_alloc, and what parallel() throws.
+  void run(StepCall call) const;
+  // The threads that one stream runs fastest on; measured when first asked.
+  int threads_of_one_stream() const;
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  void check(const StepCall& call) const;
+  int measure() const;
+
+  const Target* target_;
+  int64_t vocabulary_ = 0, outputs_ = 0, state_size_ = 0;
+  double products_ = 0;  // multiplications of a row's step
+  int threads_ = 0;
+  size_t bytes_ = 0;
+  std::unique_ptr<std::byte, Free> packed_;
+  mutable std::atomic<int> measured_{0};
+};
+
+}  // namespace cellerate

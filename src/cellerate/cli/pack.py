@@ -1,0 +1,40 @@
+"""`cellerate pack`: a trained model as one small file that runs without Keras."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.output import emit, emit_json
+
+
+def pack(
+    model: Annotated[
+        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The .cell file to write.", show_default=False)
+    ],
+    precision: Annotated[
+        str, typer.Option(help="How weights are kept: float32, bfloat16 or int8.")
+    ] = "float32",
+    backend: Backend = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Pack a model into one small file that runs without Keras.
+
+    Example:
+        cellerate pack book.keras -o book.cell --precision int8
+    """
+    start_backend(backend)
+    from cellerate.tasks.packing import pack as pack_model
+
+    pack_model(model, output, precision=precision)
+    sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
+    if json:
+        emit_json({"output": str(output), "precision": precision, **sizes})
+    else:
+        emit(f"{output}: {sizes['output_bytes'] / 1e6:.1f} MB ({model}: {sizes['model_bytes'] / 1e6:.1f} MB)")

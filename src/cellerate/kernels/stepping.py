@@ -1,0 +1,319 @@
+"""The next-token chain on the native core, a time step at a time: what text generation runs.
+
+A module of its own because generation is another job than training: the weights are packed once, in float32,
+bfloat16 or int8, the rows are few, and the whole loop of drawing and reading runs in one native call. It is the
+only door to the core's `StepModel`. It imports no framework.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels.arguments import (
+    MOST_STEPS,
+    check_real,
+    check_whole,
+    float_array,
+    ids_array,
+    whole_array,
+)
+from cellerate.kernels.cpu import core, empty
+from cellerate.kernels.drawing import DIVERGED, Cancellation, SamplingRules
+from cellerate.kernels.spec import ACTIVATIONS
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+"""What the weights are packed in; the native core's code for one is its index."""
+
+_KINDS = ("embedding", "lstm", "layer_norm", "affine", "dense")
+
+
+class StepModel:
+    """A next-token model: an embedding, LSTMs, and what stands between them and the logits.
+
+    It never changes after it is made, and any number of threads may use it at once. It keeps the instruction
+    set that was in use when it was made. In float32 its numbers depend neither on that nor on the threads; in
+    bfloat16 they may depend on the instruction set.
+
+    Rounding: bfloat16 rounds weights and the inputs of every product to bfloat16. int8 rounds the weights of
+    each output to 127 steps of their largest (ties to even), h of an LSTM with tanh and sigmoid to 1/127, and
+    any other input of a product to 127 steps of the largest of its row. Sums, c, and the product of the
+    embeddings with the kernel of an LSTM right behind them are float32 always.
+
+    Args:
+        chain: {"op": "embedding", "embeddings": (V, E)}, then at least one LSTM among any of
+            {"op": "lstm", "kernel": (D, 4H), "recurrent_kernel": (H, 4H), "bias": (4H,) or None,
+            "activation", "recurrent_activation"},
+            {"op": "layer_norm", "gamma": (F,) or None, "beta": (F,) or None, "epsilon"},
+            {"op": "affine", "scale": (F,), "offset": (F,)} and
+            {"op": "dense", "kernel": (K, N), "bias": (N,) or None, "activation"}. Arrays are float32. The
+            width of the last node is the number of logits.
+        precision: One of `PRECISIONS`.
+        threads: How many each call uses; None to measure at the first generation what is faster.
+
+    Attributes:
+        vocabulary_size: V; ids are in [0, V).
+        outputs: The number of logits.
+        state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
+        packed_bytes: What the packed weights take.
+        target: The instruction set it keeps.
+
+    Raises:
+        ConfigError: The chain is none, or a shape, a dtype or an option does not fit.
+        ModelError: A weight is a NaN or an infinity.
+        BackendError: The native core is not installed.
+        MemoryError: There is no room for the packed weights.
+    """
+
+    def __init__(
+        self, chain: Sequence[Mapping[str, Any]], *, precision: str = "float32", threads: int | None = None
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.")
+        if threads is not None:
+            check_whole("threads", threads, 1, 1024)
+        nodes: list[tuple[Any, ...]] = []
+        for place, node in enumerate(chain):
+            nodes.append(_node(place, node, nodes[-1][2] if nodes else 0))
+        try:
+            self._native = core().StepModel(nodes, PRECISIONS.index(precision), threads or 0)
+        except ArithmeticError as error:
+            raise ModelError(str(error)) from None
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
+        self.precision = precision
+        self.vocabulary_size: int = self._native.vocabulary
+        self.outputs: int = self._native.outputs
+        self.state_size: int = self._native.state_size
+        self.packed_bytes: int = self._native.packed_bytes
+        self.target: str = self._native.target
+
+    def initial_state(self, batch: int = 1) -> np.ndarray:
+        """The state before the first id: (B, S) float32 zeros, for B of at least 0."""
+        check_whole("batch", batch, 0, MOST_STEPS)
+        return np.zeros((batch, self.state_size), np.float32)
+
+    def step(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reads one id a row.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            ids: (B,) whole numbers in [0, V).
+
+        Returns:
+            The new state (B, S), and the logits (B, V') of the next id, both float32.
+
+        Raises:
+            ConfigError: A shape or dtype does not fit, or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        state = self._state(state)
+        ids = ids_array("ids", ids, (len(state),), self.vocabulary_size)
+        return self._run(state, ids[:, None], None)
+
+    def read(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Reads several ids a row, with the same results as step after step.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            lengths: (B,) how many of its ids each row reads, from 1 to T; None for all.
+
+        Returns:
+            The new state (B, S), and the logits (B, V') after the last id read of each row, both float32.
+
+        Raises:
+            ConfigError: A shape, a dtype or a length does not fit, or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        state = self._state(state)
+        ids = np.asarray(ids)
+        if ids.ndim != 2 or ids.shape[1] < 1:
+            raise ConfigError(
+                f"ids has shape {ids.shape}; expected (B, T) = ({len(state)}, T) with T at least 1."
+            )
+        if lengths is None:
+            return self._run(state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), None)
+        counts = whole_array("lengths", lengths, (len(state),), ConfigError)
+        wrong = np.flatnonzero((counts < 1) | (counts > ids.shape[1]))
+        if wrong.size:
+            place = int(wrong[0])
+            raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
+        ids = whole_array("ids", ids, (len(state), None), DataError)
+        # Beyond a row's length anything may stand; it is not read.
+        ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
+        return self._run(
+            state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), counts.astype(np.int32)
+        )
+
+    def log_probabilities(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How likely a text is, id after id.
+
+        Args:
+            state: (1, S) float32; it is not changed.
+            ids: (T,) whole numbers in [0, V), T at least 1.
+
+        Returns:
+            The state after all ids (1, S), and (T - 1,) float32, ln p(ids[t + 1] | state, ids[..t]).
+
+        Raises:
+            ConfigError: A shape or dtype does not fit, there are not as many logits as ids in the vocabulary,
+                or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        state = self._state(state, 1)
+        self._check_logits_are_ids()
+        ids = ids_array("ids", ids, (None,), self.vocabulary_size)
+        if ids.size == 0:
+            raise ConfigError("ids has shape (0,); expected (T,) with T at least 1.")
+        after = np.empty_like(state)
+        result = np.empty(len(ids) - 1, np.float32)
+        self._call(1, len(ids), ids[None], None, state, after, None, result)
+        return after, result
+
+    def generate(
+        self,
+        state: np.ndarray,
+        logits: np.ndarray,
+        count: int,
+        rules: SamplingRules | None = None,
+        *,
+        position: int = 0,
+        previous: Sequence[int] | np.ndarray = (),
+        stop_ids: Iterable[int] = (),
+        cancellation: Cancellation | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draws ids and reads each, in one native call that holds no lock of Python's.
+
+        It ends when `count` ids are drawn, when a stop id is drawn, or soon after `cancellation.cancel()`. To
+        draw 5 and then 7, at the next position, is to draw 12.
+
+        Args:
+            state: (1, S) float32; it is not changed.
+            logits: (V,) float32, of the next id, as `step`, `read` or this gave them.
+            count: How many ids at most, at least 0.
+            rules: How they are drawn; None for `SamplingRules()`.
+            position: Which id of the sequence the first one is; with the seed it makes the random number.
+            previous: (N,) the ids so far, those of the prompt too, for the penalty.
+            stop_ids: The end; such an id is neither given nor read.
+            cancellation: Ends it from another thread.
+
+        Returns:
+            The ids (N,) int32, their log probabilities (N,) float32 by the model itself (ln softmax of the
+            logits, without any rule), the state (1, S) after them, and the logits (V,) of the next id.
+
+        Raises:
+            ConfigError: A shape, a dtype or a number does not fit, or the state is not finite.
+            DataError: An id of `previous` or `stop_ids` is not in the vocabulary.
+            ModelError: A logit is a NaN or an infinity.
+        """
+        state = self._state(state, 1)
+        self._check_logits_are_ids()
+        following = float_array("logits", logits, (self.outputs,)).copy()
+        check_whole("count", count, 0, MOST_STEPS)
+        check_whole("position", position, 0, 2**62)
+        seen = ids_array("previous", previous, (None,), self.vocabulary_size)
+        stops = ids_array("stop_ids", list(stop_ids), (None,), self.vocabulary_size)
+        if not np.isfinite(state).all():
+            raise ConfigError("state holds a NaN or an infinity.")
+        after = np.empty_like(state)
+        ids, log_probabilities = np.empty(count, np.int32), np.empty(count, np.float32)
+        if count == 0:
+            return ids, log_probabilities, state.copy(), following
+        drawn, diverged = self._native.generate(
+            state,
+            after,
+            following,
+            (rules or SamplingRules()).native(),
+            seen,
+            position,
+            stops,
+            None if cancellation is None else cancellation.flag,
+            ids,
+            log_probabilities,
+        )
+        if diverged:
+            raise ModelError(DIVERGED)
+        return ids[:drawn].copy(), log_probabilities[:drawn].copy(), after, following
+
+    def _state(self, state: np.ndarray, batch: int | None = None) -> np.ndarray:
+        return float_array("state", state, (batch, self.state_size))
+
+    def _check_logits_are_ids(self) -> None:
+        if self.outputs != self.vocabulary_size:
+            raise ConfigError(
+                f"the model gives {self.outputs} logits and reads ids of {self.vocabulary_size}; expected as many. "
+                "Use step() and read() where logits are no ids."
+            )
+
+    def _run(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        after = empty(state.shape, np.float32)
+        logits = empty((len(state), self.outputs), np.float32)
+        self._call(len(state), ids.shape[1], np.ascontiguousarray(ids), lengths, state, after, logits, None)
+        return after, logits
+
+    def _call(self, *arguments: Any) -> None:
+        try:
+            self._native.run(*arguments)
+        except IndexError as error:
+            raise DataError(str(error)) from None
+        except ValueError as error:
+            raise ConfigError(f"{error}.") from None
+
+
+def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
+    """A node as the core takes it: kind, inputs, outputs, three arrays, two activations, epsilon.
+
+    `before` is the width of the node before it.
+    """
+    where = f"chain[{place}]"
+    kind = node.get("op")
+    if kind not in _KINDS:
+        raise ConfigError(f"{where}: op is {kind!r}; expected one of {', '.join(_KINDS)}.")
+
+    def array(name: str, *shape: int | None, optional: bool = False) -> Any:
+        value = node.get(name)
+        if value is None and optional:
+            return None
+        if value is None:
+            raise ConfigError(f"{where}: {kind} has no {name}; expected a float32 array.")
+        return float_array(f"{where}: {name}", value, shape)
+
+    def code(name: str) -> int:
+        value = node.get(name)
+        if value not in ACTIVATIONS:
+            raise ConfigError(f"{where}: {name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
+        return ACTIVATIONS.index(value)
+
+    linear = ACTIVATIONS.index("linear")
+    if kind == "embedding":
+        table = array("embeddings", None, None)
+        return (0, *table.shape, table, None, None, linear, linear, 0.0)
+    if kind == "lstm":
+        kernel = array("kernel", None, None)
+        units = kernel.shape[1] // 4
+        recurrent = array("recurrent_kernel", units, 4 * units)
+        kernel = float_array(f"{where}: kernel", kernel, (None, 4 * units))
+        bias = array("bias", 4 * units, optional=True)
+        codes = (code("activation"), code("recurrent_activation"))
+        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0)
+    if kind == "dense":
+        kernel = array("kernel", None, None)
+        bias = array("bias", kernel.shape[1], optional=True)
+        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0)
+    if kind == "affine":
+        scale = array("scale", None)
+        offset = array("offset", len(scale))
+        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0)
+    gamma = array("gamma", None, optional=True)
+    beta = array("beta", None if gamma is None else len(gamma), optional=True)
+    known = gamma if gamma is not None else beta
+    width = before if known is None else len(known)
+    epsilon = node.get("epsilon")
+    check_real(f"{where}: epsilon", epsilon, lambda x: x >= 0, "of at least 0")
+    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon))  # type: ignore[arg-type]

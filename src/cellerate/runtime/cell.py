@@ -1,0 +1,322 @@
+"""The `.cell` file: a packed model, what it computes and what its user must know, in one file.
+
+A module of its own because it alone decides how weights are kept and how a program becomes JSON. Nothing in
+such a file is ever executed: it names operations of `kernels.program`, and a program checks itself. The
+container, its digest and its suspicion are `runtime.cell_format`'s.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels.program import Node, Program
+from cellerate.runtime.cell_format import (
+    BFLOAT16,
+    FLOAT32,
+    INT8,
+    damaged,
+    from_json,
+    read_container,
+    to_json,
+    write_container,
+)
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+"""How the matrices of a file can be kept; vectors are float32 in each.
+
+    float32   as they are
+    bfloat16  rounded to nearest even
+    int8      the kernels of lstm and dense as whole numbers from -127 to 127, rounded to nearest even, times a
+              float32 of their column (its largest magnitude / 127); embeddings as bfloat16
+"""
+
+_INT8 = {("lstm", "kernel"), ("lstm", "recurrent_kernel"), ("dense", "kernel")}
+_SCALE = ".scale"
+_LARGEST_BFLOAT16 = 0x7F7F
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What a `.cell` file holds.
+
+    Attributes:
+        program: What the model computes; its weights are float32 whatever the precision, and read-only.
+        precision: How the matrices are kept in the file, one of `PRECISIONS`.
+        header: Plain JSON: the task, its tokenizer, where the model came from. Opaque here.
+    """
+
+    program: Program
+    precision: str
+    header: Mapping[str, Any]
+
+
+def write_cell(
+    path: str | os.PathLike[str],
+    program: Program,
+    *,
+    precision: str = "float32",
+    header: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a packed model, whole or not at all.
+
+    Args:
+        path: The file, by convention `*.cell`.
+        program: What the model computes. An array that nodes share is written once.
+        precision: How the matrices are kept, one of `PRECISIONS`.
+        header: Plain JSON, given back by `read_cell` as it is; None for {}.
+
+    Raises:
+        ConfigError: The precision is unknown, or the header is not plain JSON or too large.
+        ModelError: The names in the program cannot be written.
+        OutputError: The file could not be written.
+
+    Example:
+        >>> write_cell("book.cell", program, precision="int8", header={"task": "text"})
+        >>> read_cell("book.cell").header
+        {'task': 'text'}
+    """
+    dtypes = _dtypes(program, precision)
+    about = _encode_header(header)
+    tensors: dict[str, np.ndarray] = {}
+    names: dict[int, str] = {}
+    nodes = []
+    for number, node in enumerate(program.nodes):
+        for name, array in node.arrays.items():
+            if id(array) not in names:
+                names[id(array)] = tensor = f"{number}.{name}"
+                tensors[tensor], scale = _narrow(array, dtypes[id(array)])
+                if scale is not None:
+                    tensors[tensor + _SCALE] = scale
+        nodes.append(
+            {
+                "op": node.op,
+                "name": node.name,
+                "inputs": dict(node.inputs),
+                "options": dict(node.options),
+                "arrays": {name: names[id(array)] for name, array in node.arrays.items()},
+            }
+        )
+    try:
+        described = to_json({"nodes": nodes, "outputs": dict(program.outputs)})
+        described.encode()
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"the program cannot be written to a .cell file: {error}.") from error
+    write_container(path, {"precision": precision, "program": described, "header": about}, tensors)
+
+
+def read_cell(path: str | os.PathLike[str]) -> Cell:
+    """Reads a packed model, believing nothing in the file that is not checked.
+
+    The memory it takes is a small multiple of the size of the file, whatever the file claims.
+
+    Args:
+        path: A file that `write_cell` has written.
+
+    Returns:
+        The program, the precision and the header.
+
+    Raises:
+        DataError: There is no such file, it cannot be read, it is no `.cell` file or one of another version,
+            or anything in it is not as `write_cell` writes it, a single bit included.
+    """
+    source = Path(path)
+    try:
+        metadata, tensors = read_container(source)
+        try:
+            return _cell(metadata, tensors)
+        except (ValueError, RecursionError) as error:
+            raise damaged(source, str(error)) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{source} does not fit into memory; use a machine with more of it, or a smaller model."
+        ) from error
+
+
+def narrowed(program: Program, precision: str) -> Program:
+    """A program with the weights it will have after writing and reading.
+
+    Args:
+        program: The program.
+        precision: How its matrices will be kept, one of `PRECISIONS`.
+
+    Returns:
+        The program with float32 arrays of the narrower type's values. Nodes share arrays as before, and doing
+        it again changes nothing.
+
+    Raises:
+        ConfigError: The precision is unknown.
+    """
+    dtypes = _dtypes(program, precision)
+    wide: dict[int, np.ndarray] = {}
+    for node in program.nodes:
+        for array in node.arrays.values():
+            if id(array) not in wide:
+                wide[id(array)] = _widen(*_narrow(array, dtypes[id(array)]))
+    nodes = (
+        dataclasses.replace(node, arrays={name: wide[id(array)] for name, array in node.arrays.items()})
+        for node in program.nodes
+    )
+    return Program(tuple(nodes), program.outputs)
+
+
+def _dtypes(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
+    """How each array of a program is kept, by its id; one that nodes share, as the widest of them needs."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
+    dtypes: dict[int, np.dtype[Any]] = {}
+    for node in program.nodes:
+        for name, array in node.arrays.items():
+            dtype: np.dtype[Any] = FLOAT32
+            if precision != "float32" and array.ndim == 2:
+                dtype = INT8 if precision == "int8" and (node.op, name) in _INT8 else BFLOAT16
+            dtypes[id(array)] = max(dtype, dtypes.get(id(array), dtype), key=lambda one: one.itemsize)
+    return dtypes
+
+
+def _narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    """An array as it is kept, contiguous, and the scale (columns,) of int8."""
+    array = np.ascontiguousarray(array)
+    if dtype == FLOAT32:
+        return array, None
+    if dtype == BFLOAT16:
+        bits = array.view(np.uint32)
+        rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(BFLOAT16)
+        # Weights are finite: those above the largest bfloat16 become it, not infinity.
+        rounded[rounded & 0x7FFF > _LARGEST_BFLOAT16] -= 1
+        return rounded, None
+    scale = _scales(array)
+    quotient = array / scale
+    return np.rint(quotient, out=quotient).astype(INT8), scale
+
+
+def _scales(kernel: np.ndarray) -> np.ndarray:
+    """The scale of each column of a kernel (rows, columns): its largest magnitude / 127, and 1 for zeros.
+
+    The dequantised column has the same scale: among the quotients of float32 by 127, none has a product with
+    127 that rounds away so far that the next quotient is another (the tests try every mantissa).
+    """
+    scale = np.maximum(kernel.max(axis=0), -kernel.min(axis=0)) / np.float32(127)
+    with np.errstate(over="ignore"):
+        # The largest float32 / 127 is rounded up, and times 127 is infinite.
+        scale = np.where(np.isinf(scale * 127), np.nextafter(scale, np.float32(0)), scale)
+    # Below the normal numbers a scale has too few bits, and some processors take it for 0.
+    return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
+
+
+def _widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+    """The float32 array of one that `_narrow` has made, or a file claims it has."""
+    if values.dtype == FLOAT32:
+        return values
+    if values.dtype == BFLOAT16:
+        bits = values.astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)
+    if scale is None or scale.dtype != FLOAT32 or scale.shape != values.shape[-1:]:
+        raise ValueError("a tensor of int8 has no float32 scale for each of its columns")
+    if not (np.isfinite(scale) & (scale > 0)).all():
+        raise ValueError("the scale of a column is not a finite number above 0")
+    if values.min() < -127:
+        raise ValueError("a tensor of int8 holds -128, and weights end at -127")
+    with np.errstate(over="ignore"):  # A program refuses what is infinite.
+        return values * scale
+
+
+def _encode_header(header: Mapping[str, Any] | None) -> str:
+    advice = "it must hold dictionaries with text keys, lists, text, finite numbers, booleans and None only."
+    try:
+        plain = {} if header is None else dict(header)
+        text = to_json(plain)
+        text.encode()
+        same = from_json(text) == plain
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"header is not plain JSON: {error}; {advice}") from error
+    if not same:
+        raise ConfigError(f"header would come back changed, a tuple as a list, a key as text; {advice}")
+    return text
+
+
+def _cell(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> Cell:
+    """What a container means; `ValueError` where it means nothing."""
+    if metadata.keys() != {"precision", "program", "header"}:
+        raise ValueError("its metadata must be precision, program and header")
+    precision = metadata["precision"]
+    if precision not in PRECISIONS:
+        raise ValueError(f"its precision must be one of {', '.join(PRECISIONS)}, it says {precision!r}")
+    header = _parsed("header", metadata["header"])
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a dictionary")
+    arrays = _Arrays(tensors, precision)
+    program = _program(_parsed("program", metadata["program"]), arrays)
+    arrays.check_all_used(program)
+    return Cell(program, precision, header)
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return from_json(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {name} cannot be read: {error}") from error
+
+
+class _Arrays:
+    """The arrays of a file, each made once however many nodes name it."""
+
+    def __init__(self, tensors: dict[str, np.ndarray], precision: str) -> None:
+        self._tensors = tensors
+        self._precision = precision
+        self._made: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, tensor: Any) -> np.ndarray:
+        if not isinstance(tensor, str) or tensor not in self._tensors:
+            raise ValueError(f"it has no tensor {tensor!r}")
+        if tensor not in self._made:
+            values = self._tensors[tensor]
+            array = _widen(values, self._tensors.get(tensor + _SCALE))
+            # A vector that is a part of the file's bytes would keep all of them in memory.
+            if array is values and self._precision != "float32":
+                array = values.copy()
+            array.setflags(write=False)
+            self._made[tensor] = array
+        return self._made[tensor]
+
+    def check_all_used(self, program: Program) -> None:
+        """Raises `ValueError` unless every tensor is used, and kept as the precision says."""
+        dtypes = _dtypes(program, self._precision)
+        used = set()
+        for name, array in self._made.items():
+            dtype = self._tensors[name].dtype
+            if dtype != dtypes[id(array)]:
+                raise ValueError(f"the tensor {name!r} is not kept as {self._precision} files keep it")
+            used |= {name, name + _SCALE} if dtype == INT8 else {name}
+        if unused := self._tensors.keys() - used:
+            raise ValueError(f"no node uses the tensor {min(unused)!r}")
+
+
+def _program(described: Any, arrays: _Arrays) -> Program:
+    if not isinstance(described, dict) or described.keys() != {"nodes", "outputs"}:
+        raise ValueError("its program must have nodes and outputs")
+    nodes, outputs = described["nodes"], described["outputs"]
+    if not isinstance(nodes, list) or not isinstance(outputs, dict):
+        raise ValueError("its program must have a list of nodes and its outputs by name")
+    return Program(tuple(_node(number, node, arrays) for number, node in enumerate(nodes)), outputs)
+
+
+def _node(number: int, node: Any, arrays: _Arrays) -> Node:
+    fields = {"op": str, "name": str, "inputs": dict, "options": dict, "arrays": dict}
+    if not isinstance(node, dict) or node.keys() != fields.keys():
+        raise ValueError(f"node {number} of its program must have {', '.join(fields)}")
+    for field, kind in fields.items():
+        if not isinstance(node[field], kind):
+            raise ValueError(f"the {field} of node {number} of its program must be {kind.__name__}")
+    return Node(
+        node["op"],
+        node["name"],
+        node["inputs"],
+        {key: arrays[tensor] for key, tensor in node["arrays"].items()},
+        {key: tuple(value) if isinstance(value, list) else value for key, value in node["options"].items()},
+    )

@@ -1,0 +1,226 @@
+"""The container of a `.cell` file: safetensors with a digest, read with suspicion.
+
+A module of its own because it knows bytes and names only: what they mean is `runtime.cell`'s. A file is the
+length of the header (8 bytes, little-endian), the header (JSON) and the tensors, one after the other, so that
+any tool for safetensors can look into it. The `safetensors` package is not used: its writer has no fixed place
+for a digest in the header, and its reader has no bfloat16 for NumPy and takes more than what is written here.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.files import atomic_write
+
+FLOAT32, BFLOAT16, INT8 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1")
+"""What a tensor may hold; of a bfloat16 NumPy has the bits only."""
+
+LARGEST_HEADER = 64 * 2**20
+"""Bytes; a tokenizer is in the header."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": FLOAT32, "BF16": BFLOAT16, "I8": INT8}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_VERSION = "1"
+_MAGIC = b'{"__metadata__":{"format":"cellerate.cell","version":"'
+_START = _MAGIC + _VERSION.encode() + b'","sha256":"'
+_DIGEST = slice(8 + len(_START), 8 + len(_START) + 64)
+_OWN = {"format", "version", "sha256"}
+_ALIGNMENT = 64
+_REASON_CHARACTERS = 300
+
+
+def damaged(path: Path, reason: str) -> DataError:
+    """The error of a file that is not as Cellerate writes it; what a hostile file says is kept short and plain."""
+    plain = "".join(c if c.isprintable() else "?" for c in reason[:_REASON_CHARACTERS]).rstrip(".")
+    return DataError(
+        f"{path} is damaged or was not written by Cellerate: {plain}; copy it again, or pack the model again."
+    )
+
+
+def to_json(value: Any) -> str:
+    """JSON in the one form that `from_json` reads.
+
+    Raises:
+        TypeError, ValueError, RecursionError: The value is not plain JSON, or nested too deeply.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def from_json(text: str) -> Any:
+    """Reads JSON, in the form of `to_json` only: one text for one value.
+
+    That alone refuses keys that come twice, NaN and infinities in any spelling, and lone surrogates.
+
+    Raises:
+        ValueError, RecursionError: It is not JSON, in another form, or nested too deeply.
+    """
+    value = json.loads(text)
+    if to_json(value) != text:
+        raise ValueError("it is not in the form that Cellerate writes")
+    return value
+
+
+def write_container(
+    path: str | os.PathLike[str], metadata: Mapping[str, str], tensors: Mapping[str, np.ndarray]
+) -> None:
+    """Writes a file, whole or not at all.
+
+    Args:
+        path: The file.
+        metadata: What the header holds beside the tensors and the digest.
+        tensors: By name; `FLOAT32`, `BFLOAT16` or `INT8`, contiguous, with one or two axes.
+
+    Raises:
+        ConfigError: The header is larger than `LARGEST_HEADER`.
+        OutputError: The file could not be written.
+    """
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": "cellerate.cell", "version": _VERSION, "sha256": "0" * 64, **metadata}
+    }
+    # The format allows no gaps: with the widest elements first each tensor is aligned to its own.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = to_json(entries).encode()
+    length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
+    if length > LARGEST_HEADER:
+        raise ConfigError(
+            f"the header of a .cell file takes at most {LARGEST_HEADER:,} bytes, got {length:,}: use a smaller "
+            "tokenizer."
+        )
+    digest = hashlib.sha256()
+    with atomic_write(path) as beside, beside.open("wb") as file:
+        start = length.to_bytes(8, "little") + text.ljust(length)
+        for block in (memoryview(start), *(tensor.data for _, tensor in ordered)):
+            digest.update(block)
+            file.write(block)
+        file.seek(_DIGEST.start)
+        file.write(digest.hexdigest().encode())
+
+
+def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Reads a file that `write_container` has written. It is read once, and held once in memory.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The metadata, and the tensors by name: parts of one buffer, aligned to their elements.
+
+    Raises:
+        DataError: There is no such file, it cannot be read, or it is not exactly as it was written.
+    """
+    content = _read(path)
+    digest = hashlib.sha256(content[: _DIGEST.start].data)
+    digest.update(b"0" * 64)
+    digest.update(content[_DIGEST.stop :].data)
+    if digest.hexdigest().encode() != content[_DIGEST].tobytes():
+        raise damaged(path, "its checksum is wrong, so it has been cut short or changed since")
+    end = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    try:
+        # A digest is no signature: from here on a file may still have been made to do harm.
+        entries = from_json(content[8:end].tobytes().rstrip(b" ").decode())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its header cannot be read: {error}") from error
+    metadata = entries.pop("__metadata__")
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise damaged(path, "its metadata are not all texts")
+    data = content[end:]
+    tensors = {}
+    begin = 0
+    for name, entry in entries.items():
+        dtype, shape = _dtype_and_shape(entry)
+        end = begin + math.prod(shape) * dtype.itemsize
+        aligned = begin % dtype.itemsize == 0
+        if not shape or not aligned or end > len(data) or entry["data_offsets"] != [begin, end]:
+            raise damaged(
+                path,
+                f"the tensor {name[:40]!r} must be {', '.join(_DTYPES)} with one or two axes, and take the bytes "
+                "that follow the tensor before",
+            )
+        tensors[name] = data[begin:end].view(dtype).reshape(shape)
+        begin = end
+    if begin != len(data):
+        raise damaged(path, f"its tensors take {begin:,} bytes, and it holds {len(data):,} of them")
+    return {name: value for name, value in metadata.items() if name not in _OWN}, tensors
+
+
+def _dtype_and_shape(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """What the header says of a tensor; no shape where it says it wrongly."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        return FLOAT32, ()
+    dtype, shape = entry["dtype"], entry["shape"]
+    known = isinstance(dtype, str) and dtype in _DTYPES and isinstance(shape, list) and len(shape) in (1, 2)
+    # No file has more elements, and products of larger numbers are slow.
+    if not known or not all(type(size) is int and 0 < size < 1 << 63 for size in shape):
+        return FLOAT32, ()
+    return _DTYPES[dtype], tuple(shape)
+
+
+def _read(path: Path) -> np.ndarray:
+    """The bytes of a file that starts as a `.cell` file of this version does, and is as long as it must be."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise DataError(f"{path} is a folder; give the path of a .cell file.")
+        # Opening a pipe would wait for its other end.
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{path} is not a regular file; give the path of a .cell file.")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_start(path, file.read(_DIGEST.stop + 1), size)
+            content = np.empty(size, np.uint8)
+            file.seek(0)
+            if file.readinto(content.data) != size:
+                raise damaged(path, "it became shorter while it was read")
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check the path, or pack a model first.") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"{path} cannot be read: {reason}; check the path and who may read it.") from error
+    except DataError:
+        raise
+    except ValueError as error:  # A path with a NUL in it.
+        raise DataError(f"{str(path)!r} is not the path of a file: {error}; check it.") from error
+    return content
+
+
+def _check_start(path: Path, start: bytes, size: int) -> None:
+    """Everything that can be told from the first bytes and the size, before memory is taken for the rest."""
+    if size == 0:
+        raise DataError(f"{path} is empty; copy it again, or pack the model again.")
+    if start.startswith(b"PK\x03\x04"):
+        raise DataError(
+            f"{path} is a zip archive, as a .keras model is, and not a .cell file: pack the model first, and "
+            "give the .cell file that comes out."
+        )
+    if start[8 : 8 + len(_MAGIC)] != _MAGIC:
+        raise DataError(
+            f"{path} is not a .cell file, or its beginning is damaged: pack a model, or copy the file again."
+        )
+    version = start[8 + len(_MAGIC) :].split(b'"')[0]
+    if version != _VERSION.encode() and re.fullmatch(rb"[0-9]{1,9}", version):
+        raise DataError(
+            f"{path} is a .cell file of version {version.decode()}, and this Cellerate knows version {_VERSION}: "
+            "install the Cellerate it was packed with, or pack the model again."
+        )
+    if not start[8:].startswith(_START) or not re.fullmatch(rb'[0-9a-f]{64}"', start[_DIGEST.start :]):
+        raise damaged(path, "its checksum is not where it should be")
+    length = int.from_bytes(start[:8], "little")
+    if length > min(LARGEST_HEADER, size - 8) or length % 8:
+        raise damaged(path, f"it claims a header of {length:,} bytes, and has {size:,} in all")

@@ -1,0 +1,329 @@
+"""Runs a packed model: which of its operations, in what order, on how many rows at once.
+
+A module of its own because it knows the graph and the caller's arrays and no arithmetic (`operations`). It
+needs neither Keras nor a framework: NumPy, and the native core if that is installed.
+
+A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so on
+the native core the results are those of one piece to the last bit. Without the core the matrix products are
+NumPy's, whose rounding depends on the number of rows: there they agree to float32's precision.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.kernels import cpu
+from cellerate.kernels.program import Node, Program
+from cellerate.runtime import operations
+
+# What the arrays of a piece may take, about. Large enough that rows in the hundreds stay together for models of
+# common sizes, beyond which the native core gains nothing; small beside the memory of any machine that serves.
+_WORKING_BYTES = 1 << 28
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What to do for a choice of outputs; nodes by number.
+
+    Attributes:
+        wanted: The nodes whose results are asked for.
+        needed: These and all they depend on, in order.
+        read: The nodes whose results something reads, or the caller wants; of an LSTM, the outputs.
+        released: Of each node, those whose results nothing reads after it.
+        looked_up: Embeddings that stay ids: only LSTMs read them, which look the rows up themselves.
+        states: Of each LSTM, the needed nodes that take its last states.
+    """
+
+    wanted: frozenset[int]
+    needed: tuple[int, ...]
+    read: frozenset[int]
+    released: Mapping[int, tuple[int, ...]]
+    looked_up: frozenset[int]
+    states: Mapping[int, tuple[int, ...]]
+
+
+class Engine:
+    """Runs a packed model on NumPy arrays, without Keras or a framework.
+
+    Several threads may use one engine at once; the native core then computes for one after the other.
+
+    Args:
+        program: What to run. Its weights are used as they are, but for the table of a tied head: of that a
+            transposed copy is kept.
+
+    Raises:
+        ModelError: The program cannot be run: a node reads ids or a mask where it needs numbers, or an operation
+            works along the batch.
+
+    Example:
+        >>> from cellerate.kernels.program import Node, Program
+        >>> x = Node("input", "x", options={"shape": (-1, 3), "dtype": "float32"})
+        >>> halves = Node("affine", "halves", {"x": 0}, {
+        ...     "scale": np.full(3, 0.5, np.float32), "offset": np.ones(3, np.float32)})
+        >>> Engine(Program((x, halves), {"y": 1})).run(np.array([[2.0, 4.0, 6.0]]))
+        {'y': array([[2., 3., 4.]], dtype=float32)}
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._nodes = tuple(operations.prepared(node) for node in program.nodes)
+        types: list[str] = []
+        for node in self._nodes:
+            types.append(operations.result_type(node, {name: types[n] for name, n in node.inputs.items()}))
+
+    def run(
+        self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Computes the model's outputs.
+
+        Args:
+            inputs: The array of each input by its name, or one array where the model has one input; (B, ...)
+                as the model says. Numbers of any float or integer type, computed in float32; ids of any
+                integer type, negative ones counted from the end of the table. Inputs that the outputs do not
+                depend on may be left out. NaN and infinities run through the model.
+            outputs: Which outputs to compute; None for all.
+
+        Returns:
+            Each output by its name, (B, ...), in the order asked for; new arrays. A batch of no rows gives
+            results of no rows.
+
+        Raises:
+            ConfigError: A name is not one of the model's, or an input is missing.
+            DataError: An array has another shape, type or an id that the model does not know.
+        """
+        names = self._output_names(outputs)
+        plan = self._plan(frozenset(self.program.outputs[name] for name in names))
+        given = self._checked(self._by_name(inputs), plan)
+        batch = len(next(iter(given.values())))
+        if cpu.missing() is None:
+            cpu.num_threads()  # a wrong setting of the core is not to be taken for wrong data
+        with np.errstate(all="ignore"):
+            if batch == 0:
+                # One row shows the shapes.
+                given = {n: np.zeros((1, *array.shape[1:]), array.dtype) for n, array in given.items()}
+                results = {n: array[:0] for n, array in self._run_rows(plan, given).items()}
+            else:
+                results = self._run_batch(plan, given, batch)
+        return _own(names, [results[self.program.outputs[name]] for name in names], given.values())
+
+    def _output_names(self, outputs: Sequence[str] | None) -> list[str]:
+        known = list(self.program.outputs)
+        if outputs is None:
+            return known
+        if isinstance(outputs, str) or not outputs:
+            raise ConfigError(
+                f"outputs must be a list of names among {', '.join(known)}, or None for all; got {outputs!r}."
+            )
+        for name in outputs:
+            if name not in known:
+                raise ConfigError(f"outputs holds {name!r}; this model's outputs are {', '.join(known)}.")
+        return list(outputs)
+
+    def _by_name(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> Mapping[str, np.ndarray]:
+        known = list(self.program.inputs)
+        if not isinstance(inputs, Mapping):
+            if len(known) > 1:
+                raise ConfigError(
+                    f"inputs must be a dict of arrays by name, as this model has the inputs {', '.join(known)}; "
+                    f"got one {type(inputs).__name__}."
+                )
+            return {known[0]: inputs}
+        for name in inputs:
+            if name not in known:
+                raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
+        return inputs
+
+    def _checked(self, inputs: Mapping[str, np.ndarray], plan: _Plan) -> dict[int, np.ndarray]:
+        """The inputs that are needed, by node, in their own types."""
+        given: dict[int, np.ndarray] = {}
+        first: tuple[str, int] | None = None
+        for name, number in self.program.inputs.items():
+            if name not in inputs:
+                if number in plan.needed:
+                    raise ConfigError(f"inputs lacks {name!r}; give an array for it.")
+                continue
+            array = _checked_array(self._nodes[number], inputs[name])
+            if self._nodes[number].options["dtype"] == "int32":
+                _check_ids(name, array, [self._nodes[n] for n in plan.needed], number)
+            first = first or (name, len(array))
+            if len(array) != first[1]:
+                raise DataError(
+                    f"inputs {first[0]!r} and {name!r} must have as many rows as each other, got {first[1]} "
+                    f"and {len(array)}; give one row of each for every example."
+                )
+            if number in plan.needed:
+                given[number] = array
+        return given
+
+    def _plan(self, wanted: frozenset[int]) -> _Plan:
+        nodes = self._nodes
+        needed = set(wanted)
+        for number in reversed(range(len(nodes))):
+            if number in needed:
+                needed.update(nodes[number].inputs.values())
+        readers: dict[int, list[int]] = {number: [] for number in needed}
+        for number in sorted(needed):
+            for source in nodes[number].inputs.values():
+                readers[source].append(number)
+        states = {
+            number: tuple(n for n in readers[number] if nodes[n].op == "lstm_state")
+            for number in needed
+            if nodes[number].op == "lstm"
+        }
+        for number, own in states.items():
+            readers[number] = [n for n in readers[number] if n not in own]
+        released: dict[int, tuple[int, ...]] = {}
+        for number in needed - wanted:
+            if readers[number]:
+                last = readers[number][-1]
+                released[last] = (*released.get(last, ()), number)
+        looked_up = frozenset(
+            number
+            for number in needed - wanted
+            if nodes[number].op == "embedding" and all(nodes[n].op == "lstm" for n in readers[number])
+        )
+        read = frozenset(number for number in needed if number in wanted or readers[number])
+        return _Plan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
+
+    def _run_batch(self, plan: _Plan, given: dict[int, np.ndarray], batch: int) -> dict[int, np.ndarray]:
+        """Runs whole rows, in pieces if need be; the results by node."""
+        most = max(1, _WORKING_BYTES // self._row_bytes(plan, given))
+        # Pieces of about one size, so that none is left with a few rows, which the core is slow at.
+        rows = math.ceil(batch / math.ceil(batch / most))
+        if rows == batch:
+            return self._run_rows(plan, given)
+        results: dict[int, np.ndarray] = {}
+        for begin in range(0, batch, rows):
+            piece = {number: array[begin : begin + rows] for number, array in given.items()}
+            for number, part in self._run_rows(plan, piece).items():
+                if begin == 0:
+                    results[number] = np.empty((batch, *part.shape[1:]), part.dtype)
+                results[number][begin : begin + rows] = part
+        return results
+
+    def _row_bytes(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> int:
+        """About how much memory a row of the batch needs while it runs."""
+        sizes: dict[int, int] = {}
+        live: set[int] = set()
+        most = 1
+        for number in plan.needed:
+            node = self._nodes[number]
+            if node.op == "input":
+                sizes[number] = math.prod(given[number].shape[1:])
+            else:
+                read = {name: sizes[n] for name, n in node.inputs.items()}
+                sizes[number] = operations.elements(node, read)
+            live.update({number} & plan.read)
+            most = max(most, sum(sizes[n] for n in live))
+            live.difference_update(plan.released.get(number, ()))
+        # Four bytes each, and as much again for what an operation holds while it computes.
+        return 8 * most
+
+    def _run_rows(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Runs rows in one piece; the wanted results by node."""
+        results: dict[int, np.ndarray] = {}
+        for number in plan.needed:
+            if self._nodes[number].op == "input":
+                results[number] = given[number].astype(str(self._nodes[number].options["dtype"]), copy=False)
+            else:
+                self._run_node(plan, number, results)
+            for done in plan.released.get(number, ()):
+                del results[done]
+        return {number: results[number] for number in plan.wanted}
+
+    def _run_node(self, plan: _Plan, number: int, results: dict[int, np.ndarray]) -> None:
+        """Runs one node on results of others and adds its own."""
+        node = self._nodes[number]
+        if node.op == "lstm_state":
+            return  # added with its LSTM
+        if number in plan.looked_up:
+            results[number] = results[node.inputs["ids"]]
+            return
+        given = {name: results[source] for name, source in node.inputs.items()}
+        try:
+            if node.op != "lstm":
+                results[number] = operations.run(node, given)
+                return
+            source = node.inputs["x"]
+            table = self._nodes[source].arrays["embeddings"] if source in plan.looked_up else None
+            sequences = bool(node.options["return_sequences"]) and number in plan.read
+            outputs, h, c = operations.lstm(node, given, table, sequences=sequences)
+        except (ValueError, IndexError) as error:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in given.items())
+            raise DataError(
+                f"{node.name}: {node.op} cannot take {shapes}: {str(error).rstrip('.')}. Give inputs of the "
+                "sizes that this model was made for."
+            ) from error
+        if number in plan.read:
+            results[number] = outputs
+        for each in plan.states[number]:
+            results[each] = h if self._nodes[each].options["state"] == "h" else c
+
+
+def _checked_array(node: Node, value: Any) -> np.ndarray:
+    """The array of an input if its type and shape are right."""
+    shape: Any = node.options["shape"]
+    text = f"({', '.join(['B', *('any' if size == -1 else str(size) for size in shape[1:])])})"
+    if shape[0] != -1:
+        text = text.replace("B", str(shape[0]), 1)
+    expected = "ids" if node.options["dtype"] == "int32" else "numbers"
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(
+            f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
+            "them to one length."
+        ) from error
+    kinds = "iu" if expected == "ids" else "fiu"
+    # bfloat16 is no type of NumPy's own.
+    if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
+        fix = "int32" if expected == "ids" else "float32"
+        raise DataError(
+            f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
+            f"the type {array.dtype}; if its values are meant as such, cast it to {fix}."
+        )
+    if array.ndim != len(shape) or any(
+        size not in (-1, found) for size, found in zip(shape, array.shape, strict=True)
+    ):
+        raise DataError(
+            f"input {node.name!r}: expected the shape {text}, got {array.shape}; give one row for each example, "
+            "with the sizes this model was made for."
+        )
+    if 0 in array.shape[1:]:
+        raise DataError(
+            f"input {node.name!r}: expected the shape {text} with at least one step and feature, got "
+            f"{array.shape}; leave out examples without steps."
+        )
+    return array
+
+
+def _check_ids(name: str, ids: np.ndarray, nodes: Sequence[Node], number: int) -> None:
+    """Refuses ids that are not int32, or not rows of a table that they are looked up in."""
+    tables = [node for node in nodes if node.op == "embedding" and node.inputs["ids"] == number]
+    table = min(tables, key=lambda node: len(node.arrays["embeddings"]), default=None)
+    rows = 2**31 if table is None else len(table.arrays["embeddings"])
+    if ids.size == 0 or (ids.min() >= -rows and ids.max() < rows):
+        return
+    place = tuple(int(axis) for axis in np.argwhere((ids < -rows) | (ids >= rows))[0])
+    limit = (
+        "ids must fit int32"
+        if table is None
+        else f"the ids of {table.name} run from 0 to {rows - 1}, or from the end from -1 to {-rows}"
+    )
+    raise DataError(
+        f"input {name!r} holds {ids[place]} at {list(place)}, but {limit}; encode with the tokenizer that the "
+        "model was trained with."
+    )
+
+
+def _own(names: Sequence[str], results: Sequence[np.ndarray], inputs: Any) -> dict[str, np.ndarray]:
+    """The results by name, copied where they share memory with an input or with each other."""
+    owned: dict[str, np.ndarray] = {}
+    for name, array in zip(names, results, strict=True):
+        shared = any(np.may_share_memory(array, other) for other in (*inputs, *owned.values()))
+        owned[name] = array.copy() if shared else array
+    return owned

@@ -1,0 +1,96 @@
+"""Finding a next-token chain in a packed model: ids in, one layer after another, logits out.
+
+A module of its own because such a chain is what the native core runs a time step at a time, and only some
+programs are one; the others say here why not.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ModelError
+from cellerate.kernels.program import Node, Program
+
+# What may stand between the embedding and the logits, and the only input each of them may have.
+_LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
+
+
+def chain_of(program: Program) -> list[dict[str, Any]]:
+    """The layers of a next-token model, for `kernels.stepping.StepModel`.
+
+    A softmax at the end is left out: the logits before it give the same distribution.
+
+    Args:
+        program: What the model computes.
+
+    Returns:
+        One dictionary a layer: "op", and its weights and options by name. The embedding is the first.
+
+    Raises:
+        ModelError: The program is no such chain; the message says which node is in the way.
+    """
+    if len(program.inputs) != 1 or len(program.outputs) != 1:
+        raise _refusal(
+            f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
+        )
+    number = next(iter(program.outputs.values()))
+    nodes: list[Node] = []
+    while program.nodes[number].op != "input":
+        node = program.nodes[number]
+        name = "ids" if node.op == "embedding" else "x"
+        if node.inputs.keys() != {name} or node.op not in _LINKS | {"embedding"}:
+            reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
+            raise _refusal(f"{node.name} is {node.op}{reads}")
+        nodes.insert(0, node)
+        number = node.inputs[name]
+    if program.nodes[number].options["dtype"] != "int32" or not nodes or nodes[0].op != "embedding":
+        raise _refusal("it does not start with an Embedding of ids")
+    if any(node.op == "embedding" for node in nodes[1:]):
+        raise _refusal("an Embedding reads what a layer computes")
+    # Such a layer only casts: the end of `models.text` is one.
+    nodes = [n for n in nodes if (n.op, n.options.get("activation")) != ("activation", "linear")]
+    chain = [link for place, node in enumerate(nodes) for link in _links(node, last=place == len(nodes) - 1)]
+    if not any(link["op"] == "lstm" for link in chain):
+        raise _refusal("it has no LSTM, so there is nothing to step")
+    return chain
+
+
+def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
+    """A node as it stands in a chain; none for what does nothing there."""
+    arrays, options = dict(node.arrays), dict(node.options)
+    match node.op:
+        case "embedding":
+            return [{"op": "embedding", **arrays}]
+        case "lstm":
+            if options["go_backwards"]:
+                raise _refusal(f"{node.name} walks backwards, from a future that is not written yet")
+            names = ("activation", "recurrent_activation")
+            return [{"op": "lstm", "bias": None, **arrays, **{name: options[name] for name in names}}]
+        case "layer_norm":
+            return [
+                {"op": "layer_norm", "gamma": None, "beta": None, **arrays, "epsilon": options["epsilon"]}
+            ]
+        case "affine":
+            return [{"op": "affine", **arrays}]
+        case "unembedding":
+            if options["soft_cap"] is not None:
+                raise _refusal(f"{node.name} caps its logits")
+            kernel = np.ascontiguousarray(arrays["embeddings"].T)
+            return [{"op": "dense", "kernel": kernel, "bias": None, "activation": "linear"}]
+    activation = options["activation"]
+    if last and activation in ("softmax", "log_softmax"):
+        activation = "linear"
+    if node.op == "dense":
+        if activation in ("softmax", "log_softmax"):
+            raise _refusal(f"{node.name} is a softmax that is not the end")
+        return [{"op": "dense", "bias": None, **arrays, "activation": activation}]
+    if activation != "linear":
+        raise _refusal(f"{node.name} is an activation layer, {activation}, that is not the end")
+    return []
+
+
+def _refusal(reason: str) -> ModelError:
+    return ModelError(
+        f"this model cannot be run a step at a time on the native core: {reason}. It can still `predict` whole "
+        "sequences."
+    )

@@ -1,0 +1,367 @@
+"""The operations of a packed model on arrays: on the native core where it has a kernel, on NumPy otherwise.
+
+A module of its own because what one operation computes is apart from the order in which a program runs them
+and how long each result lives, which is the `engine`. All arithmetic is in float32. Without the native core
+every operation runs on NumPy, so that a machine without a compiler can run a packed model too, only slower.
+
+What an operation means stands in `kernels.program`. Every one computes each row of the batch by itself. On
+the native core the numbers of a row do not depend on the rows beside it, to the last bit; NumPy's matrix
+products, which stand in for the core, sum in an order of their own for each number of rows.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ModelError
+from cellerate.kernels import cpu, reference
+from cellerate.kernels.program import Node
+from cellerate.kernels.spec import LstmOptions, validate
+
+Given = Mapping[str, np.ndarray]
+"""What an operation reads: the name of an input → its array."""
+
+# Above this share of the steps of a batch, projecting the whole table is no cheaper than each step's row.
+_TABLE_SHARE = 0.5
+# They move elements about and keep their type, whatever it is.
+_MOVES = ("concatenate", "reshape", "repeat_vector", "crop", "take", "flip", "permute")
+
+
+def prepared(node: Node) -> Node:
+    """The node as `run` and `elements` take it: an unembedding with its table transposed, once for all calls."""
+    if node.op != "unembedding":
+        return node
+    return dataclasses.replace(node, arrays={"kernel": np.ascontiguousarray(node.arrays["embeddings"].T)})
+
+
+def result_type(node: Node, types: Mapping[str, str]) -> str:
+    """The type of what a node gives: "float32", "int32" (ids) or "bool" (a mask).
+
+    Args:
+        node: The node.
+        types: The same of each of its inputs.
+
+    Raises:
+        ModelError: An input has another type than the operation reads, or it works along the batch.
+    """
+    if node.options.get("axis") == 0:
+        raise ModelError(
+            f"{node.name}: {node.op} must work along an axis after the batch, got axis 0; rows of a batch are "
+            "computed apart, so pack a model that does not mix them."
+        )
+    if node.op == "input":
+        return str(node.options["dtype"])
+    if node.op in _MOVES and len(set(types.values())) == 1:
+        return next(iter(types.values()))
+    for name, found in types.items():
+        expected = {"ids": "int32", "mask": "bool"}.get(name, "float32")
+        if found != expected:
+            raise ModelError(
+                f"{node.name}: input {name!r} of {node.op} must be {expected}, got {found}; pack the model again."
+            )
+    return "bool" if node.op in ("ids_mask", "features_mask", "flip_mask") else "float32"
+
+
+def elements(node: Node, read: Mapping[str, int]) -> int:
+    """How many elements a row of the batch has in what a node gives.
+
+    Args:
+        node: As `prepared` gives it; no "input".
+        read: The same of each of its inputs.
+
+    Returns:
+        The number; for what only leaves elements out or broadcasts, that of the largest input.
+    """
+    match node.op:
+        case "embedding":
+            return read["ids"] * node.arrays["embeddings"].shape[1]
+        case "dense" | "unembedding":
+            inputs, outputs = node.arrays["kernel"].shape
+            return read["x"] // inputs * outputs
+        case "lstm":
+            steps = read["x"] // len(node.arrays["kernel"]) if node.options["return_sequences"] else 1
+            return steps * len(node.arrays["recurrent_kernel"])
+        case "concatenate":
+            return sum(read.values())
+        case "repeat_vector":
+            return read["x"] * int(_option(node, "n"))
+        case _:
+            return max(read.values())
+
+
+def run(node: Node, given: Given) -> np.ndarray:
+    """Runs one operation.
+
+    Args:
+        node: As `prepared` gives it; no "input", "lstm" or "lstm_state".
+        given: Its inputs, each with at least one row; they stay as they are.
+
+    Returns:
+        The result, C-contiguous; it may share memory with an input.
+
+    Raises:
+        ValueError, IndexError: A shape does not fit, or an id is not a row of the table.
+    """
+    return np.ascontiguousarray(_OPERATIONS[node.op](node, given))
+
+
+def lstm(
+    node: Node, given: Given, table: np.ndarray | None = None, *, sequences: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs an LSTM layer.
+
+    Args:
+        node: Its node.
+        given: Its inputs.
+        table: Embeddings (V, D) whose rows are the inputs; then `given["x"]` holds their ids (B, T), negative
+            ones counted from the end.
+        sequences: Whether to give all outputs or the last.
+
+    Returns:
+        The outputs (B, T, H), or the last (B, H); h_T (B, H) and c_T (B, H).
+
+    Raises:
+        ValueError, IndexError: As `run`.
+    """
+    options = LstmOptions(
+        **{field.name: _option(node, field.name) for field in dataclasses.fields(LstmOptions)}
+    )
+    arrays = {**node.arrays, **given}
+    here = cpu.missing() is None
+    if table is not None:
+        ids = arrays.pop("x")
+        # The bits are the same either way: both sum over the features in order, from the bias on.
+        if here and len(table) <= _TABLE_SHARE * ids.size:
+            arrays |= {"ids": np.where(ids < 0, ids + len(table), ids), "embeddings": table}
+        else:
+            arrays["x"] = table.take(ids, axis=0)
+    if not here:
+        return _numpy_lstm(**arrays, options=options, sequences=sequences)
+    done = cpu.forward(cpu.Arguments(**arrays), options, return_sequences=sequences, keep=False)
+    return done.outputs, done.h_T, done.c_T
+
+
+def _numpy_lstm(
+    x: np.ndarray,
+    kernel: np.ndarray,
+    recurrent_kernel: np.ndarray,
+    bias: np.ndarray | None = None,
+    h0: np.ndarray | None = None,
+    c0: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+    *,
+    options: LstmOptions,
+    sequences: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The layer as `kernels.reference` has it, in float32 and without what backward needs."""
+    shape = validate(x, kernel, recurrent_kernel, bias=bias, h0=h0, c0=c0, mask=mask)
+    zeros = np.zeros((shape.batch, shape.units), np.float32)
+    h, c, output = zeros if h0 is None else h0, zeros if c0 is None else c0, zeros
+    outputs = np.empty((shape.batch, shape.steps if sequences else 0, shape.units), np.float32)
+    for k in range(shape.steps):
+        t = shape.steps - 1 - k if options.go_backwards else k
+        z = x[:, t] @ kernel + h @ recurrent_kernel
+        if bias is not None:
+            z += bias
+        z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
+        i, f, o = (activate(options.recurrent_activation, each) for each in (z_i, z_f, z_o))
+        c_new = f * c + i * activate(options.activation, z_c)
+        h_new = o * activate(options.activation, c_new)
+        live = np.True_ if mask is None else mask[:, t, np.newaxis]
+        otherwise = {"previous_output": output, "previous_state": h, "zero": zeros}[options.masked_output]
+        output = np.where(live, h_new, otherwise)
+        h, c = np.where(live, h_new, h), np.where(live, c_new, c)
+        if sequences:
+            outputs[:, k] = output
+    return outputs if sequences else output, h, c
+
+
+def activate(name: str, x: np.ndarray) -> np.ndarray:
+    """An activation of float32 numbers, one of `program.OUTPUT_ACTIVATIONS`."""
+    if name in ("softmax", "log_softmax"):
+        _last_axis(x)
+        # Subtracting the maximum keeps exp from overflowing, and 1 among what is summed.
+        x = x - x.max(axis=-1, keepdims=True)
+        weights = np.exp(x)
+        total = weights.sum(axis=-1, keepdims=True)
+        return weights / total if name == "softmax" else x - np.log(total)
+    value = _gelu if name == "gelu" else reference.ACTIVATIONS[name].value
+    return np.asarray(value(x), np.float32)
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    # The oracle's takes math.erfc number by number. Press et al., Numerical Recipes in C, 2nd edition, 6.2: a
+    # Chebyshev fit of erfc whose relative error stays below 1.2e-7, float32's epsilon, also far below 0.
+    z = np.abs(x).astype(np.float64) / np.sqrt(2)
+    t = 1 / (1 + z / 2)
+    exponent = np.zeros_like(t)
+    for factor in _ERFC:
+        exponent = exponent * t + factor
+    erfc = t * np.exp(exponent - z * z)
+    return x * np.where(x > 0, 2 - erfc, erfc) / 2
+
+
+# From the highest power of t down.
+_ERFC = (
+    *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
+    *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
+)
+
+
+def _dense(node: Node, given: Given) -> np.ndarray:
+    x, kernel, bias = given["x"], node.arrays["kernel"], node.arrays.get("bias")
+    _last_axis(x, len(kernel))
+    rows = x.reshape(-1, len(kernel))
+    if cpu.missing() is None:
+        y = cpu.dense(rows, kernel, bias)
+    else:
+        y = rows @ kernel
+        if bias is not None:
+            y += bias
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _unembedding(node: Node, given: Given) -> np.ndarray:
+    logits, soft_cap = _dense(node, given), _option(node, "soft_cap")
+    return logits if soft_cap is None else np.tanh(logits / soft_cap) * soft_cap
+
+
+def _layer_norm(node: Node, given: Given) -> np.ndarray:
+    x, epsilon = given["x"], _option(node, "epsilon")
+    gamma, beta = node.arrays.get("gamma"), node.arrays.get("beta")
+    for array in (gamma, beta):
+        _last_axis(x, None if array is None else len(array))
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    if gamma is not None:
+        y *= gamma
+    if beta is not None:
+        y += beta
+    return y
+
+
+def _affine(node: Node, given: Given) -> np.ndarray:
+    _last_axis(given["x"], len(node.arrays["scale"]))
+    return given["x"] * node.arrays["scale"] + node.arrays["offset"]
+
+
+def _features_mask(node: Node, given: Given) -> np.ndarray:
+    _last_axis(given["x"])
+    return np.any(given["x"] != _option(node, "mask_value"), axis=-1)
+
+
+def _masked(node: Node, given: Given) -> np.ndarray:
+    return np.where(_live(given["x"], given["mask"]), given["x"], 0)
+
+
+def _mean_over_time(node: Node, given: Given) -> np.ndarray:
+    x, mask = given["x"], given.get("mask")
+    if mask is None:
+        mean = x.mean(axis=1, dtype=np.float64)
+    else:
+        live = _live(x, mask)
+        mean = np.where(live, x, 0).sum(axis=1, dtype=np.float64) / live.sum(axis=1)
+    return np.asarray(mean, np.float32)
+
+
+def _reshape(node: Node, given: Given) -> np.ndarray:
+    return given["x"].reshape(len(given["x"]), *_option(node, "shape"))
+
+
+def _crop(node: Node, given: Given) -> np.ndarray:
+    x, begin, end = given["x"], _option(node, "begin"), _option(node, "end")
+    left = x[:, begin:end]
+    if 0 in left.shape:
+        raise ValueError(f"of {x.shape[1]} steps none is left from {begin} to {end}")
+    return left
+
+
+def _take(node: Node, given: Given) -> np.ndarray:
+    return np.take(given["x"], _option(node, "indices"), axis=_axis(node, given["x"]))
+
+
+def _permute(node: Node, given: Given) -> np.ndarray:
+    return given["x"].transpose(0, *_option(node, "axes"))
+
+
+def _merge(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Node, Given], np.ndarray]:
+    """Takes all inputs together, two by two; those of fewer axes get them after the batch, as Keras has it."""
+
+    def merge(node: Node, given: Given) -> np.ndarray:
+        axes = max(array.ndim for array in given.values())
+        merged, *others = (
+            given[name].reshape(len(given[name]), *[1] * (axes - given[name].ndim), *given[name].shape[1:])
+            for name in map(str, range(len(given)))
+        )
+        for other in others:
+            merged = function(merged, other)
+        return merged
+
+    return merge
+
+
+_sum = _merge(np.add)
+
+
+def _concatenate(node: Node, given: Given) -> np.ndarray:
+    arrays = [given[name] for name in map(str, range(len(given)))]
+    return np.concatenate(arrays, axis=_axis(node, arrays[0]))
+
+
+def _option(node: Node, name: str) -> Any:
+    """An option, whose type `Program` has checked."""
+    return node.options[name]
+
+
+def _axis(node: Node, x: np.ndarray) -> int:
+    """The axis of x that a node works along, counted from the start."""
+    axis = int(_option(node, "axis"))
+    place = axis + x.ndim if axis < 0 else axis
+    if not 1 <= place < x.ndim:
+        raise ValueError(f"there is no axis {axis} after the batch")
+    return place
+
+
+def _last_axis(x: np.ndarray, size: int | None = None) -> None:
+    """Refuses arrays whose last axis is the batch, or of another size: NumPy would broadcast a size of 1."""
+    if x.ndim < 2 or size not in (None, x.shape[-1]):
+        raise ValueError(f"the last axis must have the size {size or 'of the features'}")
+
+
+def _live(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The mask with an axis for the features."""
+    if x.ndim != 3 or mask.shape != x.shape[:2]:
+        raise ValueError("x must be (B, T, F) and mask (B, T)")
+    return mask[..., np.newaxis]
+
+
+_OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
+    "embedding": lambda node, given: node.arrays["embeddings"].take(given["ids"], axis=0),
+    "unembedding": _unembedding,
+    "ids_mask": lambda node, given: given["ids"] != 0,
+    "features_mask": _features_mask,
+    "masked": _masked,
+    "dense": lambda node, given: activate(_option(node, "activation"), _dense(node, given)),
+    "activation": lambda node, given: activate(_option(node, "activation"), given["x"]),
+    "layer_norm": _layer_norm,
+    "affine": _affine,
+    "add": _sum,
+    "subtract": _merge(np.subtract),
+    "multiply": _merge(np.multiply),
+    "average": lambda node, given: _sum(node, given) / len(given),
+    "maximum": _merge(np.maximum),
+    "minimum": _merge(np.minimum),
+    "concatenate": _concatenate,
+    "reshape": _reshape,
+    "repeat_vector": lambda node, given: np.repeat(given["x"][:, np.newaxis], _option(node, "n"), axis=1),
+    "crop": _crop,
+    "take": _take,
+    "cumsum": lambda node, given: np.cumsum(given["x"], axis=_axis(node, given["x"])),
+    "flip": lambda node, given: np.flip(given["x"], axis=_axis(node, given["x"])),
+    "permute": _permute,
+    "mean_over_time": _mean_over_time,
+    "max_over_time": lambda node, given: given["x"].max(axis=1),
+    "flip_mask": lambda node, given: np.flip(given["mask"], axis=1),
+}

@@ -1,0 +1,412 @@
+// The next-token chain on every target against itself written out in double precision, and the sampler.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "dispatch.h"
+#include "naive.h"
+#include "step_model.h"
+#include "threads.h"
+
+namespace {
+
+using cellerate::Activation;
+using cellerate::Generation;
+using cellerate::Precision;
+using cellerate::Sampling;
+using cellerate::StepCall;
+using cellerate::StepKind;
+using cellerate::StepModel;
+using cellerate::StepNode;
+using Floats = std::vector<float>;
+
+// A chain with its arrays.
+struct Chain {
+  std::vector<StepNode> nodes;
+  std::vector<std::vector<float>> arrays;
+  std::mt19937 random{7};
+
+  explicit Chain(size_t most) { arrays.reserve(most); }
+  const float* array(int64_t count, double scale) {
+    std::normal_distribution<double> normal(0, scale);
+    std::vector<float>& values = arrays.emplace_back(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(normal(random));
+    return values.data();
+  }
+  StepNode& add(StepKind kind, int64_t inputs, int64_t outputs) {
+    StepNode& node = nodes.emplace_back();
+    node.kind = kind;
+    node.inputs = inputs;
+    node.outputs = outputs;
+    return node;
+  }
+  void embedding(int64_t V, int64_t E) { add(StepKind::kEmbedding, V, E).kernel = array(V * E, 1); }
+  void lstm(int64_t D, int64_t H, Activation activation = Activation::kTanh) {
+    StepNode& node = add(StepKind::kLstm, D, H);
+    node.kernel = array(D * 4 * H, 1 / std::sqrt(D));
+    node.recurrent_kernel = array(H * 4 * H, 0.7 / std::sqrt(H));
+    node.bias = array(4 * H, 0.3);
+    node.activation = activation;
+  }
+  void layer_norm(int64_t F) {
+    StepNode& node = add(StepKind::kLayerNorm, F, F);
+    node.kernel = array(F, 1);
+    node.bias = array(F, 0.5);
+    node.epsilon = 1e-3f;
+  }
+  void affine(int64_t F) {
+    StepNode& node = add(StepKind::kAffine, F, F);
+    node.kernel = array(F, 1);
+    node.bias = array(F, 0.5);
+  }
+  void dense(int64_t K, int64_t N, Activation activation = Activation::kLinear) {
+    StepNode& node = add(StepKind::kDense, K, N);
+    node.kernel = array(K * N, 1 / std::sqrt(K));
+    node.bias = array(N, 0.3);
+    node.activation = activation;
+  }
+};
+
+// Two chains: the table of an LSTM right behind the embedding, and every node there is.
+Chain plain_chain() {
+  Chain chain(16);
+  chain.embedding(11, 9);
+  chain.lstm(9, 37);
+  chain.dense(37, 11);
+  return chain;
+}
+Chain long_chain() {
+  Chain chain(32);
+  chain.embedding(11, 10);
+  chain.affine(10);
+  chain.dense(10, 21, Activation::kRelu);
+  chain.lstm(21, 70);
+  chain.lstm(70, 18, Activation::kRelu);
+  chain.layer_norm(18);
+  chain.dense(18, 13, Activation::kTanh);
+  chain.dense(13, 11);
+  return chain;
+}
+
+// The logits of all steps (B, T, V') in double, from a state of zeros.
+naive::Vector expected(const Chain& chain, int64_t B, int64_t T, const std::vector<int32_t>& ids) {
+  naive::Vector x;
+  for (const StepNode& node : chain.nodes) {
+    const int64_t in = node.inputs, out = node.outputs, rows = B * T;
+    naive::Vector y(static_cast<size_t>(rows * out));
+    switch (node.kind) {
+      case StepKind::kEmbedding:
+        for (int64_t n = 0; n < rows * out; ++n) y[n] = node.kernel[ids[n / out] * out + n % out];
+        break;
+      case StepKind::kLstm: {
+        naive::Case layer;
+        layer.sizes.batch = B;
+        layer.sizes.steps = T;
+        layer.sizes.inputs = in;
+        layer.sizes.units = out;
+        layer.sizes.activation = node.activation;
+        layer.x = x;
+        layer.kernel.assign(node.kernel, node.kernel + in * 4 * out);
+        layer.recurrent_kernel.assign(node.recurrent_kernel, node.recurrent_kernel + out * 4 * out);
+        layer.bias.assign(node.bias, node.bias + 4 * out);
+        naive::Results results;
+        naive::run(layer, {}, {}, {}, results);
+        y = results.outputs;
+        break;
+      }
+      case StepKind::kLayerNorm:
+        for (int64_t row = 0; row < rows; ++row) {
+          double mean = 0, square = 0;
+          for (int64_t i = 0; i < out; ++i) mean += x[row * out + i] / static_cast<double>(out);
+          for (int64_t i = 0; i < out; ++i)
+            square += std::pow(x[row * out + i] - mean, 2) / static_cast<double>(out);
+          for (int64_t i = 0; i < out; ++i)
+            y[row * out + i] =
+                (x[row * out + i] - mean) / std::sqrt(square + node.epsilon) * node.kernel[i] + node.bias[i];
+        }
+        break;
+      case StepKind::kAffine:
+        for (int64_t n = 0; n < rows * out; ++n) y[n] = x[n] * node.kernel[n % out] + node.bias[n % out];
+        break;
+      default:
+        for (int64_t n = 0; n < rows * out; ++n) {
+          double sum = node.bias[n % out];
+          for (int64_t k = 0; k < in; ++k) sum += x[n / out * in + k] * node.kernel[k * out + n % out];
+          y[n] = node.activation == Activation::kLinear ? sum : naive::value(node.activation, sum);
+        }
+        break;
+    }
+    x = y;
+  }
+  return x;
+}
+
+// What reading ids (B, T) gives: the new state, then the logits.
+Floats read(const StepModel& model, int64_t B, int64_t T, const std::vector<int32_t>& ids, Floats state = {},
+            const int32_t* lengths = nullptr) {
+  const auto S = static_cast<size_t>(B * model.state_size());
+  if (state.empty()) state.assign(S, 0.0f);
+  // NaN, so that what is not written shows.
+  Floats result(S + static_cast<size_t>(B * model.outputs()), NAN);
+  StepCall call;
+  call.batch = B;
+  call.steps = T;
+  call.ids = ids.data();
+  call.lengths = lengths;
+  call.state = state.data();
+  call.new_state = result.data();
+  call.logits = result.data() + S;
+  call.threads = 0;
+  model.run(call);
+  return result;
+}
+
+double error(const Floats& got, size_t from, const naive::Vector& wanted, int64_t T, int64_t width) {
+  double worst = 0, size = 0;
+  for (size_t n = 0; n < got.size() - from; ++n) {
+    const auto row = static_cast<int64_t>(n) / width, column = static_cast<int64_t>(n) % width;
+    const double want = wanted[static_cast<size_t>(((row + 1) * T - 1) * width + column)];
+    const double off = std::fabs(got[from + n] - want);
+    worst = off <= worst ? worst : off;  // a NaN is the worst
+    size = std::max(size, std::fabs(want));
+  }
+  return worst / size;
+}
+
+void compare(const Chain& chain, const char* name) {
+  constexpr int64_t kRows[] = {1, 7}, T = 6;
+  for (const int64_t B : kRows) {
+    std::vector<int32_t> ids(static_cast<size_t>(B * T));
+    for (size_t n = 0; n < ids.size(); ++n) ids[n] = static_cast<int32_t>(n * 7 % 11);
+    const naive::Vector wanted = expected(chain, B, T, ids);
+    // float32: 1e-5. bfloat16 has 8 bits and int8 7 of the largest of a row; a few layers add up.
+    const double limits[] = {1e-5, 3e-2, 8e-2};
+    Floats first[3];
+    for (const std::string& target : cellerate::available_targets()) {
+      cellerate::set_target(target);
+      for (int precision = 0; precision < 3; ++precision) {
+        Floats same;
+        for (const int threads : {1, 2, 3}) {
+          const StepModel model(chain.nodes, static_cast<Precision>(precision), threads);
+          const Floats got = read(model, B, T, ids);
+          const auto S = static_cast<size_t>(B * model.state_size());
+          const double off = error(got, S, wanted, T, model.outputs());
+          if (!(off <= limits[precision])) {
+            std::fprintf(stderr, "%s, %s, precision %d, %d threads, B%d: off by %.2g\n", name, target.c_str(),
+                         precision, threads, static_cast<int>(B), off);
+            CHECK(off <= limits[precision]);
+          }
+          // A step after the other, and threads, change no bit.
+          Floats state(S), step;
+          for (int64_t t = 0; t < T; ++t) {
+            std::vector<int32_t> one(static_cast<size_t>(B));
+            for (int64_t b = 0; b < B; ++b) one[static_cast<size_t>(b)] = ids[static_cast<size_t>(b * T + t)];
+            step = read(model, B, 1, one, state);
+            state.assign(step.begin(), step.begin() + static_cast<int64_t>(S));
+          }
+          CHECK(std::memcmp(step.data(), got.data(), got.size() * 4) == 0);
+          if (same.empty()) same = got;
+          CHECK(std::memcmp(same.data(), got.data(), got.size() * 4) == 0);
+        }
+        // In float32 and int8 no target changes a bit either.
+        if (precision == static_cast<int>(Precision::kBfloat16)) continue;
+        if (first[precision].empty()) first[precision] = same;
+        CHECK(std::memcmp(first[precision].data(), same.data(), same.size() * 4) == 0);
+      }
+    }
+  }
+}
+
+TEST(every_target_equals_the_naive_chain_short) { compare(plain_chain(), "plain"); }
+TEST(every_target_equals_the_naive_chain_of_all_nodes) { compare(long_chain(), "long"); }
+
+TEST(rows_of_other_lengths_are_read_as_if_alone_short) {
+  const Chain chain = plain_chain();
+  const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, -1, 99, 2, 6, 5, 99};
+  const int32_t lengths[] = {4, 2, 3};
+  for (int precision = 0; precision < 3; ++precision) {
+    const StepModel model(chain.nodes, static_cast<Precision>(precision), 2);
+    const Floats all = read(model, 3, 4, ids, {}, lengths);
+    const int64_t S = model.state_size(), V = model.outputs();
+    for (int64_t b = 0; b < 3; ++b) {
+      const std::vector<int32_t> own(ids.begin() + b * 4, ids.begin() + b * 4 + lengths[b]);
+      const Floats alone = read(model, 1, lengths[b], own);
+      CHECK(std::memcmp(alone.data(), all.data() + b * S, static_cast<size_t>(S) * 4) == 0);
+      CHECK(std::memcmp(alone.data() + S, all.data() + 3 * S + b * V, static_cast<size_t>(V) * 4) == 0);
+    }
+  }
+}
+
+TEST(products_of_bytes_are_exact_at_the_ends_of_their_range) {
+  // Weights of +-127 times a scale that is a power of two, and h at +-1: the sum is a whole number times the scale.
+  constexpr int64_t H = 8, K = 512;
+  Chain chain(16);
+  chain.embedding(2, 4);
+  chain.lstm(4, H);
+  StepNode& wide = chain.add(StepKind::kAffine, H, H);
+  wide.kernel = chain.arrays.emplace_back(H, 0.0f).data();
+  wide.bias = chain.arrays.emplace_back(H, 1.0f).data();
+  StepNode& spread = chain.add(StepKind::kDense, H, K);
+  spread.kernel = chain.arrays.emplace_back(H * K, 0.0f).data();
+  Floats& signs = chain.arrays.emplace_back(K);
+  for (int64_t k = 0; k < K; ++k) signs[static_cast<size_t>(k)] = k % 5 == 0 ? -127.0f : 127.0f;
+  spread.bias = signs.data();
+  StepNode& dense = chain.add(StepKind::kDense, K, 2);
+  Floats& weights = chain.arrays.emplace_back(2 * K);
+  double same = 0, other = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    weights[static_cast<size_t>(2 * k)] = 127 * 0.5f;
+    weights[static_cast<size_t>(2 * k + 1)] = k % 3 == 0 ? -127 * 0.5f : 127 * 0.5f;
+    same += signs[static_cast<size_t>(k)] * 63.5;
+    other += signs[static_cast<size_t>(k)] * (k % 3 == 0 ? -63.5 : 63.5);
+  }
+  dense.kernel = weights.data();
+  for (const std::string& target : cellerate::available_targets()) {
+    cellerate::set_target(target);
+    const StepModel model(chain.nodes, Precision::kInt8, 1);
+    const Floats got = read(model, 1, 1, {1});
+    CHECK(got[got.size() - 2] == same);
+    CHECK(got[got.size() - 1] == other);
+  }
+}
+
+// Draws `count` ids after the id 1.
+std::vector<int32_t> draw(const StepModel& model, int threads, int64_t count, uint64_t position,
+                          Floats& state, Floats& logits, const std::vector<int32_t>& stops = {},
+                          const int32_t* cancelled = nullptr) {
+  Sampling sampling;
+  sampling.seed = 5;
+  sampling.top_k = 7;
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  Floats log_probabilities(ids.size());
+  Generation generation(sampling, model.outputs(), {}, count, position, stops, cancelled, threads, ids.data(),
+                        log_probabilities.data());
+  Floats after(state.size(), NAN);
+  StepCall call;
+  call.batch = 1;
+  call.steps = count;
+  call.state = state.data();
+  call.new_state = after.data();
+  call.logits = logits.data();
+  call.generation = &generation;
+  call.threads = threads;
+  model.run(call);
+  state = after;
+  ids.resize(static_cast<size_t>(generation.drawn()));
+  return ids;
+}
+
+TEST(a_generation_is_the_same_for_all_threads_and_can_go_on_short) {
+  for (const Chain& chain : {plain_chain(), long_chain()}) {
+    for (int precision = 0; precision < 3; ++precision) {
+      const StepModel model(chain.nodes, static_cast<Precision>(precision), 0);
+      const auto S = static_cast<int64_t>(model.state_size());
+      const Floats start = read(model, 1, 1, {1});
+      const Floats state0(start.begin(), start.begin() + S), logits0(start.begin() + S, start.end());
+      std::vector<int32_t> first;
+      for (const int threads : {1, 2, 3}) {
+        Floats state = state0, logits = logits0;
+        const std::vector<int32_t> whole = draw(model, threads, 20, 0, state, logits);
+        CHECK(whole.size() == 20);
+        if (first.empty()) first = whole;
+        CHECK(whole == first);
+        const Floats read_state = read(model, 1, 20, whole, state0);
+        CHECK(std::memcmp(read_state.data(), state.data(), state.size() * 4) == 0);
+        CHECK(std::memcmp(read_state.data() + S, logits.data(), logits.size() * 4) == 0);
+
+        Floats part_state = state0, part_logits = logits0;
+        std::vector<int32_t> parts = draw(model, threads, 8, 0, part_state, part_logits);
+        for (const int32_t id : draw(model, threads, 12, 8, part_state, part_logits)) parts.push_back(id);
+        CHECK(parts == whole);
+
+        Floats stopped_state = state0, stopped_logits = logits0;
+        const std::vector<int32_t> stopped =
+            draw(model, threads, 20, 0, stopped_state, stopped_logits, {whole[6]});
+        CHECK(stopped.size() <= 6);
+        const int32_t cancelled = 1;
+        Floats cancelled_state = state0, cancelled_logits = logits0;
+        CHECK(draw(model, threads, 20, 0, cancelled_state, cancelled_logits, {}, &cancelled).size() == 1);
+      }
+    }
+  }
+}
+
+TEST(one_stream_finds_its_threads) {
+  const Chain chain = plain_chain();
+  const StepModel model(chain.nodes, Precision::kFloat32, 0);
+  cellerate::set_thread_count(2);
+  const int threads = model.threads_of_one_stream();
+  CHECK(threads == 1 || threads == 2);
+  CHECK(StepModel(chain.nodes, Precision::kFloat32, 3).threads_of_one_stream() == 3);
+}
+
+TEST(philox_gives_the_known_answers) {
+  // Source: kat_vectors of Random123 1.14.
+  struct Known {
+    uint32_t counter[4], key[2], answer[4];
+  };
+  constexpr Known kKnown[] = {
+      {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+      {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+       {0xffffffff, 0xffffffff},
+       {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+      {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+       {0xa4093822, 0x299f31d0},
+       {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+  };
+  for (const Known& known : kKnown) {
+    const cellerate::Philox got = cellerate::philox(known.counter, known.key);
+    for (int n = 0; n < 4; ++n) CHECK(got.word[n] == known.answer[n]);
+  }
+}
+
+int64_t first_choice(const Sampling& sampling, const Floats& logits,
+                     const std::vector<int32_t>& previous = {}) {
+  cellerate::Sampler sampler(sampling, static_cast<int64_t>(logits.size()), previous, 0);
+  float log_probability = NAN;
+  return sampler.choose(logits.data(), 0, &log_probability);
+}
+
+TEST(a_temperature_of_zero_takes_the_likeliest_and_the_lowest_of_equals) {
+  Sampling sampling;
+  sampling.temperature = 0;
+  CHECK(first_choice(sampling, {1, 3, 2, 3}) == 1);
+  // 3 / 2 is below 2, and -1 times 2 below -1.5.
+  sampling.repetition_penalty = 2;
+  CHECK(first_choice(sampling, {1, 3, 2, 1}, {1}) == 2);
+  CHECK(first_choice(sampling, {-1, -1.5f}, {0}) == 1);
+  sampling.window = 1;
+  CHECK(first_choice(sampling, {1, 3, 2, 1}, {1, 0}) == 1);
+}
+
+TEST(a_logit_that_is_not_finite_is_not_drawn_from) {
+  CHECK(first_choice(Sampling(), {1, NAN, 0}) == -1);
+  CHECK(first_choice(Sampling(), {INFINITY, 1, 0}) == -1);
+  CHECK(first_choice(Sampling(), {1, -INFINITY, 0}) == -1);
+}
+
+TEST(wrong_models_and_calls_are_errors_short) {
+  Chain chain = plain_chain();
+  const StepModel model(chain.nodes, Precision::kFloat32, 1);
+  CHECK(CHECK_THROWS(std::out_of_range, read(model, 1, 1, {11})).find("11") != std::string::npos);
+  CHECK_THROWS(std::out_of_range, read(model, 1, 2, {0, -1}));
+  CHECK_THROWS(std::invalid_argument, read(model, 1, 0, {}));
+  const int32_t lengths[] = {2};
+  CHECK_THROWS(std::invalid_argument, read(model, 1, 1, {0}, {}, lengths));
+  CHECK_THROWS(std::invalid_argument,
+               read(model, 1, 1, {0}, Floats(static_cast<size_t>(model.state_size()), NAN)));
+  chain.nodes.back().inputs = 36;
+  CHECK_THROWS(std::invalid_argument, StepModel(chain.nodes, Precision::kFloat32, 1));
+  chain = plain_chain();
+  chain.arrays.back()[0] = INFINITY;
+  CHECK_THROWS(std::domain_error, StepModel(chain.nodes, Precision::kFloat32, 1));
+  chain = plain_chain();
+  chain.nodes.erase(chain.nodes.begin() + 1, chain.nodes.end());
+  CHECK_THROWS(std::invalid_argument, StepModel(chain.nodes, Precision::kFloat32, 1));
+}
+
+}  // namespace

@@ -1,0 +1,138 @@
+"""Packing a model and using what comes out, without Keras."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.errors import CellerateError, ConfigError, ModelError
+from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
+from cellerate.models.forecast import build_forecast_model
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.models.text import build_text_model
+
+pytestmark = [
+    pytest.mark.keras,
+    # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+
+CHARACTERS = "abcdefghij"
+RECORD = TaskRecord("text", {"tokenizer": CharacterTokenizer(CHARACTERS).to_config()})
+IDS = np.random.default_rng(0).integers(0, len(CHARACTERS), (3, 17))
+
+
+def text_model():
+    return build_text_model(len(CHARACTERS), embedding=6, units=19, layers=2, layer_norm=True, seed=1)
+
+
+def predicted(model, x):
+    return np.asarray(keras.ops.convert_to_numpy(model(x, training=False)))
+
+
+def test_packed_file_of_a_trained_model_predicts_what_keras_does(tmp_path):
+    model = text_model()
+    save_model(model, tmp_path / "m.keras", RECORD)
+    cellerate.pack(tmp_path / "m.keras", tmp_path / "m.cell")
+    packed = cellerate.load(tmp_path / "m.cell")
+    assert (packed.task, packed.precision, packed.outputs) == ("text", "float32", ("logits",))
+    assert packed.inputs == {"ids": (-1, -1)}
+    assert packed.tokenizer.decode([0, 3]) == "ad"
+    expected = predicted(model, IDS)
+    np.testing.assert_allclose(packed.predict(IDS), expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("bfloat16", 8), ("int8", 7)])
+def test_narrow_weights_change_the_logits_by_no_more_than_their_rounding(tmp_path, precision, bits):
+    model = text_model()
+    cellerate.pack(model, tmp_path / "m.cell", precision=precision)
+    found = cellerate.load(tmp_path / "m.cell").predict(IDS)
+    expected = predicted(model, IDS)
+    error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    # Each weight is off by up to 2^-bits of the largest of its column; three layers of products add up.
+    assert 1e-6 < error < 3 * 2.0**-bits
+
+
+def test_forecasts_and_vectors_of_packed_models_are_those_of_keras(tmp_path):
+    x = np.random.default_rng(0).normal(size=(5, 12, 3)).astype("float32")
+    forecast = build_forecast_model(
+        window=12,
+        features=3,
+        horizon=4,
+        targets=2,
+        target_columns=[2, 0],
+        units=9,
+        quantiles=[0.1, 0.5, 0.9],
+        residual=True,
+        seed=1,
+    )
+    # The head of a residual model starts as zeros.
+    forecast.set_weights([w + np.float32(0.1) for w in forecast.get_weights()])
+    lines = build_autoencoder(11, embedding=5, units=7, latent=6, seed=1)
+    encode, _ = encoder_and_decoder(lines)
+    source = np.array([[1, 4, 3, 0, 0], [2, 9, 9, 10, 1], [0, 0, 0, 0, 0]])
+    for model, given in ((forecast, x), (encode, source)):
+        cellerate.pack(model, tmp_path / "m.cell")
+        expected = predicted(model, given)
+        found = cellerate.load(tmp_path / "m.cell").predict(given)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+
+
+def test_loading_and_predicting_imports_no_framework(tmp_path):
+    cellerate.pack(text_model(), tmp_path / "m.cell", record=RECORD)
+    program = (
+        "import sys, json, cellerate; m = cellerate.load(sys.argv[1]); "
+        "y = m.predict(m.tokenizer.encode('abc')[None]); "
+        "print(json.dumps([y.shape, [n for n in ('keras', 'jax', 'torch', 'tensorflow') if n in sys.modules]]))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "m.cell")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[1, 3, len(CHARACTERS)], []]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"output": "m.keras"}, ConfigError, "'.cell'"),
+        ({"precision": "int4"}, ConfigError, "float32, bfloat16, int8"),
+        ({"model": "none.keras"}, ModelError, "none.keras"),
+        ({"model": "none.keras", "record": RECORD}, ConfigError, "record"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_and_nothing_is_written(tmp_path, arguments, kind, message):
+    given = {"model": text_model(), "output": "m.cell"} | arguments
+    given["output"] = tmp_path / given["output"]
+    if isinstance(given["model"], str):
+        given["model"] = tmp_path / given["model"]
+    with pytest.raises(kind, match=message):
+        cellerate.pack(**given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_that_cannot_be_packed_are_named(tmp_path):
+    x = keras.Input((8, 3))
+    y = keras.layers.Conv1D(4, 3, name="look_around")(x)
+    model = keras.Model(x, keras.layers.LSTM(5)(y))
+    with pytest.raises(ModelError, match="look_around"):
+        cellerate.pack(model, tmp_path / "m.cell")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diverged_weights_are_refused(tmp_path):
+    model = text_model()
+    weights = model.get_weights()
+    weights[1][0, 0] = np.nan
+    model.set_weights(weights)
+    with pytest.raises(CellerateError, match="NaN"):
+        cellerate.pack(model, tmp_path / "m.cell")
+
+
+def test_a_model_without_a_tokenizer_says_so(tmp_path):
+    cellerate.pack(text_model(), tmp_path / "m.cell")
+    with pytest.raises(ModelError, match="no tokenizer"):
+        _ = cellerate.load(tmp_path / "m.cell").tokenizer
