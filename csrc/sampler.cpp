@@ -2,18 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace cellerate {
-namespace {
-
-// The sum of e^(logit - largest).
-double sum_of_weights(const float* logits, int64_t outputs, double largest) {
-  double sum = 0;
-  for (int64_t n = 0; n < outputs; ++n) sum += std::exp(logits[n] - largest);
-  return sum;
-}
-
-}  // namespace
 
 Philox philox(const uint32_t (&counter)[4], const uint32_t (&key)[2]) {
   uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -30,20 +21,23 @@ Philox philox(const uint32_t (&counter)[4], const uint32_t (&key)[2]) {
   return {{c0, c1, c2, c3}};
 }
 
-double uniform(uint64_t seed, uint64_t position) {
-  const Philox random = philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
+double uniform(uint64_t seed, uint64_t stream, uint64_t position) {
+  const Philox random = philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
+                                static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32)},
                                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const uint64_t bits = (uint64_t{random.word[1]} << 32 | random.word[0]) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-double log_softmax(const float* logits, int64_t outputs, int64_t id) {
+double log_softmax(const Exponentials& exponentials, const float* logits, int64_t outputs, int64_t id) {
   const double largest = *std::max_element(logits, logits + outputs);
-  return logits[id] - largest - std::log(sum_of_weights(logits, outputs, largest));
+  return logits[id] - largest - std::log(exponentials.sum(logits, outputs, largest));
 }
 
-Sampler::Sampler(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous, int64_t more)
+Sampler::Sampler(const Sampling& sampling, const Exponentials& exponentials, int64_t outputs,
+                 std::span<const int32_t> previous, int64_t more)
     : sampling_(sampling),
+      exponentials_(exponentials),
       outputs_(outputs),
       scores_(static_cast<size_t>(outputs)),
       weights_(static_cast<size_t>(outputs)),
@@ -94,16 +88,13 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
   };
   if (sampling_.temperature == 0) {
     const auto id = std::max_element(scores_.begin(), scores_.end()) - scores_.begin();
-    return report(id, sum_of_weights(logits, outputs_, model_largest));
+    return report(id, exponentials_.sum(logits, outputs_, model_largest));
   }
+  exponentials_.weights(scores_.data(), outputs_, largest, sampling_.temperature, weights_.data());
   double total = 0;
-  for (int64_t n = 0; n < outputs_; ++n) {
-    // With the maximum subtracted first a tiny temperature cannot overflow.
-    weights_[n] = std::exp((scores_[n] - largest) / sampling_.temperature);
-    total += weights_[n];
-  }
+  for (int64_t n = 0; n < outputs_; ++n) total += weights_[n];
   const bool plain = sampling_.temperature == 1 && !penalised;
-  const double model_weights = plain ? total : sum_of_weights(logits, outputs_, model_largest);
+  const double model_weights = plain ? total : exponentials_.sum(logits, outputs_, model_largest);
 
   const bool ordered = (sampling_.top_k > 0 && sampling_.top_k < outputs_) || sampling_.top_p < 1;
   int64_t left = outputs_;
@@ -119,7 +110,8 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
   }
   // Inverse of the distribution function: the first id at which the sum goes above the place. The place is below the
   // total, so there is one, and its weight is not zero.
-  const double place = std::min(uniform(sampling_.seed, position) * total, std::nextafter(total, 0.0));
+  const double place =
+      std::min(uniform(sampling_.seed, sampling_.stream, position) * total, std::nextafter(total, 0.0));
   double sum = 0;
   int64_t chosen = 0;
   for (; chosen < left; ++chosen) {
@@ -131,21 +123,29 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
 
 // Puts the weights in descending order, of equals the lower id first, and gives how many stay.
 int64_t Sampler::filter(double total) {
-  for (int64_t n = 0; n < outputs_; ++n) order_[n] = static_cast<int32_t>(n);
   const auto before = [&](int32_t a, int32_t b) {
     return weights_[a] != weights_[b] ? weights_[a] > weights_[b] : a < b;
   };
+  const auto order = order_.begin();
   int64_t left = outputs_;
   if (sampling_.top_k > 0 && sampling_.top_k < outputs_) {
     left = sampling_.top_k;
-    std::partial_sort(order_.begin(), order_.begin() + left, order_.end(), before);
+    std::iota(order, order_.end(), 0);
+    std::nth_element(order, order + left, order_.end(), before);
   } else {
-    std::sort(order_.begin(), order_.end(), before);
+    // Those so small that all of them together are less than what top_p leaves out need not be put in order. Half
+    // of that, for sums are rounded.
+    const double least = (1 - sampling_.top_p) * total / (2 * static_cast<double>(outputs_));
+    left = 0;
+    for (int64_t n = 0; n < outputs_; ++n) {
+      if (weights_[n] >= least) order_[left++] = static_cast<int32_t>(n);
+    }
   }
+  std::sort(order, order + left, before);
   for (int64_t n = 0; n < left; ++n) scores_[n] = weights_[order_[n]];
   for (int64_t n = 0; n < left; ++n) weights_[n] = scores_[n];
   if (sampling_.top_p < 1) {
-    if (left < outputs_) {
+    if (sampling_.top_k > 0 && sampling_.top_k < outputs_) {
       total = 0;
       for (int64_t n = 0; n < left; ++n) total += weights_[n];
     }

@@ -20,6 +20,16 @@ struct Sampling {
   double repetition_penalty = 1;  // a logit above 0 of an id seen is divided by it, one below 0 multiplied
   int64_t window = 0;             // the penalty sees the last so many ids; 0 for all
   uint64_t seed = 0;
+  uint64_t stream = 0;  // which of several sequences drawn with one seed
+};
+
+// Softmax in double, as a target computes it. All targets compute the same bits, so that a seed draws the same ids
+// on every one of them.
+struct Exponentials {
+  // weights = e^((scores - largest) / temperature), for (count) scores of at most `largest`.
+  void (*weights)(const double* scores, int64_t count, double largest, double temperature, double* weights);
+  // The sum of e^(logits - largest), for (count) logits of at most `largest`.
+  double (*sum)(const float* logits, int64_t count, double largest);
 };
 
 // Four words of 32 random bits for a counter and a key: Philox4x32-10.
@@ -29,15 +39,16 @@ struct Philox {
 };
 Philox philox(const uint32_t (&counter)[4], const uint32_t (&key)[2]);
 
-// A number in [0, 1) of 53 random bits for a place in the sequence of a seed.
-double uniform(uint64_t seed, uint64_t position);
+// A number in [0, 1) of 53 random bits for a place in one of a seed's sequences.
+double uniform(uint64_t seed, uint64_t stream, uint64_t position);
 
 // Draws tokens one after another. Nothing is allocated after construction.
 class Sampler {
  public:
   // Args: previous: the ids that the penalty has seen already, oldest first, none negative; `more` ids may be
   // added. Throws std::bad_alloc.
-  Sampler(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous, int64_t more);
+  Sampler(const Sampling& sampling, const Exponentials& exponentials, int64_t outputs,
+          std::span<const int32_t> previous, int64_t more);
 
   // The token at `position` of the sequence, or -1 if a logit is not finite. `log_probability` is that of the model
   // itself: ln softmax(logits), without any of the rules.
@@ -49,6 +60,7 @@ class Sampler {
   int64_t filter(double total);
 
   const Sampling sampling_;
+  const Exponentials& exponentials_;
   const int64_t outputs_;
   std::vector<double> scores_, weights_;
   std::vector<int32_t> order_;
@@ -59,6 +71,6 @@ class Sampler {
 };
 
 // ln softmax(logits)[id].
-double log_softmax(const float* logits, int64_t outputs, int64_t id);
+double log_softmax(const Exponentials& exponentials, const float* logits, int64_t outputs, int64_t id);
 
 }  // namespace cellerate

@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "dispatch.h"
 #include "step_model.h"
 
 namespace nb = nanobind;
@@ -23,7 +24,8 @@ template <class T>
 using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 using Node = std::tuple<int, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
                         std::optional<In<float>>, int, int, float>;
-using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t>;
+using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t, uint64_t>;
+using Request = std::tuple<Rules, In<int32_t>, uint64_t, int64_t, In<int32_t>, std::optional<In<int32_t>>>;
 
 template <class Array>
 auto* data_of(const std::optional<Array>& array) {
@@ -74,36 +76,39 @@ void run(const StepModel& model, int64_t batch, int64_t steps, const In<int32_t>
 
 Sampling sampling_of(const Rules& rules) {
   return {std::get<0>(rules), std::get<1>(rules), std::get<2>(rules), std::get<3>(rules),
-          std::get<4>(rules), std::get<5>(rules), std::get<6>(rules)};
+          std::get<4>(rules), std::get<5>(rules), std::get<6>(rules), std::get<7>(rules)};
 }
 
-// Writes the ids and their log probabilities; gives how many, and whether a logit was not finite.
-std::tuple<int64_t, bool> generate(const StepModel& model, const In<float>& state,
-                                   const Out<float>& new_state, const Out<float>& logits, const Rules& rules,
-                                   const In<int32_t>& previous, uint64_t position,
-                                   const In<int32_t>& stop_ids, const std::optional<In<int32_t>>& cancelled,
-                                   const Out<int32_t>& ids, const Out<float>& log_probabilities) {
+// Writes the ids and their log probabilities, (B, N) with N the largest count; gives of each row how many there are,
+// and whether a logit was not finite.
+std::vector<std::tuple<int64_t, bool>> generate(const StepModel& model, const In<float>& state,
+                                                const Out<float>& new_state, const Out<float>& logits,
+                                                const std::vector<Request>& requests, const Out<int32_t>& ids,
+                                                const Out<float>& log_probabilities) {
+  const auto width = static_cast<int64_t>(ids.size() / requests.size());
+  std::vector<Draw> draws;
+  for (const auto& [rules, previous, position, count, stop_ids, cancelled] : requests) {
+    const auto row = static_cast<int64_t>(draws.size());
+    draws.push_back({sampling_of(rules),
+                     {previous.data(), previous.size()},
+                     count,
+                     position,
+                     {stop_ids.data(), stop_ids.size()},
+                     data_of(cancelled),
+                     ids.data() + row * width,
+                     log_probabilities.data() + row * width});
+  }
+  std::vector<std::tuple<int64_t, bool>> result;
   const nb::gil_scoped_release release;
-  StepCall call;
-  call.batch = 1;
-  call.state = state.data();
-  call.new_state = new_state.data();
-  call.logits = logits.data();
-  call.threads = model.threads_of_one_stream();
-  const auto count = static_cast<int64_t>(ids.size());
-  call.steps = count;
-  Generation generation(sampling_of(rules), model.outputs(), {previous.data(), previous.size()}, count,
-                        position, {stop_ids.data(), stop_ids.size()}, data_of(cancelled), call.threads,
-                        ids.data(), log_probabilities.data());
-  call.generation = &generation;
-  model.run(call);
-  return {generation.drawn(), generation.diverged()};
+  for (const StepModel::Drawn& drawn : model.generate(draws, state.data(), new_state.data(), logits.data()))
+    result.emplace_back(drawn.count, drawn.diverged);
+  return result;
 }
 
 std::tuple<int64_t, float> sample(const In<float>& logits, const Rules& rules, const In<int32_t>& previous,
                                   uint64_t position) {
-  Sampler sampler(sampling_of(rules), static_cast<int64_t>(logits.size()), {previous.data(), previous.size()},
-                  0);
+  Sampler sampler(sampling_of(rules), target().steps->exponentials, static_cast<int64_t>(logits.size()),
+                  {previous.data(), previous.size()}, 0);
   float log_probability = 0;
   const int64_t id = sampler.choose(logits.data(), position, &log_probability);
   return {id, log_probability};
@@ -125,8 +130,7 @@ void bind_steps(nb::module_& module) {
            nb::arg("state"), nb::arg("new_state").noconvert(), nb::arg("logits").none().noconvert(),
            nb::arg("log_probabilities").none().noconvert())
       .def("generate", &generate, nb::arg("state"), nb::arg("new_state").noconvert(),
-           nb::arg("logits").noconvert(), nb::arg("rules"), nb::arg("previous"), nb::arg("position"),
-           nb::arg("stop_ids"), nb::arg("cancelled").none().noconvert(), nb::arg("ids").noconvert(),
+           nb::arg("logits").noconvert(), nb::arg("requests"), nb::arg("ids").noconvert(),
            nb::arg("log_probabilities").noconvert());
   module.def("sample", &sample, nb::arg("logits"), nb::arg("rules"), nb::arg("previous"), nb::arg("position"),
              "Draws one token: its id, or -1 if a logit is not finite, and its log probability.");

@@ -7,6 +7,7 @@
 
 #include "activations.h"
 #include "lstm_layout.h"
+#include "step_exponentials.h"
 #include "step_model.h"
 
 namespace cellerate::CELLERATE_TARGET {
@@ -204,25 +205,30 @@ struct PanelCount {
   static constexpr int value = kCount;
 };
 
-// Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover rows and panels.
+// Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover rows and panels, from the last
+// panels to the first if `backwards`.
 template <class Body>
-inline void for_blocks(Range rows, Range panels, Body body) {
-  if (rows.size() == 1) {
-    Index panel = panels.begin;
-    for (; panel + kSide <= panels.end; panel += kSide)
-      body(Rows<1>{}, PanelCount<kSide>{}, rows.begin, panel);
-    if constexpr (kSide > 2) {
-      if (panel + 2 <= panels.end) {
-        body(Rows<1>{}, PanelCount<2>{}, rows.begin, panel);
-        panel += 2;
-      }
-    }
-    if (panel < panels.end) body(Rows<1>{}, PanelCount<1>{}, rows.begin, panel);
+inline void for_blocks(Range rows, Range panels, bool backwards, Body body) {
+  const auto in_turn = [backwards](Index count, auto each) {
+    for (Index n = 0; n < count; ++n) each(backwards ? count - 1 - n : n);
+  };
+  if (rows.size() > 1) {
+    in_turn(panels.size(), [&](Index n) {
+      for_tiles(rows, [&](auto count, Index row) { body(count, PanelCount<1>{}, row, panels.begin + n); });
+    });
     return;
   }
-  for (Index panel = panels.begin; panel < panels.end; ++panel) {
-    for_tiles(rows, [&](auto count, Index row) { body(count, PanelCount<1>{}, row, panel); });
+  const Index whole = panels.size() / kSide;
+  in_turn(whole,
+          [&](Index n) { body(Rows<1>{}, PanelCount<kSide>{}, rows.begin, panels.begin + n * kSide); });
+  Index panel = panels.begin + whole * kSide;
+  if constexpr (kSide > 2) {
+    if (panel + 2 <= panels.end) {
+      body(Rows<1>{}, PanelCount<2>{}, rows.begin, panel);
+      panel += 2;
+    }
   }
+  if (panel < panels.end) body(Rows<1>{}, PanelCount<1>{}, rows.begin, panel);
 }
 
 // A row of floats, of which the first n count, as the words of a product's left factor; gives its scale.
@@ -401,19 +407,20 @@ class StepPacker {
     lay_out_matrix(Precision::kFloat32, from.inputs, panels, memory, kernel);
     pack_matrix(Precision::kFloat32, from.kernel, from.inputs, 4 * units, column, kernel);
     const StepRows rows{chain_.nodes[0].kernel, from.inputs, nullptr};
-    for_blocks({0, chain_.nodes[0].inputs}, {0, panels}, [&](auto count, auto side, Index row, Index panel) {
-      constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
-      Sums<kCount, kPanels> sums;
-      for (int r = 0; r < kCount; ++r) {
-        for (int j = 0; j < 4 * kPanels; ++j)
-          sums[r][j] = Simd::load(node.bias + panel * kWidth + j * kLanes);
-      }
-      add_product<Precision::kFloat32, kCount, kPanels>(rows, row, kernel, panel, sums);
-      for (int r = 0; r < kCount; ++r) {
-        float* to = node.table + ((row + r) * panels + panel) * kWidth;
-        for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
-      }
-    });
+    for_blocks({0, chain_.nodes[0].inputs}, {0, panels}, false,
+               [&](auto count, auto side, Index row, Index panel) {
+                 constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
+                 Sums<kCount, kPanels> sums;
+                 for (int r = 0; r < kCount; ++r) {
+                   for (int j = 0; j < 4 * kPanels; ++j)
+                     sums[r][j] = Simd::load(node.bias + panel * kWidth + j * kLanes);
+                 }
+                 add_product<Precision::kFloat32, kCount, kPanels>(rows, row, kernel, panel, sums);
+                 for (int r = 0; r < kCount; ++r) {
+                   float* to = node.table + ((row + r) * panels + panel) * kWidth;
+                   for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
+                 }
+               });
   }
 
   const StepChain& chain_;
@@ -466,7 +473,8 @@ class StepJob {
       }
       if (layers_ != nullptr) layers_[n] = layer;
     }
-    logits_ = memory.take<float>(static_cast<size_t>(chain_.outputs));
+    logits_ = memory.take<float>(count(batch_, chain_.outputs));
+    drawn_ = memory.take<int32_t>(static_cast<size_t>(batch_));
   }
 
   void run(int index) {
@@ -507,7 +515,10 @@ class StepJob {
     if (node.kind == StepKind::kDense) return kPrecision != Precision::kFloat32;
     return node.kind == StepKind::kLstm && !is_static(node);
   }
-  bool ended(Index row, Index step) const { return call_.lengths != nullptr && step >= call_.lengths[row]; }
+  bool ended(Index row, Index step) const {
+    if (call_.generation != nullptr) return batch_ > 1 && drawn_[row] < 0;
+    return call_.lengths != nullptr && step >= call_.lengths[row];
+  }
 
   // The outputs of node n as a left factor, from row `first` of the chunk on.
   StepRows rows_of(int n, Index first) const {
@@ -579,20 +590,37 @@ class StepJob {
 
   // Draws ids and reads each, until there are enough.
   void generate(int index) {
-    // Each thread draws for itself, from logits that stay the same until all have met again.
+    Generation& generation = *call_.generation;
+    const Range mine = share(batch_, index, call_.threads);
     const float* logits = call_.logits;
     for (Index step = 0;; ++step) {
-      const int32_t id = call_.generation->next(index, logits);
-      if (id < 0) break;
-      // In two places by turns: the others read one while this thread may already write the next.
-      if (index == 0) cancelled_[step % 2] = call_.generation->cancelled();
-      run_chunk(index, 0, 1, &id, 1);
-      finish_chunk(index, 0, 1, logits_);
+      int32_t id = 0;
+      if (batch_ == 1) {
+        // Each thread draws for itself, from logits that stay the same until all have met again.
+        id = generation.next(index, logits);
+        if (id < 0) break;
+        // In two places by turns: the others read one while this thread may already write the next.
+        if (index == 0) cancelled_[step % 2] = generation.cancelled();
+      } else {
+        for (Index row = mine.begin; row < mine.end; ++row)
+          drawn_[row] = generation.next(row, logits + row * chain_.outputs);
+        barrier_.wait();
+        bool any = false;
+        for (Index row = 0; row < batch_; ++row) any |= drawn_[row] >= 0;
+        if (!any) break;
+      }
+      run_chunk(index, step, 1, batch_ == 1 ? &id : drawn_, 1);
+      finish_chunk(index, step, 1, logits_);
       logits = logits_;
-      if (cancelled_[step % 2]) break;
+      if (batch_ == 1 && cancelled_[step % 2]) break;
     }
-    if (index == 0 && logits == logits_)
-      std::memcpy(call_.logits, logits_, static_cast<size_t>(chain_.outputs) * sizeof(float));
+    if (index != 0 || logits != logits_) return;
+    for (Index row = 0; row < batch_; ++row) {
+      if (generation.drawn(row) > 0) {
+        std::memcpy(call_.logits + row * chain_.outputs, logits_ + row * chain_.outputs,
+                    static_cast<size_t>(chain_.outputs) * sizeof(float));
+      }
+    }
   }
 
   // Runs the nodes up to the last LSTM for some steps, the id of (row, step) being ids[row * stride + step].
@@ -638,12 +666,14 @@ class StepJob {
       barrier_.wait();
     }
     if (!all) return;
-    const Range mine = share(steps, index, call_.threads);
-    for (Index step = mine.begin; step < mine.end; ++step) {
-      if (begin + step + 1 < call_.steps) {
-        call_.log_probabilities[begin + step] = static_cast<float>(
-            log_softmax(floats_of(end, step), chain_.outputs, call_.ids[begin + step + 1]));
-      }
+    const Range mine = share(rows.size(), index, call_.threads);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      const Index b = row % batch_, next = begin + row / batch_ + 1;
+      if (next == call_.steps) continue;
+      call_.log_probabilities[b * (call_.steps - 1) + next - 1] =
+          ended(b, next) ? 0.0f
+                         : static_cast<float>(log_softmax(kExponentials, floats_of(end, row), chain_.outputs,
+                                                          call_.ids[b * call_.steps + next]));
     }
     // The rows are written again in the next chunk.
     barrier_.wait();
@@ -662,7 +692,7 @@ class StepJob {
     const PackedNode& node = chain_.nodes[n];
     if (node.kind == StepKind::kDense) {
       const StepRows x = rows_of(n - 1, 0);
-      for_blocks(rows, panels_of(node, index), [&](auto count, auto side, Index row, Index panel) {
+      for_blocks(rows, panels_of(node, index), false, [&](auto count, auto side, Index row, Index panel) {
         constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
         Sums<kCount, kPanels> sums;
         for (int r = 0; r < kCount; ++r) {
@@ -707,7 +737,7 @@ class StepJob {
     const Index all_panels = node.recurrent.columns_panels, rows = steps * batch_;
     if (node.table == nullptr) {
       const StepRows x = rows_of(n - 1, 0);
-      for_blocks({0, rows}, panels, [&](auto count, auto side, Index row, Index panel) {
+      for_blocks({0, rows}, panels, false, [&](auto count, auto side, Index row, Index panel) {
         constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
         Sums<kCount, kPanels> sums;
         for (int r = 0; r < kCount; ++r) {
@@ -722,25 +752,28 @@ class StepJob {
       });
     }
     for (Index step = 0; step < steps; ++step) {
-      for_blocks({0, batch_}, panels, [&](auto count, auto side, Index row, Index panel) {
-        constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
-        Sums<kCount, kPanels> sums;
-        for (int r = 0; r < kCount; ++r) {
-          const float* start = layer.projected + ((step * batch_ + row + r) * all_panels + panel) * kWidth;
-          if (node.table != nullptr) {
-            const Index id = ended(row + r, begin + step) ? 0 : ids[(row + r) * stride + step];
-            start = node.table + (id * all_panels + panel) * kWidth;
-          }
-          for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(start + j * kLanes);
-        }
-        const StepRows h{layer.words + step * batch_ * layer.word_row, layer.word_row,
-                         is_static(node) ? nullptr : layer.scales + step * batch_};
-        add_product<kPrecision, kCount, kPanels>(h, row, node.recurrent, panel, sums);
-        for (int r = 0; r < kCount; ++r) {
-          for (int p = 0; p < kPanels; ++p)
-            advance(n, step, ended(row + r, begin + step), row + r, panel + p, &sums[r][4 * p]);
-        }
-      });
+      // There and back by turns: where the weights do not fit a core's cache, it still has those of the last panels.
+      for_blocks({0, batch_}, panels, (begin + step) % 2 == 1,
+                 [&](auto count, auto side, Index row, Index panel) {
+                   constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
+                   Sums<kCount, kPanels> sums;
+                   for (int r = 0; r < kCount; ++r) {
+                     const float* start =
+                         layer.projected + ((step * batch_ + row + r) * all_panels + panel) * kWidth;
+                     if (node.table != nullptr) {
+                       const Index id = ended(row + r, begin + step) ? 0 : ids[(row + r) * stride + step];
+                       start = node.table + (id * all_panels + panel) * kWidth;
+                     }
+                     for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(start + j * kLanes);
+                   }
+                   const StepRows h{layer.words + step * batch_ * layer.word_row, layer.word_row,
+                                    is_static(node) ? nullptr : layer.scales + step * batch_};
+                   add_product<kPrecision, kCount, kPanels>(h, row, node.recurrent, panel, sums);
+                   for (int r = 0; r < kCount; ++r) {
+                     for (int p = 0; p < kPanels; ++p)
+                       advance(n, step, ended(row + r, begin + step), row + r, panel + p, &sums[r][4 * p]);
+                   }
+                 });
       barrier_.wait();
       if (!is_static(node)) {
         const Range mine = share(batch_, index, call_.threads);
@@ -798,7 +831,8 @@ class StepJob {
   int last_lstm_;
   bool cancelled_[2] = {};
   Layer* layers_ = nullptr;
-  float* logits_ = nullptr;  // of the last step of a generation
+  float* logits_ = nullptr;   // (B, V') of the last step of a generation
+  int32_t* drawn_ = nullptr;  // (B) the ids it reads; -1 for a row that has ended
 };
 
 template <Precision kPrecision>
@@ -824,6 +858,6 @@ inline void run_steps(const std::byte* packed, const StepCall& call) {
   run_steps_as<Precision::kInt8>(chain, call);
 }
 
-extern const StepKernels kStepKernels{pack_steps, run_steps};
+extern const StepKernels kStepKernels{pack_steps, run_steps, kExponentials};
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -31,42 +31,47 @@ void check_finite(const float* values, int64_t count, size_t node, const char* n
 
 }  // namespace
 
-Generation::Generation(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous,
-                       int64_t count, uint64_t position, std::span<const int32_t> stop_ids,
-                       const int32_t* cancelled, int threads, int32_t* ids, float* log_probabilities)
-    : count_(count),
-      position_(position),
-      stop_ids_(stop_ids.begin(), stop_ids.end()),
-      cancelled_(cancelled),
-      ids_(ids),
-      log_probabilities_(log_probabilities) {
-  places_.reserve(static_cast<size_t>(threads));
-  for (int thread = 0; thread < threads; ++thread)
-    places_.push_back({Sampler(sampling, outputs, previous, count)});
+Generation::Generation(const std::vector<Draw>& draws, const Exponentials& exponentials, int64_t outputs,
+                       int threads)
+    : draws_(draws) {
+  const bool single = draws_.size() == 1;
+  const size_t count = single ? static_cast<size_t>(threads) : draws_.size();
+  places_.reserve(count);
+  for (size_t place = 0; place < count; ++place) {
+    const Draw& draw = draws_[single ? 0 : place];
+    places_.push_back({draw, Sampler(draw.sampling, exponentials, outputs, draw.previous, draw.count),
+                       !single || place == 0});
+  }
 }
 
-int32_t Generation::next(int thread, const float* logits) {
-  Place& place = places_[static_cast<size_t>(thread)];
-  if (place.drawn == count_) return -1;
-  float log_probability = 0;
-  const auto id = static_cast<int32_t>(
-      place.sampler.choose(logits, position_ + static_cast<uint64_t>(place.drawn), &log_probability));
-  if (id < 0) {
-    place.diverged = true;
+int32_t Generation::next(int64_t index, const float* logits) {
+  Place& place = places_[static_cast<size_t>(index)];
+  const Draw& draw = place.draw;
+  const bool unwanted = draws_.size() > 1 && draw.cancelled != nullptr &&
+                        __atomic_load_n(draw.cancelled, __ATOMIC_RELAXED) != 0;
+  if (place.ended || unwanted || place.drawn == draw.count) {
+    place.ended = true;
     return -1;
   }
-  if (std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end()) return -1;
+  float log_probability = 0;
+  const auto id = static_cast<int32_t>(
+      place.sampler.choose(logits, draw.position + static_cast<uint64_t>(place.drawn), &log_probability));
+  place.diverged = id < 0;
+  place.ended =
+      place.diverged || std::find(draw.stop_ids.begin(), draw.stop_ids.end(), id) != draw.stop_ids.end();
+  if (place.ended) return -1;
   place.sampler.add(id);
-  if (thread == 0) {
-    ids_[place.drawn] = id;
-    log_probabilities_[place.drawn] = log_probability;
+  if (place.writes) {
+    draw.ids[place.drawn] = id;
+    draw.log_probabilities[place.drawn] = log_probability;
   }
   ++place.drawn;
   return id;
 }
 
 bool Generation::cancelled() const {
-  return cancelled_ != nullptr && __atomic_load_n(cancelled_, __ATOMIC_RELAXED) != 0;
+  const int32_t* flag = draws_[0].cancelled;
+  return flag != nullptr && __atomic_load_n(flag, __ATOMIC_RELAXED) != 0;
 }
 
 void StepModel::Free::operator()(std::byte* memory) const { std::free(memory); }
@@ -164,6 +169,26 @@ void StepModel::run(StepCall call) const {
   target_->steps->run(packed_.get(), call);
 }
 
+const Exponentials& StepModel::exponentials() const { return target_->steps->exponentials; }
+
+std::vector<StepModel::Drawn> StepModel::generate(const std::vector<Draw>& draws, const float* state,
+                                                  float* new_state, float* logits) const {
+  StepCall call;
+  call.batch = static_cast<int64_t>(draws.size());
+  for (const Draw& draw : draws) call.steps = std::max(call.steps, draw.count);
+  call.state = state;
+  call.new_state = new_state;
+  call.logits = logits;
+  call.threads = draws.size() == 1 ? threads_of_one_stream() : 0;
+  Generation generation(draws, exponentials(), outputs_, call.threads);
+  call.generation = &generation;
+  run(call);
+  std::vector<Drawn> drawn;
+  for (int64_t row = 0; row < call.batch; ++row)
+    drawn.push_back({generation.drawn(row), generation.diverged(row)});
+  return drawn;
+}
+
 int StepModel::threads_of_one_stream() const {
   if (threads_ > 0) return threads_;
   int found = measured_.load();
@@ -190,8 +215,11 @@ int StepModel::measure() const {
     double seconds = 0;
     for (int round = 0; round < 3; ++round) {
       std::fill(logits.begin(), logits.end(), 0.0f);
-      Generation generation(Sampling(), std::min(outputs_, vocabulary_), {}, kSteps, 0, {}, nullptr, threads,
-                            ids, log_probabilities);
+      Draw draw;
+      draw.count = kSteps;
+      draw.ids = ids;
+      draw.log_probabilities = log_probabilities;
+      Generation generation({draw}, exponentials(), std::min(outputs_, vocabulary_), threads);
       StepCall call;
       call.batch = 1;
       call.steps = kSteps;

@@ -42,36 +42,48 @@ struct StepChain {
   Precision precision;
 };
 
-// Decides the ids of a generation while it runs. Each thread of the kernel asks for itself, with a place of its own,
-// and gets the same answer, so that none has to wait for another.
+// What one sequence of a generation asks for.
+struct Draw {
+  Sampling sampling;
+  std::span<const int32_t> previous;   // for the penalty, oldest first
+  int64_t count = 0;                   // ids at most
+  uint64_t position = 0;               // which id of the sequence the first one is
+  std::span<const int32_t> stop_ids;   // the end: neither given nor read
+  const int32_t* cancelled = nullptr;  // not 0 once the caller wants no more, or null
+  int32_t* ids = nullptr;              // (count), written as far as ids are drawn
+  float* log_probabilities = nullptr;  // (count)
+};
+
+// Decides the ids of a generation while it runs.
+//
+// Of a single sequence each thread of the kernel asks for the next id itself, with a place of its own, and gets the
+// same answer, so that none has to wait for another. Of several, each is one thread's.
 class Generation {
  public:
-  // Args: ids, log_probabilities: (count), written as far as ids are drawn. cancelled: not 0 once the caller wants no
-  // more, or null. threads: how many will ask.
-  Generation(const Sampling& sampling, int64_t outputs, std::span<const int32_t> previous, int64_t count,
-             uint64_t position, std::span<const int32_t> stop_ids, const int32_t* cancelled, int threads,
-             int32_t* ids, float* log_probabilities);
+  // Args: threads: how many will ask.
+  Generation(const std::vector<Draw>& draws, const Exponentials& exponentials, int64_t outputs, int threads);
 
-  // The next id, or -1 if there is none: enough are drawn, a stop id was drawn, or the logits are not finite.
-  int32_t next(int thread, const float* logits);
-  // Whether the caller wants no more. Only one thread may ask, for it can change at any time.
+  // The next id, or -1 if there is none: enough are drawn, a stop id was drawn, the caller wants no more, or the
+  // logits are not finite. `place` is the thread of a single sequence, which does not see what the caller wants,
+  // and else the sequence.
+  int32_t next(int64_t place, const float* logits);
+  // Whether the caller wants no more of a single sequence. Only one thread may ask, for it can change at any time.
   bool cancelled() const;
 
-  int64_t drawn() const { return places_[0].drawn; }
-  bool diverged() const { return places_[0].diverged; }
+  int64_t drawn(int64_t row) const { return place_of(row).drawn; }
+  bool diverged(int64_t row) const { return place_of(row).diverged; }
 
  private:
   struct alignas(128) Place {
+    const Draw& draw;
     Sampler sampler;
+    bool writes;
     int64_t drawn = 0;
-    bool diverged = false;
+    bool ended = false, diverged = false;
   };
-  const int64_t count_;
-  const uint64_t position_;
-  const std::vector<int32_t> stop_ids_;
-  const int32_t* const cancelled_;
-  int32_t* const ids_;
-  float* const log_probabilities_;
+  const Place& place_of(int64_t row) const { return places_[static_cast<size_t>(row)]; }
+
+  const std::vector<Draw> draws_;
   std::vector<Place> places_;
 };
 
@@ -83,8 +95,8 @@ struct StepCall {
   const float* state = nullptr;      // (B, S)
   float* new_state = nullptr;        // (B, S); not the same memory
   float* logits = nullptr;  // (B, V') after the last id of each row; a generation reads the first from it
-  float* log_probabilities = nullptr;  // (T - 1) of each id but the first, or null; B is 1
-  Generation* generation = nullptr;    // B is 1
+  float* log_probabilities = nullptr;  // (B, T - 1) of each id but the first, 0 where none is read, or null
+  Generation* generation = nullptr;
   int threads = 1;
 };
 
@@ -95,6 +107,7 @@ struct StepKernels {
   size_t (*pack)(const StepChain& chain, std::byte* memory);
   // Runs what pack() wrote. Throws std::bad_alloc and what parallel() throws.
   void (*run)(const std::byte* packed, const StepCall& call);
+  Exponentials exponentials;
 };
 
 // An immutable model; any number of threads may use it at once.
@@ -109,10 +122,19 @@ class StepModel {
   int64_t state_size() const { return state_size_; }
   size_t packed_bytes() const { return bytes_; }
   const char* target() const { return target_->name; }
+  const Exponentials& exponentials() const;
 
   // Runs a call, whose `threads` is set here. Throws std::out_of_range if an id is not in the vocabulary,
   // std::invalid_argument if a length or the state cannot be, std::bad_alloc, and what parallel() throws.
   void run(StepCall call) const;
+  // Draws ids; gives how many of each row, and throws what run() throws.
+  // Args: state, new_state: (B, S). logits: (B, V'), before and after.
+  struct Drawn {
+    int64_t count;
+    bool diverged;  // a logit was not finite
+  };
+  std::vector<Drawn> generate(const std::vector<Draw>& draws, const float* state, float* new_state,
+                              float* logits) const;
   // The threads that one stream runs fastest on; measured when first asked.
   int threads_of_one_stream() const;
 

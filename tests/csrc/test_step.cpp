@@ -15,6 +15,7 @@
 namespace {
 
 using cellerate::Activation;
+using cellerate::Draw;
 using cellerate::Generation;
 using cellerate::Precision;
 using cellerate::Sampling;
@@ -283,8 +284,8 @@ std::vector<int32_t> draw(const StepModel& model, int threads, int64_t count, ui
   sampling.top_k = 7;
   std::vector<int32_t> ids(static_cast<size_t>(count));
   Floats log_probabilities(ids.size());
-  Generation generation(sampling, model.outputs(), {}, count, position, stops, cancelled, threads, ids.data(),
-                        log_probabilities.data());
+  const Draw draw{sampling, {}, count, position, stops, cancelled, ids.data(), log_probabilities.data()};
+  Generation generation({draw}, model.exponentials(), model.outputs(), threads);
   Floats after(state.size(), NAN);
   StepCall call;
   call.batch = 1;
@@ -296,7 +297,7 @@ std::vector<int32_t> draw(const StepModel& model, int threads, int64_t count, ui
   call.threads = threads;
   model.run(call);
   state = after;
-  ids.resize(static_cast<size_t>(generation.drawn()));
+  ids.resize(static_cast<size_t>(generation.drawn(0)));
   return ids;
 }
 
@@ -335,6 +336,78 @@ TEST(a_generation_is_the_same_for_all_threads_and_can_go_on_short) {
   }
 }
 
+TEST(rows_are_drawn_as_if_alone_short) {
+  const Chain chain = long_chain();
+  const int64_t counts[] = {9, 0, 20, 1};
+  constexpr int64_t kRows = 4, kMost = 20;
+  for (int precision = 0; precision < 3; ++precision) {
+    for (const int threads : {1, 2, 3}) {
+      const StepModel model(chain.nodes, static_cast<Precision>(precision), threads);
+      const int64_t S = model.state_size(), V = model.outputs();
+      const Floats start = read(model, kRows, 1, {1, 5, 3, 10});
+      const auto draws_of = [&](std::vector<int32_t>& ids, Floats& log_probabilities) {
+        ids.assign(kRows * kMost, -1);
+        log_probabilities.assign(kRows * kMost, NAN);
+        std::vector<Draw> draws(kRows);
+        for (int64_t row = 0; row < kRows; ++row) {
+          Draw& draw = draws[static_cast<size_t>(row)];
+          draw.sampling.stream = static_cast<uint64_t>(row);
+          draw.count = counts[row];
+          draw.ids = ids.data() + row * kMost;
+          draw.log_probabilities = log_probabilities.data() + row * kMost;
+        }
+        return draws;
+      };
+      std::vector<int32_t> ids, alone_ids;
+      Floats scores, alone_scores, state(static_cast<size_t>(kRows * S), NAN),
+          logits(start.begin() + kRows * S, start.end());
+      const std::vector<Draw> draws = draws_of(ids, scores);
+      const auto drawn = model.generate(draws, start.data(), state.data(), logits.data());
+      const std::vector<Draw> alone = draws_of(alone_ids, alone_scores);
+      for (int64_t row = 0; row < kRows; ++row) {
+        CHECK(drawn[static_cast<size_t>(row)].count == counts[row]);
+        Floats after(static_cast<size_t>(S), NAN),
+            following(start.begin() + kRows * S + row * V, start.begin() + kRows * S + (row + 1) * V);
+        model.generate({alone[static_cast<size_t>(row)]}, start.data() + row * S, after.data(),
+                       following.data());
+        CHECK(std::memcmp(after.data(), state.data() + row * S, after.size() * 4) == 0);
+        CHECK(std::memcmp(following.data(), logits.data() + row * V, following.size() * 4) == 0);
+      }
+      CHECK(ids == alone_ids);
+      CHECK(std::memcmp(scores.data(), alone_scores.data(), scores.size() * 4) == 0);
+    }
+  }
+}
+
+TEST(every_target_has_the_same_exponentials) {
+  constexpr int64_t kCount = 37;
+  double scores[kCount], wanted[kCount] = {};
+  float logits[kCount];
+  for (int64_t n = 0; n < kCount; ++n) {
+    logits[n] = -0.37f * static_cast<float>(n * n);
+    scores[n] = logits[n];
+  }
+  scores[kCount - 1] = -1e300;
+  double wanted_sum = 0;
+  for (const std::string& target : cellerate::available_targets()) {
+    cellerate::set_target(target);
+    const cellerate::Exponentials& exponentials = cellerate::target().steps->exponentials;
+    double weights[kCount];
+    exponentials.weights(scores, kCount, 0, 0.9, weights);
+    const double sum = exponentials.sum(logits, kCount, 0);
+    if (wanted_sum == 0) {
+      wanted_sum = sum;
+      std::memcpy(wanted, weights, sizeof wanted);
+      for (int64_t n = 0; n < kCount; ++n) {
+        const double want = std::exp(scores[n] / 0.9);
+        CHECK(std::fabs(weights[n] - want) <= 3e-16 * want);
+      }
+    }
+    CHECK(sum == wanted_sum);
+    CHECK(std::memcmp(wanted, weights, sizeof wanted) == 0);
+  }
+}
+
 TEST(one_stream_finds_its_threads) {
   const Chain chain = plain_chain();
   const StepModel model(chain.nodes, Precision::kFloat32, 0);
@@ -366,7 +439,8 @@ TEST(philox_gives_the_known_answers) {
 
 int64_t first_choice(const Sampling& sampling, const Floats& logits,
                      const std::vector<int32_t>& previous = {}) {
-  cellerate::Sampler sampler(sampling, static_cast<int64_t>(logits.size()), previous, 0);
+  cellerate::Sampler sampler(sampling, cellerate::target().steps->exponentials,
+                             static_cast<int64_t>(logits.size()), previous, 0);
   float log_probability = NAN;
   return sampler.choose(logits.data(), 0, &log_probability);
 }

@@ -9,7 +9,7 @@ import pytest
 
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels import cpu, reference
-from cellerate.kernels.drawing import Cancellation, SamplingRules, sample
+from cellerate.kernels.drawing import Cancellation, Request, SamplingRules, sample
 from cellerate.kernels.stepping import PRECISIONS, StepModel
 
 pytestmark = pytest.mark.usefixtures("native_settings")
@@ -169,13 +169,27 @@ def test_rows_of_different_lengths_are_read_as_if_alone(precision: str) -> None:
 @pytest.mark.parametrize("chain", CHAINS)
 def test_log_probabilities_equal_those_of_the_logits_of_steps(chain: str) -> None:
     model = StepModel(CHAINS[chain]())
-    ids = _ids(1, 210)[0]
-    state, got = model.log_probabilities(model.initial_state(1), ids)
-    assert got.shape == (209,)
-    expected = _log_softmax(_expected(CHAINS[chain](), ids[None])[0])[np.arange(209), ids[1:]]
+    ids = _ids(3, 210)
+    state, got = model.log_probabilities(model.initial_state(3), ids)
+    assert got.shape == (3, 209)
+    expected = _log_softmax(_expected(CHAINS[chain](), ids))
+    expected = np.take_along_axis(expected[:, :-1], ids[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
-    np.testing.assert_array_equal(state, model.read(model.initial_state(1), ids[None])[0])
-    assert model.log_probabilities(model.initial_state(1), ids[:1])[1].shape == (0,)
+    np.testing.assert_array_equal(state, model.read(model.initial_state(3), ids)[0])
+    assert model.log_probabilities(model.initial_state(1), ids[:1, :1])[1].shape == (1, 0)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_log_probabilities_of_rows_of_different_lengths_are_those_of_each_alone(precision: str) -> None:
+    model = StepModel(_long(), precision=precision)
+    ids, lengths = _ids(4, 130), np.array([130, 1, 37, 129])
+    ids[1, 1:] = V  # not read
+    state, got = model.log_probabilities(model.initial_state(4), ids, lengths)
+    for row, length in enumerate(lengths):
+        alone, scores = model.log_probabilities(model.initial_state(1), ids[row : row + 1, :length])
+        np.testing.assert_array_equal(state[row], alone[0])
+        np.testing.assert_array_equal(got[row, : length - 1], scores[0])
+        assert not got[row, length - 1 :].any()
 
 
 def _start(model: StepModel) -> tuple[np.ndarray, np.ndarray]:
@@ -204,6 +218,106 @@ def test_generate_equals_steps_and_the_sampler(precision: str, threads: int | No
     np.testing.assert_array_equal(scores, np.float32(expected_scores))
     np.testing.assert_array_equal(after, state)
     np.testing.assert_array_equal(following, logits)
+
+
+def _requests(counts: list[int], **options: Any) -> list[Request]:
+    """Requests that differ in everything a request has."""
+    return [
+        Request(
+            count,
+            SamplingRules(
+                temperature=0.7 + 0.1 * row,
+                top_k=None if row % 2 else 9,
+                repetition_penalty=1 + 0.1 * row,
+                seed=5,
+                stream=row,
+            ),
+            position=3 * row,
+            previous=[row, 1, 2],
+            **options,
+        )
+        for row, count in enumerate(counts)
+    ]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("threads", [1, 2, 3, None])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_rows_are_generated_as_if_alone(chain: str, precision: str, threads: int | None) -> None:
+    model = StepModel(CHAINS[chain](), precision=precision, threads=threads)
+    counts = [12, 0, 30, 1, 29, 30, 7]
+    state, logits = model.read(model.initial_state(7), _ids(7, 5))
+    drawn, after, following = model.generate_rows(state, logits, _requests(counts))
+    for row, request in enumerate(_requests(counts)):
+        alone = model.generate(
+            state[row : row + 1],
+            logits[row],
+            request.count,
+            request.rules,
+            position=request.position,
+            previous=request.previous,
+        )
+        np.testing.assert_array_equal(drawn[row].ids, alone[0])
+        np.testing.assert_array_equal(drawn[row].log_probabilities, alone[1])
+        np.testing.assert_array_equal(after[row], alone[2][0])
+        np.testing.assert_array_equal(following[row], alone[3])
+        assert len(alone[0]) == request.count
+
+
+def test_a_row_ends_before_its_stop_id_and_others_go_on() -> None:
+    model = StepModel(_plain())
+    state, logits = model.read(model.initial_state(3), _ids(3, 5))
+    whole = model.generate_rows(state, logits, _requests([40, 40, 40]))[0]
+    stop = int(whole[1].ids[20])
+    drawn, after, _ = model.generate_rows(
+        state,
+        logits,
+        [
+            Request(40, r.rules, r.position, r.previous, (stop,) if row == 1 else ())
+            for row, r in enumerate(_requests([40] * 3))
+        ],
+    )
+    place = whole[1].ids.tolist().index(stop)
+    np.testing.assert_array_equal(drawn[1].ids, whole[1].ids[:place])
+    for row in (0, 2):
+        np.testing.assert_array_equal(drawn[row].ids, whole[row].ids)
+    read = model.read(state[1:2], drawn[1].ids[None])[0] if place else state[1:2]
+    np.testing.assert_array_equal(after[1], read[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_cancel_ends_one_row_and_others_go_on(threads: int) -> None:
+    model = StepModel(_plain(16), threads=threads)
+    state, logits = model.read(model.initial_state(2), _ids(2, 5))
+    cancellation = Cancellation()
+    cancellation.cancel()
+    requests = [Request(50, cancellation=cancellation), Request(50, SamplingRules(stream=1))]
+    drawn, after, following = model.generate_rows(state, logits, requests)
+    assert drawn[0].ids.size == 0
+    assert len(drawn[1].ids) == 50
+    np.testing.assert_array_equal(after[0], state[0])
+    np.testing.assert_array_equal(following[0], logits[0])
+
+
+def test_generating_no_rows_gives_no_rows() -> None:
+    model = StepModel(_plain())
+    drawn, state, logits = model.generate_rows(model.initial_state(0), np.zeros((0, V), np.float32), [])
+    assert drawn == []
+    assert (state.shape, logits.shape) == ((0, model.state_size), (0, V))
+
+
+def test_another_target_draws_the_same_ids_and_log_probabilities() -> None:
+    found = []
+    for target in cpu.available_targets():
+        cpu.set_target(target)
+        model = StepModel(_long())
+        state, logits = model.read(model.initial_state(3), _ids(3, 5))
+        drawn = model.generate_rows(state, logits, _requests([60] * 3))[0]
+        found.append((np.stack([d.ids for d in drawn]), np.stack([d.log_probabilities for d in drawn])))
+    assert len(found) > 1
+    for ids, scores in found[1:]:
+        np.testing.assert_array_equal(ids, found[0][0])
+        np.testing.assert_array_equal(scores, found[0][1])
 
 
 def test_generate_can_go_on_where_it_ended() -> None:
@@ -322,6 +436,26 @@ def test_sampling_follows_the_distribution_of_its_rules(rules: SamplingRules) ->
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
 
 
+def test_streams_of_one_seed_draw_other_ids() -> None:
+    logits = np.zeros(1000, np.float32)
+    ids = {
+        stream: sample(logits, SamplingRules(seed=3, stream=stream))[0] for stream in (0, 1, 2**32, 2**64 - 1)
+    }
+    assert len(set(ids.values())) == len(ids)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 96, 1000])
+@pytest.mark.parametrize("spread", [1e-3, 3.0, 400.0])
+def test_log_probabilities_hold_from_flat_to_steep(size: int, spread: float) -> None:
+    logits = (np.random.default_rng(size).standard_normal(size) * spread).astype(np.float32)
+    expected = _log_softmax(logits.astype(np.float64))
+    for temperature in (0.0, 1e-300, 1.0, 1e300):
+        drawn, score = sample(logits, SamplingRules(temperature=temperature, seed=4), 7)
+        np.testing.assert_array_max_ulp(np.float32(score), np.float32(expected[drawn]), 1)
+        if temperature < 1e-3:
+            assert drawn == logits.argmax()
+
+
 def test_a_sample_reports_the_log_probability_of_the_model() -> None:
     logits = np.random.default_rng(8).standard_normal(V).astype(np.float32)
     rules = SamplingRules(temperature=0.3, top_k=4, repetition_penalty=1.5)
@@ -377,7 +511,7 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         with pytest.raises(DataError, match=str(wrong)):
             model.read(state, np.array([[0, wrong]]))
         with pytest.raises(DataError, match=str(wrong)):
-            model.log_probabilities(state, np.array([0, wrong]))
+            model.log_probabilities(state, np.array([[0, wrong]]))
         with pytest.raises(DataError, match=str(wrong)):
             model.generate(state, np.zeros(V, np.float32), 1, stop_ids=[wrong])
     with pytest.raises(DataError, match="float64"):

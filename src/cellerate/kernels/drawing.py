@@ -4,7 +4,7 @@ A module of its own because the rules are settings that callers make, apart from
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ class SamplingRules:
     """How the native core draws an id; the rules apply in the order of the attributes, `seed` aside.
 
     They are those of `cellerate.runtime.sampling`, in float64, and more of them; random numbers come from
-    Philox4x32-10 with the seed as key and the position of the id as counter, so that an id can be drawn again
-    without those before it.
+    Philox4x32-10 with the seed as key and the position of the id and the stream as counter, so that an id can be
+    drawn again without those before it.
 
     Attributes:
         repetition_penalty: A logit above 0 of an id that the penalty sees is divided by it, one below 0
@@ -56,6 +56,7 @@ class SamplingRules:
         top_p: Only the fewest likeliest that have this share of what top_k left; 1 for all.
         min_p: Only those at least this share as likely as the likeliest; 0 for all.
         seed: At least 0 and below 2**64.
+        stream: Which of several sequences drawn with one seed; at least 0 and below 2**64.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -72,6 +73,7 @@ class SamplingRules:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    stream: int = 0
 
     def __post_init__(self) -> None:
         check_real("repetition_penalty", self.repetition_penalty, lambda x: x > 0, "above 0")
@@ -81,7 +83,8 @@ class SamplingRules:
         for name in ("penalty_window", "top_k"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1, 2**62)
-        check_whole("seed", self.seed, 0, 2**64 - 1)
+        for name in ("seed", "stream"):
+            check_whole(name, getattr(self, name), 0, 2**64 - 1)
 
     def native(self) -> tuple[Any, ...]:
         """The rules as the native core takes them."""
@@ -93,7 +96,42 @@ class SamplingRules:
             float(self.repetition_penalty),
             int(self.penalty_window or 0),
             int(self.seed),
+            int(self.stream),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one sequence of a generation asks for.
+
+    Attributes:
+        count: How many ids at most, at least 0.
+        rules: How they are drawn.
+        position: Which id of the sequence the first one is; with the seed it makes the random number.
+        previous: (N,) the ids so far, those of the prompt too, for the penalty.
+        stop_ids: The end; such an id is neither given nor read.
+        cancellation: Ends it from another thread.
+    """
+
+    count: int
+    rules: SamplingRules = SamplingRules()
+    position: int = 0
+    previous: Sequence[int] | np.ndarray = ()
+    stop_ids: Iterable[int] = ()
+    cancellation: Cancellation | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """What was drawn of one sequence.
+
+    Attributes:
+        ids: (N,) int32.
+        log_probabilities: (N,) float32, by the model itself: ln softmax of the logits, without any rule.
+    """
+
+    ids: np.ndarray
+    log_probabilities: np.ndarray
 
 
 def sample(

@@ -20,7 +20,7 @@ from cellerate.kernels.arguments import (
     whole_array,
 )
 from cellerate.kernels.cpu import core, empty
-from cellerate.kernels.drawing import DIVERGED, Cancellation, SamplingRules
+from cellerate.kernels.drawing import DIVERGED, Cancellation, Drawn, Request, SamplingRules
 from cellerate.kernels.spec import ACTIVATIONS
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -129,49 +129,32 @@ class StepModel:
             ConfigError: A shape, a dtype or a length does not fit, or the state is not finite.
             DataError: An id is not in the vocabulary.
         """
-        state = self._state(state)
-        ids = np.asarray(ids)
-        if ids.ndim != 2 or ids.shape[1] < 1:
-            raise ConfigError(
-                f"ids has shape {ids.shape}; expected (B, T) = ({len(state)}, T) with T at least 1."
-            )
-        if lengths is None:
-            return self._run(state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), None)
-        counts = whole_array("lengths", lengths, (len(state),), ConfigError)
-        wrong = np.flatnonzero((counts < 1) | (counts > ids.shape[1]))
-        if wrong.size:
-            place = int(wrong[0])
-            raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
-        ids = whole_array("ids", ids, (len(state), None), DataError)
-        # Beyond a row's length anything may stand; it is not read.
-        ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
-        return self._run(
-            state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), counts.astype(np.int32)
-        )
+        return self._run(*self._texts(state, ids, lengths))
 
-    def log_probabilities(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How likely a text is, id after id.
+    def log_probabilities(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How likely texts are, id after id.
 
         Args:
-            state: (1, S) float32; it is not changed.
-            ids: (T,) whole numbers in [0, V), T at least 1.
+            state: (B, S) float32; it is not changed.
+            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            lengths: (B,) how many of its ids each row has, from 1 to T; None for all.
 
         Returns:
-            The state after all ids (1, S), and (T - 1,) float32, ln p(ids[t + 1] | state, ids[..t]).
+            The state after the last id of each row (B, S), and (B, T - 1) float32,
+            ln p(ids[b, t + 1] | state, ids[b, ..t]), 0 from the end of a row on.
 
         Raises:
-            ConfigError: A shape or dtype does not fit, there are not as many logits as ids in the vocabulary,
-                or the state is not finite.
+            ConfigError: A shape, a dtype or a length does not fit, there are not as many logits as ids in the
+                vocabulary, or the state is not finite.
             DataError: An id is not in the vocabulary.
         """
-        state = self._state(state, 1)
         self._check_logits_are_ids()
-        ids = ids_array("ids", ids, (None,), self.vocabulary_size)
-        if ids.size == 0:
-            raise ConfigError("ids has shape (0,); expected (T,) with T at least 1.")
+        state, ids, counts = self._texts(state, ids, lengths)
         after = np.empty_like(state)
-        result = np.empty(len(ids) - 1, np.float32)
-        self._call(1, len(ids), ids[None], None, state, after, None, result)
+        result = np.empty((len(ids), ids.shape[1] - 1), np.float32)
+        self._call(len(ids), ids.shape[1], ids, counts, state, after, None, result)
         return after, result
 
     def generate(
@@ -210,34 +193,89 @@ class StepModel:
             DataError: An id of `previous` or `stop_ids` is not in the vocabulary.
             ModelError: A logit is a NaN or an infinity.
         """
-        state = self._state(state, 1)
+        request = Request(count, rules or SamplingRules(), position, previous, stop_ids, cancellation)
+        following = float_array("logits", logits, (self.outputs,))
+        (drawn,), after, following = self.generate_rows(self._state(state, 1), following[None], [request])
+        return drawn.ids, drawn.log_probabilities, after, following[0]
+
+    def generate_rows(
+        self, state: np.ndarray, logits: np.ndarray, requests: Sequence[Request]
+    ) -> tuple[list[Drawn], np.ndarray, np.ndarray]:
+        """Draws ids of several sequences side by side, each as `generate` alone would.
+
+        A sequence that has ended waits for the others, which costs as much as drawing: give those that may go on
+        to another call.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            logits: (B, V) float32, of the next id of each.
+            requests: B of them.
+
+        Returns:
+            What was drawn of each, the states (B, S) after that, and the logits (B, V) of the next ids.
+
+        Raises:
+            ConfigError: A shape, a dtype or a number does not fit, or a state is not finite.
+            DataError: An id is not in the vocabulary.
+            ModelError: A logit is a NaN or an infinity.
+        """
         self._check_logits_are_ids()
-        following = float_array("logits", logits, (self.outputs,)).copy()
-        check_whole("count", count, 0, MOST_STEPS)
-        check_whole("position", position, 0, 2**62)
-        seen = ids_array("previous", previous, (None,), self.vocabulary_size)
-        stops = ids_array("stop_ids", list(stop_ids), (None,), self.vocabulary_size)
+        state = self._state(state, len(requests))
+        following = float_array("logits", logits, (len(requests), self.outputs)).copy()
+        native = []
+        for request in requests:
+            check_whole("count", request.count, 0, MOST_STEPS)
+            check_whole("position", request.position, 0, 2**62)
+            native.append(
+                (
+                    request.rules.native(),
+                    ids_array("previous", request.previous, (None,), self.vocabulary_size),
+                    request.position,
+                    int(request.count),
+                    ids_array("stop_ids", list(request.stop_ids), (None,), self.vocabulary_size),
+                    None if request.cancellation is None else request.cancellation.flag,
+                )
+            )
         if not np.isfinite(state).all():
             raise ConfigError("state holds a NaN or an infinity.")
+        width = max((request.count for request in requests), default=0)
+        ids = np.empty((len(requests), width), np.int32)
+        log_probabilities = np.empty(ids.shape, np.float32)
+        if ids.size == 0:
+            nothing = Drawn(ids[:0].reshape(-1), log_probabilities[:0].reshape(-1))
+            return [nothing] * len(requests), state.copy(), following
         after = np.empty_like(state)
-        ids, log_probabilities = np.empty(count, np.int32), np.empty(count, np.float32)
-        if count == 0:
-            return ids, log_probabilities, state.copy(), following
-        drawn, diverged = self._native.generate(
-            state,
-            after,
-            following,
-            (rules or SamplingRules()).native(),
-            seen,
-            position,
-            stops,
-            None if cancellation is None else cancellation.flag,
-            ids,
-            log_probabilities,
-        )
-        if diverged:
+        drawn = self._native.generate(state, after, following, native, ids, log_probabilities)
+        if any(diverged for _, diverged in drawn):
             raise ModelError(DIVERGED)
-        return ids[:drawn].copy(), log_probabilities[:drawn].copy(), after, following
+        found = [
+            Drawn(ids[row, :count].copy(), log_probabilities[row, :count].copy())
+            for row, (count, _) in enumerate(drawn)
+        ]
+        return found, after, following
+
+    def _texts(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """State (B, S), ids (B, T) and lengths (B,), checked, as the core takes them."""
+        state = self._state(state)
+        ids = np.asarray(ids)
+        if ids.ndim != 2 or ids.shape[1] < 1:
+            raise ConfigError(
+                f"ids has shape {ids.shape}; expected (B, T) = ({len(state)}, T) with T at least 1."
+            )
+        if lengths is None:
+            return state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), None
+        counts = whole_array("lengths", lengths, (len(state),), ConfigError)
+        wrong = np.flatnonzero((counts < 1) | (counts > ids.shape[1]))
+        if wrong.size:
+            place = int(wrong[0])
+            raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
+        ids = whole_array("ids", ids, (len(state), None), DataError)
+        # Beyond a row's length anything may stand; it is not read.
+        ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
+        ids = ids_array("ids", ids, (len(state), None), self.vocabulary_size)
+        return state, ids, counts.astype(np.int32)
 
     def _state(self, state: np.ndarray, batch: int | None = None) -> np.ndarray:
         return float_array("state", state, (batch, self.state_size))
