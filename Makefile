@@ -104,6 +104,7 @@ format: $(STAMPS)/dev
 	$(BIN)/clang-format -i $(NATIVE_FORMATTED)
 
 bench: $(STAMPS)/dev
+	$(BIN)/pip install --quiet --group bench
 	$(BIN)/python benchmarks/run.py
 
 docs: $(STAMPS)/dev

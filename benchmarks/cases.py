@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import generation
 import kernel
 import loader
 import lstm
+import quality
 import training
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
@@ -59,6 +61,16 @@ def text(quick: bool) -> dict[str, Any]:
     return training.run(DATA / "2600-0.txt", quick=quick)
 
 
+def generate(quick: bool) -> dict[str, Any]:
+    """Characters/s of text generation: packed models, stock Keras, ONNX Runtime's LSTM node, in turn."""
+    return generation.run(quick=quick)
+
+
+def packed_quality(quick: bool) -> dict[str, Any]:
+    """Bits per character of a trained model, packed in each precision."""
+    return quality.run(DATA / "2600-0.txt", quick=quick)
+
+
 def series(quick: bool) -> dict[str, Any]:
     """Forecasts of oil temperature beside naive ones, on each backend."""
     task = ["--target", "OT", "--window", "96", "--horizon", "24", "--patience", "3"]
@@ -92,6 +104,8 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "memory": memory,
     "loader": load,
     "text": text,
+    "generate": generate,
+    "quality": packed_quality,
     "series": series,
     "embed": embed,
 }

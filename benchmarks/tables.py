@@ -134,6 +134,67 @@ def quality(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def generation(result: dict[str, Any]) -> list[list[str]]:
+    """A row a contestant and what it does, a column a size."""
+    sizes = result["sizes"]
+    ours = {
+        "generate": "one stream",
+        "streams": f"{result['streams']} streams in all",
+        "score": "judging a text",
+        "step": "a step from Python, median and p99",
+    }
+    ways = {
+        "predict": "`predict` a character",
+        "predict_on_batch": "`predict_on_batch` a character",
+        "eager": "an eager step, the state given",
+        "step": "a compiled step, the state given",
+        "loop": "steps compiled as one loop",
+    }
+    found = {(r["contestant"], r["job"]): [] for r in sizes[0]["records"]}
+    for size in sizes:
+        for record in size["records"]:
+            speed = f"{record['characters_per_s']:,.0f}"
+            if record["contestant"] == "cellerate" and record["characters"] == 1:
+                speed = f"{record['median_s'] * 1e6:.1f}, {record['p99_s'] * 1e6:.1f} µs"
+            found[record["contestant"], record["job"]].append(speed)
+    node = f"ONNX Runtime {sizes[0]['contestants']['onnxruntime'].get('version')}, its LSTM node alone"
+    rows = [["Characters/s", *[f"H={size['units']}" for size in sizes]]]
+    for (contestant, job), speeds in found.items():
+        what, _, precision = job.partition(" ")
+        if contestant == "cellerate":
+            name = f"**Cellerate** {precision}, {ours[what]}"
+        else:
+            name = f"{node}, {job}" if contestant == "onnxruntime" else f"Keras on {contestant}, {ways[job]}"
+        rows.append([name, *speeds])
+    for precision in sizes[0]["process_of_1000"]:
+        times = [size["process_of_1000"][precision]["median_s"] for size in sizes]
+        name = f"`cellerate generate` {precision}, 1000 characters, the whole process"
+        rows.append([name, *[f"{seconds:.2f} s" for seconds in times]])
+    return rows
+
+
+def packed(result: dict[str, Any]) -> list[list[str]]:
+    """A row a precision; Keras judges windows, so its figure stands beside that of the same windows."""
+    model, keras = result["model"], result["keras"]
+    head = f"*War and Peace*, H={model['units']}, {result['epochs']} epochs"
+    rows = [[head, "Size", "Bits per character of windows", "state carried", "more than float32"]]
+    rows.append(
+        ["`.keras`", f"{keras['bytes'] / 1e6:.1f} MB", f"{keras['windows_bits_per_character']:.4f}", "", ""]
+    )
+    for precision, found in result["packed"].items():
+        windows = found.get("windows_bits_per_character")
+        rows.append(
+            [
+                f"`.cell`, {precision}",
+                f"{found['bytes'] / 1e6:.1f} MB",
+                f"{windows:.4f}" if windows else "",
+                f"{found['bits_per_character']:.4f}",
+                f"{found['increase']:+.2%}" if found["goal"] else "",
+            ]
+        )
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "step": step,
     "kernel": native,
@@ -141,6 +202,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "small": small,
     "loss": quality,
     "text": text,
+    "generate": generation,
+    "quality": packed,
     "loader": loader,
     "series": series,
     "embed": embed,

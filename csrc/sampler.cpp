@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace cellerate {
@@ -77,8 +78,11 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
   if (penalised) {
     for (int64_t n = 0; n < outputs_; ++n) {
       if (times_[n] == 0) continue;
-      scores_[n] = scores_[n] > 0 ? scores_[n] / sampling_.repetition_penalty
-                                  : scores_[n] * sampling_.repetition_penalty;
+      const double score = scores_[n] > 0 ? scores_[n] / sampling_.repetition_penalty
+                                          : scores_[n] * sampling_.repetition_penalty;
+      // Of two infinities there would be no difference.
+      constexpr double kMost = std::numeric_limits<double>::max();
+      scores_[n] = std::clamp(score, -kMost, kMost);
     }
     largest = *std::max_element(scores_.begin(), scores_.end());
   }

@@ -23,7 +23,7 @@ using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 using Node = std::tuple<int, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
-                        std::optional<In<float>>, int, int, float>;
+                        std::optional<In<float>>, int, int, float, bool>;
 using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t, uint64_t>;
 using Request = std::tuple<Rules, In<int32_t>, uint64_t, int64_t, In<int32_t>, std::optional<In<int32_t>>>;
 
@@ -45,6 +45,7 @@ void make(StepModel* self, const std::vector<Node>& nodes, int precision, int th
     node.activation = static_cast<Activation>(std::get<6>(from));
     node.recurrent_activation = static_cast<Activation>(std::get<7>(from));
     node.epsilon = std::get<8>(from);
+    node.masks_zero = std::get<9>(from);
   }
   try {
     const nb::gil_scoped_release release;

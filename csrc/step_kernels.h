@@ -54,6 +54,7 @@ struct PackedChain {
   Precision precision;
   int count;
   Index vocabulary, outputs, state_size, widest;
+  bool masks_zero;
   PackedNode* nodes;
 };
 
@@ -321,7 +322,7 @@ class StepPacker {
     const StepNode& embedding = chain_.nodes[0];
     const bool has_table = chain_.count > 1 && chain_.nodes[1].kind == StepKind::kLstm &&
                            embedding.inputs * round_up(chain_.nodes[1].outputs, kLanes) * 16 <= kLargestTable;
-    PackedChain whole{chain_.precision, chain_.count, embedding.inputs, 0, 0, 0, nodes};
+    PackedChain whole{chain_.precision, chain_.count, embedding.inputs, 0, 0, 0, embedding.masks_zero, nodes};
     for (int n = 0; n < chain_.count; ++n) {
       const StepNode& from = chain_.nodes[n];
       PackedNode node{};
@@ -751,6 +752,9 @@ class StepJob {
         }
       });
     }
+    const auto stays = [&](Index row, Index step) {
+      return ended(row, begin + step) || (chain_.masks_zero && ids[row * stride + step] == 0);
+    };
     for (Index step = 0; step < steps; ++step) {
       // There and back by turns: where the weights do not fit a core's cache, it still has those of the last panels.
       for_blocks({0, batch_}, panels, (begin + step) % 2 == 1,
@@ -761,7 +765,7 @@ class StepJob {
                      const float* start =
                          layer.projected + ((step * batch_ + row + r) * all_panels + panel) * kWidth;
                      if (node.table != nullptr) {
-                       const Index id = ended(row + r, begin + step) ? 0 : ids[(row + r) * stride + step];
+                       const Index id = stays(row + r, step) ? 0 : ids[(row + r) * stride + step];
                        start = node.table + (id * all_panels + panel) * kWidth;
                      }
                      for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(start + j * kLanes);
@@ -771,7 +775,7 @@ class StepJob {
                    add_product<kPrecision, kCount, kPanels>(h, row, node.recurrent, panel, sums);
                    for (int r = 0; r < kCount; ++r) {
                      for (int p = 0; p < kPanels; ++p)
-                       advance(n, step, ended(row + r, begin + step), row + r, panel + p, &sums[r][4 * p]);
+                       advance(n, step, stays(row + r, step), row + r, panel + p, &sums[r][4 * p]);
                    }
                  });
       barrier_.wait();
@@ -793,14 +797,14 @@ class StepJob {
   }
 
   // The gates' sums of one row and panel become c and h.
-  void advance(int n, Index step, bool ended, Index row, Index panel, const F* sums) {
+  void advance(int n, Index step, bool stays, Index row, Index panel, const F* sums) {
     const PackedNode& node = chain_.nodes[n];
     const Layer& layer = layers_[n];
     const Index unit = panel * kLanes;
     float* cell = layer.cells + (panel * batch_ + row) * kLanes;
     float* hidden = layer.hidden + row * node.recurrent.columns_panels * kLanes + unit;
     F h;
-    if (ended) {
+    if (stays) {
       h = Simd::load(hidden);
     } else {
       const F i = activate(node.recurrent_activation, sums[0]);

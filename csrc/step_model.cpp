@@ -15,6 +15,8 @@
 namespace cellerate {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Whole numbers of sums of bytes stay below 2^31 up to so many inputs.
 constexpr int64_t kMostInputs = 65536;
 
@@ -173,14 +175,21 @@ const Exponentials& StepModel::exponentials() const { return target_->steps->exp
 
 std::vector<StepModel::Drawn> StepModel::generate(const std::vector<Draw>& draws, const float* state,
                                                   float* new_state, float* logits) const {
+  if (draws.size() == 1 && threads_ == 0) return {generate_at_pace(draws[0], state, new_state, logits)};
+  return generate_on(threads_, draws, state, new_state, logits);
+}
+
+std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vector<Draw>& draws,
+                                                     const float* state, float* new_state,
+                                                     float* logits) const {
   StepCall call;
   call.batch = static_cast<int64_t>(draws.size());
   for (const Draw& draw : draws) call.steps = std::max(call.steps, draw.count);
   call.state = state;
   call.new_state = new_state;
   call.logits = logits;
-  call.threads = draws.size() == 1 ? threads_of_one_stream() : 0;
-  Generation generation(draws, exponentials(), outputs_, call.threads);
+  call.threads = threads;
+  Generation generation(draws, exponentials(), outputs_, threads);
   call.generation = &generation;
   run(call);
   std::vector<Drawn> drawn;
@@ -189,40 +198,85 @@ std::vector<StepModel::Drawn> StepModel::generate(const std::vector<Draw>& draws
   return drawn;
 }
 
-int StepModel::threads_of_one_stream() const {
-  if (threads_ > 0) return threads_;
-  int found = measured_.load();
-  if (found == 0) {
-    // Two that measure at once find about the same.
-    found = measure();
-    measured_.store(found);
+// A stretch of ids after the other, each on as many threads as are faster at the time.
+StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, float* new_state,
+                                             float* logits) const {
+  constexpr int64_t kStretch = 512, kTrial = 64;
+  // Of fewer ids the waking of threads is too large a part to tell the pace.
+  constexpr int64_t kTells = 64;
+  std::vector<float> before;
+  std::vector<int32_t> previous;
+  const bool penalised = draw.sampling.repetition_penalty != 1;
+  if (penalised) previous.assign(draw.previous.begin(), draw.previous.end());
+  Drawn whole{0, false};
+  for (int64_t left = draw.count;;) {
+    const int usual = threads_of_one_stream(), threads = threads_for_next();
+    draw.count = std::min(left, threads == usual ? kStretch : kTrial);
+    draw.previous = penalised ? std::span<const int32_t>(previous) : draw.previous;
+    const auto start = Clock::now();
+    const Drawn drawn = generate_on(threads, {draw}, state, new_state, logits)[0];
+    if (drawn.count >= kTells) {
+      pace_.seconds[threads == 1 ? 0 : 1].store(
+          std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(drawn.count),
+          std::memory_order_relaxed);
+    }
+    whole.count += drawn.count;
+    whole.diverged = drawn.diverged;
+    left -= drawn.count;
+    if (left == 0 || drawn.count < draw.count) return whole;
+    if (penalised) previous.insert(previous.end(), draw.ids, draw.ids + drawn.count);
+    draw.ids += drawn.count;
+    draw.log_probabilities += drawn.count;
+    draw.position += static_cast<uint64_t>(drawn.count);
+    before.assign(new_state, new_state + state_size_);
+    state = before.data();
   }
-  return found;
 }
 
-int StepModel::measure() const {
+// Those of threads_of_one_stream(), and now and then the others, to see whether they still are slower.
+int StepModel::threads_for_next() const {
+  constexpr int64_t kTryAgain = 500'000'000;  // nanoseconds
+  const int usual = threads_of_one_stream();
+  const int64_t now = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+  int64_t due = pace_.due.load(std::memory_order_relaxed);
+  const bool is_due = now > due && pace_.due.compare_exchange_strong(due, now + kTryAgain) && due > 0;
+  return !is_due ? usual : usual == 1 ? pace_.several : 1;
+}
+
+int StepModel::threads_of_one_stream() const {
+  if (threads_ > 0) return threads_;
+  std::call_once(pace_.measured, [this] { measure(); });
+  return several_are_faster() ? pace_.several : 1;
+}
+
+bool StepModel::several_are_faster() const {
+  // Others must be worth what they keep from whoever else would use them.
+  constexpr double kWorth = 0.9;
+  return pace_.several > 1 && pace_.seconds[1].load(std::memory_order_relaxed) <
+                                  kWorth * pace_.seconds[0].load(std::memory_order_relaxed);
+}
+
+void StepModel::measure() const {
   const int most = thread_count();
-  if (most == 1) return 1;
-  using Clock = std::chrono::steady_clock;
-  constexpr int64_t kSteps = 32;
-  std::vector<float> state(static_cast<size_t>(state_size_)), after(static_cast<size_t>(state_size_));
+  if (most == 1) return;
+  // Enough multiplications that waking the threads does not count.
+  const auto steps = static_cast<int64_t>(std::clamp(2e7 / products_, 32.0, 256.0));
+  std::vector<float> state(static_cast<size_t>(state_size_)), after(state.size());
   std::vector<float> logits(static_cast<size_t>(outputs_));
-  int32_t ids[kSteps];
-  float log_probabilities[kSteps];
-  int best = 1;
-  double least = 0;
+  std::vector<int32_t> ids(static_cast<size_t>(steps));
+  std::vector<float> log_probabilities(ids.size());
   for (int threads = 1;; threads = std::min(2 * threads, most)) {
-    double seconds = 0;
+    double least = 0;
     for (int round = 0; round < 3; ++round) {
       std::fill(logits.begin(), logits.end(), 0.0f);
       Draw draw;
-      draw.count = kSteps;
-      draw.ids = ids;
-      draw.log_probabilities = log_probabilities;
+      draw.count = steps;
+      draw.ids = ids.data();
+      draw.log_probabilities = log_probabilities.data();
       Generation generation({draw}, exponentials(), std::min(outputs_, vocabulary_), threads);
       StepCall call;
       call.batch = 1;
-      call.steps = kSteps;
+      call.steps = steps;
       call.state = state.data();
       call.new_state = after.data();
       call.logits = logits.data();
@@ -230,15 +284,16 @@ int StepModel::measure() const {
       call.threads = threads;
       const auto start = Clock::now();
       target_->steps->run(packed_.get(), call);
-      const double taken = std::chrono::duration<double>(Clock::now() - start).count();
-      if (round == 0 || taken < seconds) seconds = taken;
+      const double taken =
+          std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(steps);
+      if (round == 0 || taken < least) least = taken;
     }
-    // Another thread must be worth what it keeps from others.
-    if (threads == 1 || seconds < 0.9 * least) {
-      best = threads;
-      least = seconds;
+    std::atomic<double>& seconds = pace_.seconds[threads == 1 ? 0 : 1];
+    if (threads <= 2 || least < seconds.load()) {
+      seconds.store(least);
+      pace_.several = threads;
     }
-    if (threads == most) return best;
+    if (threads == most) return;
   }
 }
 

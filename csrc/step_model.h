@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct StepNode {
   Activation activation = Activation::kLinear;
   Activation recurrent_activation = Activation::kSigmoid;
   float epsilon = 0;
+  bool masks_zero = false;  // of the embedding: id 0 leaves the state as it is
 };
 
 struct StepChain {
@@ -135,15 +137,28 @@ class StepModel {
   };
   std::vector<Drawn> generate(const std::vector<Draw>& draws, const float* state, float* new_state,
                               float* logits) const;
-  // The threads that one stream runs fastest on; measured when first asked.
+  // The threads that one stream runs fastest on; measured when first asked, and again while ids are drawn.
   int threads_of_one_stream() const;
 
  private:
   struct Free {
     void operator()(std::byte* memory) const;
   };
+  // How long a step of one stream takes on one thread and on several, as last seen. It changes with what else runs on
+  // the machine: threads that wait for each other stand still when another program has one's core.
+  struct Pace {
+    std::once_flag measured;
+    int several = 1;  // the threads to have if more than one
+    std::atomic<double> seconds[2] = {0, 0};
+    std::atomic<int64_t> due{0};  // when the slower of both is tried again, in nanoseconds
+  };
   void check(const StepCall& call) const;
-  int measure() const;
+  std::vector<Drawn> generate_on(int threads, const std::vector<Draw>& draws, const float* state,
+                                 float* new_state, float* logits) const;
+  Drawn generate_at_pace(Draw draw, const float* state, float* new_state, float* logits) const;
+  int threads_for_next() const;
+  void measure() const;
+  bool several_are_faster() const;
 
   const Target* target_;
   int64_t vocabulary_ = 0, outputs_ = 0, state_size_ = 0;
@@ -151,7 +166,7 @@ class StepModel {
   int threads_ = 0;
   size_t bytes_ = 0;
   std::unique_ptr<std::byte, Free> packed_;
-  mutable std::atomic<int> measured_{0};
+  mutable Pace pace_;
 };
 
 }  // namespace cellerate

@@ -11,10 +11,17 @@ __version__ = "0.1.0"
 # Public name → the module it lives in. `tests/test_public_api.py` holds this table against `__all__`.
 _EXPORTS = {
     "AutoencoderArchitecture": "cellerate.tasks.settings",
+    "Cancellation": "cellerate.kernels.drawing",
     "CellerateError": "cellerate.errors",
+    "Completion": "cellerate.runtime.completion",
     "ForecastArchitecture": "cellerate.tasks.settings",
     "LineOptions": "cellerate.tasks.settings",
+    "PackedModel": "cellerate.runtime.packed",
+    "Request": "cellerate.kernels.drawing",
+    "SamplingRules": "cellerate.kernels.drawing",
+    "Score": "cellerate.runtime.scoring",
     "SeriesOptions": "cellerate.tasks.settings",
+    "Stepper": "cellerate.runtime.stepper",
     "TextArchitecture": "cellerate.tasks.settings",
     "TextOptions": "cellerate.tasks.settings",
     "TrainingSettings": "cellerate.training.settings",
@@ -25,7 +32,7 @@ _EXPORTS = {
     "evaluate_model": "cellerate.tasks.evaluation",
     "explain": "cellerate.layers.explain",
     "forecast_series": "cellerate.tasks.series",
-    "generate": "cellerate.tasks.text",
+    "generate": "cellerate.tasks.generating",
     "load": "cellerate.runtime.packed",
     "load_line_model": "cellerate.tasks.embed",
     "load_model": "cellerate.models.storage",
@@ -46,7 +53,17 @@ __all__ = [*_EXPORTS, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        value = getattr(import_module(_EXPORTS[name]), name)
+        try:
+            value = getattr(import_module(_EXPORTS[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name not in ("keras", "h5py"):
+                raise
+            from cellerate.errors import BackendError
+
+            raise BackendError(
+                f"cellerate.{name} needs Keras, which is not installed. Install it with one of its backends: "
+                "pip install 'cellerate[jax]' (or [tensorflow], [torch])"
+            ) from error
         globals()[name] = value
         return value
     raise AttributeError(f"module 'cellerate' has no attribute {name!r}")

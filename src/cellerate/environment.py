@@ -5,7 +5,6 @@ Nothing here imports a framework unless `devices` asks for it.
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -30,9 +29,11 @@ _PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "
 
 def package_version(name: str) -> str | None:
     """The installed version of a distribution, or None. Does not import it."""
+    from importlib import metadata  # it brings the whole of `email` along
+
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
 
 
@@ -67,7 +68,7 @@ def select_backend(name: str | None = None) -> str:
         The backend's name; `KERAS_BACKEND` is set to it.
 
     Raises:
-        BackendError: The name is unknown, or that backend is not installed.
+        BackendError: The name is unknown, or that backend or Keras is not installed.
     """
     chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend()
     installed = installed_backends()
@@ -90,6 +91,7 @@ def select_backend(name: str | None = None) -> str:
             f"backend {chosen!r} is not installed (installed here: {here}). "
             f"Install it with: pip install 'cellerate[{chosen}]'"
         )
+    require("keras", chosen, f"backend {chosen!r}")
     os.environ["KERAS_BACKEND"] = chosen
     # TensorFlow prints a page of start-up notes on stderr unless told otherwise.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -104,12 +106,10 @@ def processors() -> int:
 
 def machine() -> dict[str, Any]:
     """What computes here: CPU model, usable cores, memory in bytes, operating system."""
-    import psutil
-
     return {
         "cpu": _cpu_model(),
         "cores": processors(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
@@ -156,7 +156,12 @@ def keep_freed_memory() -> bool:
 
 
 def resident_memory_bytes() -> int:
-    """The resident memory of this process, in bytes."""
+    """The resident memory of this process, in bytes.
+
+    Raises:
+        BackendError: The package `psutil` is not installed.
+    """
+    require("psutil", "train", "measuring memory")
     import psutil
 
     return int(psutil.Process().memory_info().rss)

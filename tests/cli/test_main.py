@@ -126,12 +126,8 @@ def seen(monkeypatch):
     """What `generate` was asked to do, without doing it."""
     found = {}
 
-    class Sampling:
-        def __init__(self, **values):
-            found.update(values)
-
     monkeypatch.setattr(generate, "start_backend", lambda backend: found.update(backend=backend))
-    monkeypatch.setattr("cellerate.runtime.sampling.Sampling", Sampling)
+    monkeypatch.setattr("cellerate.runtime.sampling.sampling_rules", lambda **values: found.update(values))
     return found
 
 
@@ -147,7 +143,8 @@ CONFIGS = {
 def test_config_fills_options_and_the_command_line_wins(cellerate, seen, tmp_path, text):
     (tmp_path / "c.toml").write_text(text)
     cellerate("generate", "none.keras", "x", "--config", tmp_path / "c.toml", "--top-k", "7")
-    assert seen == {"backend": "jax", "temperature": 0.25, "top_k": 7, "top_p": None, "seed": None}
+    rest = {"top_p": None, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None}
+    assert seen == {"backend": "jax", "temperature": 0.25, "top_k": 7} | rest
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+from cellerate.runtime.packed import load
 
 pytestmark = pytest.mark.keras
 
@@ -121,6 +125,64 @@ def test_generate_prints_prompt_and_continuation_and_repeats_by_seed(cellerate, 
     assert short == "the " + found["text"][: found["text"].find(stop)] + "\n"
 
 
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
+def test_generate_takes_every_rule_for_a_model_and_for_a_packed_one(cellerate, made, tmp_path, suffix):
+    model = made / "text.keras"
+    if suffix == "cell":
+        model = tmp_path / "t.cell"
+        assert cellerate("pack", made / "text.keras", "-o", model)[0] == 0
+    words = ["generate", model, "the ", "-n", "80", "-t", "1.3", "--seed", "5", "--json"]
+
+    def text(*more):
+        code, out, err = cellerate(*words, *more)
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        assert found.keys() == {"prompt", "text", "seconds"}
+        return found["text"]
+
+    plain = text()
+    assert plain == text("--implementation", "cellerate-cpu") == text("--min-p", "0")
+    rules = ["--top-k", "4"], ["--top-p", "0.7"], ["--min-p", "0.8"], ["--repetition-penalty", "3"]
+    assert plain not in (different := {text(*rule) for rule in rules})
+    assert len(different) == len(rules)
+    assert len(text("--min-p", "1", "--seed", "6")) == 80
+    if suffix == "keras":
+        everything = [word for rule in rules for word in rule]
+        assert text(*everything, "--implementation", "keras") == text(*everything)
+        assert text("--implementation", "keras") == plain
+
+
+def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, cellerate):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    program = (
+        "import sys; from cellerate.cli.main import app; "
+        "app(sys.argv[1:], standalone_mode=False); "
+        "print([n for n in ('keras', 'jax', 'torch', 'tensorflow') if n in sys.modules], file=sys.stderr)"
+    )
+    words = ["generate", str(tmp_path / "t.cell"), "the ", "-n", "5", "--min-p", "0.1"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    assert done.stdout.startswith("the ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["the Z"], 3, "'Z'"),
+        ([""], 2, "prompt is empty"),
+        (["the", "--min-p", "-1"], 2, "min_p"),
+        (["the", "--seed", "-1"], 2, "seed"),
+        (["the", "-n", "-1"], 2, "max_tokens"),
+        (["the", "--implementation", "keras"], 2, "--implementation"),
+    ],
+)
+def test_generate_from_a_packed_file_refuses_in_one_line(cellerate, made, tmp_path, words, code, message):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    found, out, err = cellerate("generate", tmp_path / "t.cell", *words)
+    assert (found, out) == (code, "")
+    assert message in one_error(err)
+
+
 def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(cellerate, made, tmp_path):
     words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", "int8"]
     code, out, err = cellerate(*words)
@@ -186,6 +248,88 @@ def test_embed_writes_a_vector_for_every_line_in_both_formats(cellerate, made, t
     )
 
 
+def test_packed_models_forecast_and_embed_as_keras_models_do(cellerate, made, tmp_path):
+    for task in ("series", "embed"):
+        assert cellerate("pack", made / f"{task}.keras", "-o", tmp_path / f"{task}.cell")[0] == 0
+
+    def tables(model, name):
+        words = ["forecast", model, made / "s.csv"]
+        code, out, err = cellerate(*words, "-o", tmp_path / name, "--plot", tmp_path / "f.png")
+        assert (code, err.count("written: ")) == (0, 2)
+        _, as_json, _ = cellerate(*words, "--json")
+        (found,) = json.loads(as_json)["forecasts"]
+        rows = list(csv.reader(io.StringIO(out)))
+        assert rows == [
+            list(found["rows"][0]),
+            *([f"{v:.6g}" if isinstance(v, float) else v for v in r.values()] for r in found["rows"]),
+        ]
+        return list(csv.reader(io.StringIO((tmp_path / name).read_text())))
+
+    (columns, *found), (expected_columns, *expected) = (
+        tables(tmp_path / "series.cell", "packed.csv"),
+        tables(made / "series.keras", "keras.csv"),
+    )
+    assert columns == expected_columns
+    assert [row[0] for row in found] == [row[0] for row in expected]
+    # The load goes from -1 to 1.
+    values = [[float(row[1]) for row in rows] for rows in (found, expected)]
+    np.testing.assert_allclose(*values, atol=2e-5, rtol=0)
+
+    vectors = []
+    for model, name in ((tmp_path / "embed.cell", "packed.npy"), (made / "embed.keras", "keras.npy")):
+        code, out, err = cellerate("embed", model, made / "l.txt", "-o", tmp_path / name, "--batch-size", "4")
+        assert (code, out, err) == (0, f"{tmp_path / name}: 15 vectors of 6\n", "")
+        vectors.append(np.load(tmp_path / name))
+    np.testing.assert_allclose(*vectors, atol=1e-5 * np.ptp(vectors[1]), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["forecast", "embed.cell", "s.csv"], 4, "the task 'embed'; forecast needs one of the task 'series'"),
+        (["embed", "series.cell", "l.txt"], 4, "the task 'series'; embed needs one of the task 'embed'"),
+        (["forecast", "series.cell", "l.txt"], 3, "l.txt"),
+        (["forecast", "series.cell", "s.csv", "-o", "l.txt/f.csv"], 6, "f.csv"),
+        (["embed", "embed.cell", "l.txt", "-o", "v.csv"], 2, "v.csv"),
+        (["embed", "embed.cell", "zebra.txt"], 3, "'z'"),
+        (["embed", "embed.cell", "l.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["embed", "none.cell", "l.txt"], 3, "none.cell"),
+        (["forecast", "none.cell", "s.csv"], 3, "none.cell"),
+        (["embed", "cut.cell", "l.txt"], 3, "cut.cell is damaged"),
+        (["evaluate", "series.cell", "s.csv"], 4, "series.cell is a packed model of the task 'series'"),
+        (["evaluate", "embed.cell", "l.txt"], 4, "embed.cell is a packed model of the task 'embed'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_error_of_a_packed_model_is_one_line_with_its_exit_code(cellerate, here, made, words, code, message):
+    for task in ("series", "embed"):
+        cellerate("pack", made / f"{task}.keras", "-o", f"{task}.cell")
+    (here / "cut.cell").write_bytes((here / "embed.cell").read_bytes()[:-7])
+    (here / "zebra.txt").write_text("z\nz\n")
+    before = sorted(here.rglob("*"))
+    found, out, err = cellerate(*words)
+    assert (found, out) == (code, "")
+    assert message in one_error(err)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_evaluate_of_a_packed_text_model_scores_the_text_from_end_to_end(cellerate, made, tmp_path):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    code, out, err = cellerate("evaluate", tmp_path / "t.cell", made / "t.txt", "--json")
+    assert (code, err) == (0, "")
+    found, wanted = json.loads(out), load(tmp_path / "t.cell").score((made / "t.txt").read_text())
+    assert found["bits_per_character"] == pytest.approx(wanted.bits_per_character)
+    assert (found["tokens"], found["characters"]) == (wanted.tokens, wanted.characters)
+    _, words, _ = cellerate("evaluate", tmp_path / "t.cell", made / "t.txt")
+    assert f"{wanted.bits_per_character:.4f}" in words
+    # Read in windows from zeros the same text is a little less likely.
+    _, keras, _ = cellerate("evaluate", made / "text.keras", made / "t.txt", "--json")
+    assert json.loads(keras)["bits_per_character"] == pytest.approx(wanted.bits_per_character, rel=0.05)
+    code, out, err = cellerate("evaluate", tmp_path / "t.cell", "nowhere.txt")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "nowhere.txt" in err
+
+
 @pytest.mark.parametrize(("task", "data"), [("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")])
 def test_evaluate_prints_the_same_in_words_and_json(cellerate, made, task, data):
     code, out, err = cellerate("evaluate", made / f"{task}.keras", made / data, "--json")
@@ -248,6 +392,9 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
         (["generate", "{made}/text.keras", ""], 2, "prompt is empty"),
         (["generate", "{made}/text.keras", "the", "-t", "-1"], 2, "temperature"),
         (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "top_k"),
+        (["generate", "{made}/text.keras", "the", "--min-p", "2"], 2, "min_p"),
+        (["generate", "{made}/text.keras", "the", "--repetition-penalty", "0"], 2, "repetition_penalty"),
+        (["generate", "{made}/series.keras", "the", "--implementation", "keras"], 4, "holds a series model"),
         (["generate", "{made}/series.keras", "the"], 4, "holds a series model"),
         (["generate", "missing.keras", "the"], 4, "missing.keras"),
         (["generate", "truncated.keras", "the"], 4, "truncated.keras"),

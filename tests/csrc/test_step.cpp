@@ -379,6 +379,39 @@ TEST(rows_are_drawn_as_if_alone_short) {
   }
 }
 
+TEST(stretches_of_a_long_generation_are_one_sequence) {
+  const Chain chain = plain_chain();
+  constexpr int64_t kCount = 1300;
+  const StepModel fixed(chain.nodes, Precision::kFloat32, 1), free(chain.nodes, Precision::kFloat32, 0);
+  const Floats start = read(fixed, 1, 1, {1});
+  const std::vector<int32_t> previous = {1, 4};
+  for (const double penalty : {1.0, 1.3}) {
+    std::vector<int32_t> ids[2];
+    Floats states[2], logits[2], scores[2];
+    for (int way = 0; way < 2; ++way) {
+      ids[way].resize(kCount);
+      scores[way].resize(kCount);
+      states[way].resize(static_cast<size_t>(fixed.state_size()));
+      logits[way].assign(start.begin() + fixed.state_size(), start.end());
+      Draw draw;
+      draw.sampling.repetition_penalty = penalty;
+      draw.sampling.window = 40;
+      draw.previous = previous;
+      draw.position = 7;
+      draw.count = kCount;
+      draw.ids = ids[way].data();
+      draw.log_probabilities = scores[way].data();
+      const auto drawn =
+          (way == 0 ? fixed : free).generate({draw}, start.data(), states[way].data(), logits[way].data());
+      CHECK(drawn[0].count == kCount);
+    }
+    CHECK(ids[0] == ids[1]);
+    CHECK(scores[0] == scores[1]);
+    CHECK(states[0] == states[1]);
+    CHECK(logits[0] == logits[1]);
+  }
+}
+
 TEST(every_target_has_the_same_exponentials) {
   constexpr int64_t kCount = 37;
   double scores[kCount], wanted[kCount] = {};

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from typing import Any
 
@@ -215,3 +216,17 @@ def test_option_at_its_limit_is_accepted(op, options):
 def test_outputs_that_name_no_node_are_refused(outputs):
     with pytest.raises(ModelError, match="output"):
         program(SEQUENCES, outputs=outputs)
+
+
+def test_nodes_outputs_and_names_at_their_limits_are_accepted_and_above_refused():
+    node = Node("activation", "a" * 1024, {"x": 0}, {}, {"activation": "relu"})
+    program(SEQUENCES, *[node] * (2**14 - 1), outputs={f"{n}": n for n in range(1024)})
+    with pytest.raises(ModelError, match="at most 16,384 nodes and 1,024 outputs, got 16,385 and 1"):
+        program(SEQUENCES, *[node] * 2**14)
+    with pytest.raises(ModelError, match="got 1 and 1,025"):
+        program(SEQUENCES, outputs={f"{n}": 0 for n in range(1025)})
+    for name in ("a" * 1025, "a\nb", "\x1b[2J", "\x7f", "\x9b2J", "\0"):
+        with pytest.raises(ModelError, match="the name of a node must have at most 1,024 characters"):
+            program(SEQUENCES, dataclasses.replace(node, name=name))
+        with pytest.raises(ModelError, match="the name of an output"):
+            program(SEQUENCES, outputs={name: 0})

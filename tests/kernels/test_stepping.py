@@ -473,6 +473,15 @@ def test_the_penalty_makes_ids_seen_less_likely() -> None:
     assert sample(logits, window, 0, [0, 1])[0] == 0
 
 
+@pytest.mark.parametrize("penalty", [1e-308, 1e308])
+@pytest.mark.parametrize("logits", [[10.0, 0.0, 1.0], [-3.0, -1.0, -2.0], [3e38, -3e38, 0.0]])
+def test_a_penalty_that_overflows_still_draws_an_id(penalty: float, logits: list[float]) -> None:
+    for seen in ([0], [0, 1, 2]):
+        for temperature in (0.0, 0.7):
+            rules = SamplingRules(repetition_penalty=penalty, temperature=temperature)
+            assert 0 <= sample(np.float32(logits), rules, 0, seen)[0] < 3
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_are_not_sampled(value: float) -> None:
     model = StepModel(_plain())

@@ -297,8 +297,7 @@ def test_program_of_an_initial_state_computes_what_keras_does(masked: bool, zero
     randomize(model)
     expected = model(inputs, training=False)
     program = read_program(model)
-    # The engine takes a mask as ids.
-    agree(Engine(program).run({name: array + 0 for name, array in inputs.items()}), expected)
+    agree(Engine(program).run(inputs), expected)
     assert masked_lstms(program) == [masked]
     assert list(program.outputs) == [lstm.name, f"{lstm.name}_1", f"{lstm.name}_2"]
 
@@ -333,6 +332,27 @@ def test_program_of_a_bidirectional_of_two_layers_and_states_computes_what_keras
     assert paths[:2] == [f"both/forward_{forward.name}", f"both/{backward.name}"]
 
 
+@pytest.mark.parametrize("read", ["mask", "numbers", "features"])
+def test_program_of_a_boolean_input_takes_booleans_and_whole_numbers_as_keras_does(read: str) -> None:
+    x, flags = keras.Input((T, F), name="x"), keras.Input((T,), dtype="bool", name="flags")
+    if read == "mask":
+        y = layers.LSTM(4)(x, mask=flags)
+    elif read == "numbers":
+        y = layers.Dense(4)(ops.cast(flags, "float32"))
+        y = layers.Add()([y, layers.LSTM(4)(x)])
+    else:
+        weights = layers.Reshape((T, 1))(ops.cast(flags, "float32"))
+        y = layers.GlobalAveragePooling1D()(layers.Multiply()([x, weights]))
+    model = keras.Model([x, flags], y)
+    randomize(model)
+    expected = model({"x": series(), "flags": MASK}, training=False)
+    program = read_program(model)
+    for dtype in ("bool", "int8", "int64", "uint8"):
+        agree(Engine(program).run({"x": series(), "flags": MASK.astype(dtype)}), [expected])
+    node = program.nodes[program.inputs["flags"]]
+    assert node.options["dtype"] == ("int32" if read == "mask" else "float32")
+
+
 @pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
 def test_program_of_a_masked_bidirectional_with_states_computes_what_keras_does(sequences: bool) -> None:
     x, ends = keras.Input((T, F), name="x"), keras.Input((T,), dtype="bool", name="ends")
@@ -342,7 +362,7 @@ def test_program_of_a_masked_bidirectional_with_states_computes_what_keras_does(
     randomize(model)
     expected = model({"x": series(), "ends": MASK}, training=False)
     program = read_program(model)
-    agree(Engine(program).run({"x": series(), "ends": MASK + 0}), [expected])
+    agree(Engine(program).run({"x": series(), "ends": MASK}), [expected])
     assert masked_lstms(program) == [True, True]
 
 
@@ -528,7 +548,7 @@ def test_program_of_a_nested_model_takes_a_dict_and_a_mask() -> None:
     randomize(model)
     expected = model([series(), series(seed=5), MASK], training=False)
     program = read_program(model)
-    arrays = [series(), series(seed=5), MASK + 0]
+    arrays = [series(), series(seed=5), MASK]
     agree(Engine(program).run(dict(zip(program.inputs, arrays, strict=True))), expected)
     assert masked_lstms(program) == [True, True]
 

@@ -5,7 +5,7 @@ import pytest
 
 from cellerate.errors import BackendError, ConfigError, OutputError
 from cellerate.report.charts import check_chart, draw_forecasts
-from cellerate.tasks.forecasts import Example
+from cellerate.runtime.forecasting import Example
 
 pytest.importorskip("matplotlib")
 

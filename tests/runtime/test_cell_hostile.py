@@ -7,6 +7,7 @@ import json
 import os
 import random
 import struct
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 from cellerate.errors import DataError
 from cellerate.kernels.program import OPERATIONS, Node, Program
 from cellerate.runtime.cell import PRECISIONS, Cell, read_cell, write_cell
+from cellerate.runtime.cell_format import LARGEST_HEADER
 
 START = b'{"__metadata__":{"format":"cellerate.cell","version":"1","sha256":"'
 DIGEST = slice(8 + len(START), 8 + len(START) + 64)
@@ -235,7 +237,7 @@ def test_every_shortened_and_lengthened_file_is_noticed(tmp_path, contents):
         assert "checksum is wrong" in refusal(path, content + more)
 
 
-@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 64 * 2**20 + 8, 5_000_000])
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 24 * 2**20 + 8, 5_000_000])
 def test_file_that_claims_a_long_header_is_refused_without_memory_for_it(length, tmp_path, contents):
     content = sealed(struct.pack("<Q", length) + contents["float32"][8:])
     (tmp_path / "a.cell").write_bytes(content)
@@ -247,11 +249,11 @@ def test_file_that_claims_a_long_header_is_refused_without_memory_for_it(length,
     assert peak < 300_000
 
 
-def test_header_above_64_mib_is_refused_though_the_file_is_as_long(tmp_path, contents):
+def test_header_above_24_mib_is_refused_though_the_file_is_as_long(tmp_path, contents):
     path = tmp_path / "a.cell"
-    path.write_bytes(struct.pack("<Q", 64 * 2**20 + 8) + contents["float32"][8:])
+    path.write_bytes(struct.pack("<Q", 24 * 2**20 + 8) + contents["float32"][8:])
     with path.open("r+b") as file:
-        file.truncate(70 * 2**20)
+        file.truncate(30 * 2**20)
     tracemalloc.start()
     with pytest.raises(DataError, match="claims a header"):
         read_cell(path)
@@ -348,7 +350,8 @@ def scale_renamed(header: dict[str, Any], data: bytearray) -> None:
 MALICE: dict[str, tuple[str, Callable[[dict[str, Any], bytearray], Any], str]] = {
     "product-overflows": ("float32", put("4.kernel", shape=[2**32, 2**32]), "the tensor '4.kernel' must be"),
     "product-wraps-to-fit": ("float32", put("4.kernel", shape=[2**62 + 6, 4]), "'4.kernel' must be"),
-    "size-of-400-digits": ("float32", put("4.kernel", shape=[10**400, 1]), "'4.kernel' must be"),
+    "size-of-400-digits": ("float32", put("4.kernel", shape=[10**399, 1]), "'4.kernel' must be"),
+    "size-of-401-digits": ("float32", put("4.kernel", shape=[10**400, 1]), "has more than 400 digits"),
     "negative-sizes": ("float32", put("4.kernel", shape=[-2, -3]), "'4.kernel' must be"),
     "size-0": ("float32", put("4.kernel", shape=[0, 3]), "'4.kernel' must be"),
     "size-true": ("float32", put("4.kernel", shape=[True, 6]), "'4.kernel' must be"),
@@ -427,15 +430,34 @@ MALICE: dict[str, tuple[str, Callable[[dict[str, Any], bytearray], Any], str]] =
     "input-a-list": ("int8", field(1, inputs={"ids": [0]}), "must be an earlier node"),
     "input-a-float": ("int8", field(1, inputs={"ids": 0.0}), "must be an earlier node"),
     "reshape-enormous": ("int8", option(6, shape=[2**62, -1]), "shape must be at most"),
-    "reshape-of-400-digits": ("int8", option(6, shape=[10**400]), "shape must be at most"),
+    "reshape-of-400-digits": ("int8", option(6, shape=[10**399]), "shape must be at most"),
     "reshape-two-free": ("int8", option(6, shape=[-1, -1]), "reshape cannot have the shape"),
     "reshape-nested": ("int8", option(6, shape=[[1]]), "shape must be whole numbers"),
-    "reshape-nested-deeply": ("int8", option(6, shape=json.loads("[" * 99 + "]" * 99)), "whole numbers"),
+    "reshape-nested-more-deeply": ("int8", option(6, shape=json.loads("[" * 99 + "]" * 99)), "64 levels"),
+    "reshape-nested-deeply": ("int8", option(6, shape=json.loads("[" * 50 + "]" * 50)), "whole numbers"),
     "repeat-enormous": ("int8", option(7, n=2**31 - 1), "n must be from 1 to"),
     "option-a-dictionary": ("int8", option(7, n={"a": 1}), "option 'n' cannot be"),
     "option-a-long-text": ("int8", option(7, n="x" * 1_000_000), "option 'n' cannot be"),
     "name-with-escapes": ("int8", field(7, name="\x1b[2J\n\u202e", op="x"), "there is no operation"),
     "name-enormous": ("int8", field(7, name="a" * 1_000_000, op="x"), "aaa"),
+    "name-of-1025": ("int8", field(7, name="a" * 1025), "at most 1,024 characters"),
+    "name-that-moves-the-cursor": ("int8", field(7, name="a\x1b[2J"), "no control characters"),
+    "name-with-a-c1-control": ("int8", field(0, name="a\x9b2J"), "no control characters"),
+    "output-that-moves-the-cursor": (
+        "int8",
+        lambda h, d: h["__metadata__"]["program"].update(outputs={"\x1b[2J": 4}),
+        "no control characters",
+    ),
+    "outputs-without-end": (
+        "int8",
+        lambda h, d: h["__metadata__"]["program"].update(outputs={str(n): 4 for n in range(1025)}),
+        "1,024 outputs",
+    ),
+    "nodes-without-end": (
+        "int8",
+        lambda h, d: h["__metadata__"]["program"]["nodes"].extend([node_of(h, 0)] * 2**14),
+        "16,384 nodes",
+    ),
 }
 
 
@@ -562,6 +584,84 @@ def test_header_of_many_small_values_takes_a_multiple_of_its_size(piece, tmp_pat
     tracemalloc.stop()
     # A list is 3 bytes of JSON and 64 of memory, a dictionary of one key 8 and 250.
     assert peak < 50 * path.stat().st_size
+
+
+HARM = {
+    "lists in lists": lambda size: "[" * size,
+    "closed lists in lists": lambda size: "[" * (size // 2) + "]" * (size // 2),
+    "dictionaries in dictionaries": lambda size: '{"":' * (size // 4),
+    "lists": lambda size: f"[{'[],' * (size // 3)}[]]",
+    "dictionaries": lambda size: "[" + '{"a":0},' * (size // 8) + "0]",
+    "keys": lambda size: "{" + ",".join(f'"{n}":0' for n in range(size // 12)) + "}",
+    "one key": lambda size: "{" + '"a":0,' * (size // 6) + "}",
+    "fractions": lambda size: f"[{'0.5,' * (size // 4)}0]",
+    "digits": lambda size: "9" * size,
+    "many numbers of many digits": lambda size: f"[{('9' * 4300 + ',') * (size // 4301)}0]",
+    "decimals": lambda size: f"0.{'1' * size}5",
+    "exponents": lambda size: f"1e{'9' * size}",
+    "text": lambda size: f'"{"a" * size}"',
+    "wide text": lambda size: f'"{"a" * size}😀"',
+    "escapes": lambda size: '"' + '\\"' * (size // 2) + '"',
+    "wide escapes": lambda size: '"😀' + '\\"' * (size // 2) + '"',
+    "escapes without an end": lambda size: '"' + '\\"' * (size // 2),
+    "escapes of escapes without an end": lambda size: '"' + "\\" * size,
+    "quotes": lambda size: '"' * size,
+    "minus signs": lambda size: "-" * size,
+    "letters e": lambda size: "e" * size,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "mib"),
+    [
+        *((kind, where, 4) for kind in HARM for where in ("outer", "inner")),
+        ("wide escapes", "outer", 23),
+        ("wide text", "inner", 23),
+    ],
+)
+def test_header_made_to_be_large_takes_bounded_memory_and_time(kind, where, mib, tmp_path, contents):
+    header, data = split(contents["float32"])
+    header["__metadata__"]["header"] = {"x": "@"}
+    text, size = joined(header), mib * 2**20
+    if where == "outer":
+        literal = HARM[kind](size)
+        content = text.replace('"{\\"x\\":\\"@\\"}"', literal)
+    else:
+        # A quote of a text within a text takes two or four bytes.
+        literal = json.dumps(HARM[kind](size // 2), ensure_ascii=False)[1:-1][: size - 8]
+        content = text.replace('\\"@\\"', literal + "\\" * (len(literal) - len(literal.rstrip("\\")) & 1))
+    assert len(content) > size // 3
+    path = tmp_path / "a.cell"
+    path.write_bytes(forged(content, data))
+    assert path.stat().st_size < LARGEST_HEADER
+    tracemalloc.start()
+    begin = time.process_time()
+    with contextlib.suppress(DataError):
+        read_cell(path)
+    seconds = time.process_time() - begin
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The characters, four bytes each in some places at once, and what a million small values take.
+    assert peak < 22 * size + 100 * 2**20
+    # Some tenths of a second, and ten times that where memory is traced.
+    assert seconds < 20
+
+
+def test_header_that_fills_the_limits_takes_bounded_memory(tmp_path, contents):
+    header, data = split(contents["float32"])
+    path = tmp_path / "a.cell"
+    header["__metadata__"]["header"] = {
+        "x": [{"a": 0}] * (2**18 - 10)
+    }  # each has four texts, brackets and commas
+    path.write_bytes(forged(joined(header), data))
+    tracemalloc.start()
+    assert len(read_cell(path).header["x"]) == 2**18 - 10
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300 * 2**20
+    header["__metadata__"]["header"]["x"] += [{}] * 100
+    message = refusal(path, forged(joined(header), data))
+    assert "its header cannot be read: it has more than 1,048,576" in message
 
 
 # Fuzzing.

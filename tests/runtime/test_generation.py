@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels.drawing import SamplingRules, sample
 from cellerate.runtime.generation import generate_ids
-from cellerate.runtime.sampling import Sampling
 
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingRules(temperature=0)
 
 
 class Counting:
@@ -48,8 +48,15 @@ class Diverged(Counting):
         return state, np.full((1, 10), np.nan, np.float32)
 
 
+class Falling(Counting):
+    """Likes each id less than the one before it, whatever it has read."""
+
+    def _answer(self, state: int) -> tuple[int, np.ndarray]:
+        return state, np.arange(20, 10, -1, dtype=np.float32)[None]
+
+
 def greedy(prompt: Any, max_tokens: int, **options: Any) -> list[int]:
-    return list(generate_ids(Counting(), prompt, max_tokens=max_tokens, sampling=GREEDY, **options))
+    return list(generate_ids(Counting(), prompt, max_tokens=max_tokens, rules=GREEDY, **options))
 
 
 def test_generate_ids_feeds_each_drawn_id_back() -> None:
@@ -59,13 +66,13 @@ def test_generate_ids_feeds_each_drawn_id_back() -> None:
 
 def test_generate_ids_reads_the_prompt_once_and_takes_no_step_too_many() -> None:
     stepper = Counting()
-    list(generate_ids(stepper, np.array([1, 2, 3], np.uint8), max_tokens=3, sampling=GREEDY))
+    list(generate_ids(stepper, np.array([1, 2, 3], np.uint8), max_tokens=3, rules=GREEDY))
     assert stepper.calls == [("prefill", (1, 3)), ("step", (1,)), ("step", (1,))]
 
 
 def test_generate_ids_streams_each_id_as_it_is_drawn() -> None:
     stepper = Counting()
-    stream = generate_ids(stepper, [1], max_tokens=1_000_000, sampling=GREEDY)
+    stream = generate_ids(stepper, [1], max_tokens=1_000_000, rules=GREEDY)
     assert isinstance(stream, Iterator)
     assert stepper.calls == []
     assert list(islice(stream, 2)) == [1, 2]
@@ -85,12 +92,33 @@ def test_generate_ids_of_no_tokens_runs_nothing() -> None:
 
 def test_generate_ids_with_the_same_seed_repeats() -> None:
     def run(seed: int) -> list[int]:
-        hot = Sampling(temperature=5, seed=seed)
-        return list(generate_ids(Counting(), [1], max_tokens=40, sampling=hot))
+        hot = SamplingRules(temperature=5, seed=seed)
+        return list(generate_ids(Counting(), [1], max_tokens=40, rules=hot))
 
     assert run(1) == run(1)
     assert run(1) != run(2)
     assert len(run(1)) == 40
+
+
+def test_generate_ids_draws_each_id_with_the_random_number_of_its_place() -> None:
+    rules = SamplingRules(temperature=5, seed=3, stream=2)
+    drawn = list(generate_ids(Counting(), [1], max_tokens=40, rules=rules))
+    total, expected = 1, []
+    for position in range(40):
+        logits = np.zeros(10, np.float32)
+        logits[total % 10] = 5
+        expected.append(sample(logits, rules, position)[0])
+        total += expected[-1]
+    assert drawn == expected
+    assert drawn[:5] == list(generate_ids(Counting(), [1], max_tokens=5, rules=rules))
+
+
+def test_generate_ids_penalises_the_ids_of_the_prompt_and_its_own() -> None:
+    rules = SamplingRules(temperature=0, repetition_penalty=1e9)
+    assert list(generate_ids(Falling(), [0, 1], max_tokens=4, rules=rules)) == [2, 3, 4, 5]
+    narrow = SamplingRules(temperature=0, repetition_penalty=1e9, penalty_window=3)
+    prompt = np.array([0, 1], np.uint64)
+    assert list(generate_ids(Falling(), prompt, max_tokens=4, rules=narrow)) == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ import pytest
 
 from cellerate.errors import ModelError
 from cellerate.kernels.program import Node, Program
+from cellerate.kernels.stepping import StepModel
+from cellerate.runtime.engine import Engine
 from cellerate.runtime.next_token import chain_of
 
 V, E, H = 5, 3, 4
@@ -27,6 +29,14 @@ def lstm(source, inputs=E, **changes):
     }
     arrays = {"kernel": draw(inputs, 4 * H), "recurrent_kernel": draw(H, 4 * H), "bias": draw(4 * H)}
     return Node("lstm", "memory", {"x": source, **extra}, arrays, options | changes)
+
+
+MASK = Node("ids_mask", "m", {"ids": 0})
+
+
+def masked_lstm(source, inputs=E):
+    """One whose mask is node 2."""
+    return lstm(source, inputs, inputs_too={"mask": 2}, masked_output="previous_output")
 
 
 def dense(source, activation="linear", inputs=H):
@@ -77,10 +87,30 @@ def test_chain_of_a_tied_head_ends_in_the_table_transposed():
     ("nodes", "reason"),
     [
         ((IDS, TABLE, lstm(1, go_backwards=True), dense(2)), "memory walks backwards"),
+        ((IDS, TABLE, MASK, lstm(1, inputs_too={"mask": 2}), dense(3)), "zeros at masked steps"),
         (
-            (IDS, TABLE, Node("ids_mask", "m", {"ids": 0}), lstm(1, inputs_too={"mask": 2}), dense(3)),
-            "x and mask",
+            (
+                IDS,
+                TABLE,
+                lstm(1),
+                Node("lstm_state", "h", {"lstm": 2}, {}, {"state": "h"}),
+                Node("lstm_state", "c", {"lstm": 2}, {}, {"state": "c"}),
+                lstm(1, inputs_too={"h0": 3, "c0": 4}),
+                dense(5),
+            ),
+            "memory is lstm, which reads",
         ),
+        (
+            (
+                IDS,
+                TABLE,
+                Node("features_mask", "m", {"x": 1}, {}, {"mask_value": 0.0}),
+                masked_lstm(1),
+                dense(3),
+            ),
+            "masked by something else",
+        ),
+        ((IDS, TABLE, MASK, masked_lstm(1), lstm(3, inputs=H), dense(4)), "another LSTM is not"),
         (
             (IDS, TABLE, Node("flip", "turned", {"x": 1}, {}, {"axis": 1}), lstm(2), dense(3)),
             "turned is flip",
@@ -107,6 +137,40 @@ def test_chain_of_a_tied_head_ends_in_the_table_transposed():
 def test_program_that_is_no_chain_is_refused_with_the_reason(nodes, reason):
     with pytest.raises(ModelError, match=reason):
         chain_of(program(*nodes))
+
+
+def test_weights_that_very_many_layers_share_are_refused():
+    square = lstm(1, inputs=H)
+    embedding = Node("embedding", "table", {"ids": 0}, {"embeddings": draw(V, H)})
+
+    def shared(count):
+        layers = [Node("lstm", f"m{n}", {"x": n + 1}, square.arrays, square.options) for n in range(count)]
+        return program(IDS, embedding, *layers, dense(count + 1))
+
+    assert len(chain_of(shared(30))) == 32
+    wide = draw(600, 2400)
+    square = Node("lstm", "m", {"x": 1}, {"kernel": wide, "recurrent_kernel": wide}, square.options)
+    embedding = Node("embedding", "table", {"ids": 0}, {"embeddings": draw(V, 600)})
+    head = Node("dense", "head", {"x": 41}, {"kernel": draw(600, V)}, {"activation": "linear"})
+    layers = [Node("lstm", f"m{n}", {"x": n + 1}, square.arrays, square.options) for n in range(40)]
+    with pytest.raises(ModelError, match="share their weights"):
+        chain_of(program(IDS, embedding, *layers, head))
+
+
+def test_masked_ids_leave_the_state_as_the_engine_does():
+    both = program(IDS, TABLE, MASK, masked_lstm(1), masked_lstm(3, H), dense(4))
+    model, engine = StepModel(chain_of(both)), Engine(both)
+    ids = np.random.default_rng(0).integers(0, 3, (4, 30))
+    state, logits = model.read(model.initial_state(4), ids)
+    np.testing.assert_allclose(logits, engine.run(ids)["y"][:, -1], atol=1e-6)
+    stepped = model.initial_state(4)
+    for place in range(30):
+        before, (stepped, following) = stepped, model.step(stepped, ids[:, place])
+        np.testing.assert_array_equal(stepped[ids[:, place] == 0], before[ids[:, place] == 0])
+    np.testing.assert_array_equal(stepped, state)
+    np.testing.assert_array_equal(following, logits)
+    plain = StepModel(chain_of(program(IDS, TABLE, lstm(1), dense(2))))
+    assert not np.array_equal(plain.step(plain.initial_state(1), [0])[0], plain.initial_state(1))
 
 
 def test_capped_logits_are_refused():

@@ -7,57 +7,18 @@ import threading
 import numpy as np
 import pytest
 
-from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.drawing import SamplingRules
-from cellerate.kernels.program import Node, Program
-from cellerate.runtime.cell import Cell, narrowed, write_cell
+from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
 
 CHARACTERS = " abcdefghijklmnopqrstuvwxyzé☃"
-V, E, H = len(CHARACTERS), 6, 24
-
-
-def program(vocabulary=V, bias=0.0):
-    random = np.random.default_rng(0)
-
-    def draw(*shape):
-        return (random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)
-
-    options = {
-        "activation": "tanh",
-        "recurrent_activation": "sigmoid",
-        "masked_output": "zero",
-        "go_backwards": False,
-        "return_sequences": True,
-    }
-    lstm = {"kernel": draw(E, 4 * H), "recurrent_kernel": draw(H, 4 * H), "bias": draw(4 * H)}
-    nodes = (
-        Node("input", "ids", options={"shape": (-1, -1), "dtype": "int32"}),
-        Node("embedding", "table", {"ids": 0}, {"embeddings": draw(vocabulary, E) * 4}),
-        Node("lstm", "memory", {"x": 1}, lstm, options),
-        Node(
-            "dense",
-            "head",
-            {"x": 2},
-            {"kernel": draw(H, vocabulary) * 8, "bias": np.full(vocabulary, bias, np.float32)},
-            {"activation": "linear"},
-        ),
-    )
-    return Program(nodes, {"logits": 3})
-
-
-def header(tokenizer=None):
-    tokenizer = tokenizer or CharacterTokenizer(CHARACTERS)
-    return {"task": "text", "payload": {"tokenizer": tokenizer.to_config()}}
-
-
-def packed(precision="float32", tokenizer=None, vocabulary=V, bias=0.0):
-    return PackedModel(Cell(narrowed(program(vocabulary, bias), precision), precision, header(tokenizer)))
+V, H = len(CHARACTERS), 24
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-def test_steps_give_the_logits_that_predict_gives(precision):
+def test_steps_give_the_logits_that_predict_gives(packed, precision):
     model = packed(precision)
     ids = np.random.default_rng(1).integers(0, V, (3, 20))
     state, logits = model.steps.read(model.steps.initial_state(3), ids)
@@ -68,7 +29,7 @@ def test_steps_give_the_logits_that_predict_gives(precision):
     assert state.shape == (3, 2 * H)
 
 
-def test_generate_repeats_by_seed_and_the_pieces_are_the_whole():
+def test_generate_repeats_by_seed_and_the_pieces_are_the_whole(packed):
     model = packed()
     text = model.generate("abc", max_tokens=700, seed=5)
     assert len(text) == 700
@@ -80,7 +41,7 @@ def test_generate_repeats_by_seed_and_the_pieces_are_the_whole():
     assert model.generate("abc", max_tokens=0) == ""
 
 
-def test_greedy_generation_takes_the_likeliest_of_predict_each_time():
+def test_greedy_generation_takes_the_likeliest_of_predict_each_time(packed):
     model = packed()
     ids = model.tokenizer.encode("the ").tolist()
     for _ in range(40):
@@ -88,26 +49,26 @@ def test_greedy_generation_takes_the_likeliest_of_predict_each_time():
     assert model.generate("the ", max_tokens=40, temperature=0) == model.tokenizer.decode(ids[4:])
 
 
-def test_generation_without_a_seed_differs_each_time():
+def test_generation_without_a_seed_differs_each_time(packed):
     model = packed()
     assert len({model.generate("abc", max_tokens=50) for _ in range(3)}) > 1
 
 
-def test_stop_text_ends_the_generation_and_is_not_shown():
+def test_stop_text_ends_the_generation_and_is_not_shown(packed):
     model = packed()
     text = model.generate("abc", max_tokens=300, seed=5)
     stop = text[100:103]
     assert model.generate("abc", max_tokens=300, seed=5, stop=[stop]) == text[: text.index(stop)]
 
 
-def test_repetition_penalty_sees_prompt_and_text_across_native_calls():
+def test_repetition_penalty_sees_prompt_and_text_across_native_calls(packed):
     # Where all logits are above 0, so strong a penalty lets no id come again before all have.
     model = packed(bias=100.0)
     text = model.generate("a", max_tokens=V - 1, temperature=0, repetition_penalty=1e6)
     assert len(set("a" + text)) == V
 
 
-def test_bytes_are_shown_as_whole_characters_only():
+def test_bytes_are_shown_as_whole_characters_only(packed):
     model = packed(tokenizer=ByteTokenizer(), vocabulary=256)
     for piece in model.generate_text("é", max_tokens=200, rules=SamplingRules(seed=2)):
         piece.encode()
@@ -128,17 +89,23 @@ def test_bytes_are_shown_as_whole_characters_only():
         ({"stop": [""]}, ConfigError, "stop text is empty"),
     ],
 )
-def test_wrong_arguments_of_generate_are_refused(arguments, kind, message):
+def test_wrong_arguments_of_generate_are_refused(packed, arguments, kind, message):
     with pytest.raises(kind, match=message):
         packed().generate(**({"prompt": "abc"} | arguments))
 
 
-def test_tokenizer_of_another_size_is_refused():
+def test_tokenizer_of_another_size_is_refused(packed):
     with pytest.raises(ModelError, match="256"):
         packed(tokenizer=ByteTokenizer()).generate("abc")
 
 
-def test_threads_may_use_one_model_at_once():
+@pytest.mark.parametrize("task", [3, ["text"], {}, True])
+def test_task_that_is_no_text_is_refused(text_model, task):
+    with pytest.raises(DataError, match="task"):
+        PackedModel(Cell(text_model.program(), "float32", {"task": task}))
+
+
+def test_threads_may_use_one_model_at_once(packed):
     model, found = packed(), {}
 
     def generate(seed):
@@ -152,8 +119,8 @@ def test_threads_may_use_one_model_at_once():
     assert found == {seed: model.generate("abc", max_tokens=300, seed=seed) for seed in range(6)}
 
 
-def test_program_generates_from_a_file_without_a_framework(tmp_path):
-    write_cell(tmp_path / "m.cell", program(), header=header())
+def test_program_generates_from_a_file_without_a_framework(text_model, tmp_path):
+    write_cell(tmp_path / "m.cell", text_model.program(), header=text_model.header())
     expected = load(tmp_path / "m.cell").generate("abc", max_tokens=60, temperature=0.8, seed=3)
     check = (
         "import sys; from cellerate.cli.main import main; sys.argv = ['cellerate', *sys.argv[1:]]\n"

@@ -4,8 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import cellerate
 from cellerate.data.lines import BOS, EOS, LineVocabulary
-from cellerate.errors import ConfigError, DataError, ModelError, OutputError
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
@@ -15,7 +16,6 @@ from cellerate.tasks.embed import (
     evaluate_lines,
     load_line_model,
     reconstruct_lines,
-    save_vectors,
     train_embed,
 )
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
@@ -141,24 +141,40 @@ def test_evaluate_lines_equals_a_plain_count(untrained):
     assert found["lines"] == 5
 
 
-def test_vectors_in_npy_and_parquet_are_equal(tmp_path):
-    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    save_vectors(vectors, tmp_path / "v.npy")
-    save_vectors(vectors, tmp_path / "v.parquet", ["one", "", "drei ü"])
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), vectors)
-    table = pq.read_table(tmp_path / "v.parquet")
-    assert table.column("line").to_pylist() == ["one", "", "drei ü"]
-    assert table.schema.field("vector").type == pa.list_(pa.float32(), 4)
-    np.testing.assert_array_equal(np.array(table.column("vector").to_pylist(), np.float32), vectors)
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("part", ["whole", "encode"])
+def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, part):
+    lines = ["abba", "", "a cab", "c", "bacca bacca", "bb", "ab ab", "a", "", "caab"]
+    vocabulary = LineVocabulary(" abc")
+    model = build_autoencoder(
+        vocabulary.size, embedding=6, units=9, latent=7, dropout=0.1, decoder_dropout=0.2, seed=2
+    )
+    payload = {"vocabulary": vocabulary.to_config(), "max_length": 10, "padding": padding}
+    record = TaskRecord("embed", payload)
+    given = model if part == "whole" else encoder_and_decoder(model)[0]
+    cellerate.pack(given, tmp_path / "m.cell", record=record)
+    packed = cellerate.load(tmp_path / "m.cell")
+    # Packed before, the model is still what it was.
+    save_model(model, tmp_path / "m.keras", record)
+    expected = embed_lines(load_line_model(tmp_path / "m.keras"), lines, batch_size=4)
+    found = packed.embed(lines, batch_size=4)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    if part == "whole":
+        assert packed.outputs == ("logits", "vector")
+        inputs = {
+            "source": np.array([[4, 5, 0], [7, 6, 5]]),
+            "target_in": np.array([[1, 4, 5, 0], [1, 7, 6, 5]]),
+        }
+        expected = as_numpy(model({name: ids.astype(np.int32) for name, ids in inputs.items()}))
+        logits = packed.predict(inputs, ["logits"])
+        np.testing.assert_allclose(logits, expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
 
-def test_vectors_in_another_format_or_below_a_file_raise_and_leave_nothing(tmp_path):
-    with pytest.raises(ConfigError, match=r"v\.csv"):
-        save_vectors(np.zeros((1, 2), np.float32), tmp_path / "v.csv")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
-        save_vectors(np.zeros((1, 2), np.float32), tmp_path / "file" / "v.npy")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def test_model_without_an_encoder_is_not_packed_as_one_of_lines(tmp_path):
+    model = build_text_model(7, embedding=3, units=4)
+    with pytest.raises(ModelError, match="no line autoencoder"):
+        cellerate.pack(model, tmp_path / "m.cell", record=TaskRecord("embed", {}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_training_holds_lines_out_and_judges_them(tmp_path):

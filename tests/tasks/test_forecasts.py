@@ -3,15 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from cellerate.tasks.forecasts import (
-    ErrorSums,
-    Example,
-    Naive,
-    daily_season,
-    example_record,
-    forecast_table,
-    next_times,
-)
+from cellerate.runtime.forecasting import Example
+from cellerate.tasks.forecasts import ErrorSums, Naive, daily_season, example_record, forecast_table
 
 HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
 
@@ -96,20 +89,6 @@ def test_error_sums_over_unequal_batches_equal_the_means_by_hand():
 )
 def test_daily_season_of_a_step_in_rows(step, season):
     assert daily_season(step) == season
-
-
-def test_next_times_go_on_across_midnight_and_a_leap_day():
-    last = np.datetime64("2024-02-28T22:00", "us")
-    assert next_times(last, HOUR, 3).astype(str).tolist() == [
-        "2024-02-28T23:00:00.000000",
-        "2024-02-29T00:00:00.000000",
-        "2024-02-29T01:00:00.000000",
-    ]
-
-
-def test_next_times_of_numbers_and_of_rows_without_times():
-    assert next_times(np.float64(1.5), 0.5, 3).tolist() == [2.0, 2.5, 3.0]
-    assert next_times(np.int64(9), None, 2).tolist() == [10, 11]
 
 
 def test_forecast_table_of_one_series_has_a_row_a_time():

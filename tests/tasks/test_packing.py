@@ -15,6 +15,7 @@ from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
+from cellerate.tasks.packing import packed as pack_in_memory
 
 pytestmark = [
     pytest.mark.keras,
@@ -56,6 +57,37 @@ def test_narrow_weights_change_the_logits_by_no_more_than_their_rounding(tmp_pat
     error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
     # Each weight is off by up to 2^-bits of the largest of its column; three layers of products add up.
     assert 1e-6 < error < 3 * 2.0**-bits
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_packed_in_memory_is_what_the_file_opens_to(tmp_path, precision):
+    model = text_model()
+    cellerate.pack(model, tmp_path / "m.cell", precision=precision, record=RECORD)
+    file, memory = cellerate.load(tmp_path / "m.cell"), pack_in_memory(model, RECORD, precision=precision)
+    assert (memory.task, memory.precision) == ("text", precision)
+    assert memory.cell.header == file.cell.header
+    np.testing.assert_array_equal(memory.predict(IDS), file.predict(IDS))
+    for one, other in zip(memory.cell.program.nodes, file.cell.program.nodes, strict=True):
+        assert (one.op, one.options, one.arrays.keys()) == (other.op, other.options, other.arrays.keys())
+        assert all(np.array_equal(array, other.arrays[name]) for name, array in one.arrays.items())
+
+
+def test_packed_in_memory_keeps_the_weights_it_was_packed_with():
+    model = text_model()
+    packed = pack_in_memory(model)
+    before = packed.predict(IDS)
+    model.set_weights([2 * weights for weights in model.get_weights()])
+    np.testing.assert_array_equal(packed.predict(IDS), before)
+    assert not np.array_equal(pack_in_memory(model).predict(IDS), before)
+    assert packed.task is None
+
+
+def test_packing_in_memory_refuses_what_packing_a_file_refuses():
+    with pytest.raises(ConfigError, match="float32, bfloat16, int8"):
+        pack_in_memory(text_model(), precision="int4")
+    model = keras.Sequential([keras.Input((8, 3)), keras.layers.Conv1D(4, 3, name="look_around")])
+    with pytest.raises(ModelError, match="look_around"):
+        pack_in_memory(model)
 
 
 def test_forecasts_and_vectors_of_packed_models_are_those_of_keras(tmp_path):

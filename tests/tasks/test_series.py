@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 
+import cellerate
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
@@ -256,6 +257,50 @@ def test_npy_without_times_counts_rows(tmp_path):
     assert found.times.tolist() == [240, 241, 242]
 
 
+@pytest.mark.parametrize(
+    ("changes", "architecture"),
+    [
+        ({}, {}),
+        ({"target": ["other", "load"]}, {"layers": 2, "dropout": 0.2}),
+        ({"target": ["other", "load"]}, {"residual": False, "bidirectional": True}),
+        ({"target": ["other", "load"]}, {"quantile": (0.1, 0.5, 0.9)}),
+        ({}, {"quantile": (0.2, 0.3, 0.6, 0.9), "residual": False}),
+        ({}, {"quantile": (0.5,)}),
+        ({"feature": ["other"], "storage": "float16"}, {}),
+    ],
+    ids=[
+        "plain",
+        "two-targets",
+        "not-residual",
+        "quantiles",
+        "quantiles-not-residual",
+        "median",
+        "no-feature",
+    ],
+)
+def test_packed_model_forecasts_what_its_keras_model_does(data, changes, architecture):
+    train_series(
+        options(data, **changes),
+        data.parent / "m.keras",
+        architecture=ForecastArchitecture(units=8, **architecture),
+        training=TrainingSettings(epochs=1, learning_rate=0.01),
+    )
+    cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
+    packed = cellerate.load(data.parent / "m.cell")
+    (expected,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (found,) = packed.forecast_files([data])
+    close = {"atol": 1e-5 * np.ptp(expected.past, axis=0).max(), "rtol": 0}
+    np.testing.assert_allclose(found.forecast, expected.forecast, **close)
+    assert found.times.tolist() == expected.times.tolist()
+    assert found.past.tolist() == expected.past.tolist()
+    assert (found.targets, found.quantiles, found.series) == (expected.targets, expected.quantiles, "")
+    rows = np.column_stack(
+        [wave(seed=1, level=-3.0)] if "feature" in changes else [wave(), wave(seed=1, level=-3.0)]
+    )
+    if "storage" not in changes:
+        np.testing.assert_allclose(packed.forecast(rows), expected.forecast, **close)
+
+
 # --- models of one's own
 
 
@@ -280,6 +325,9 @@ def test_own_model_of_one_target_without_a_last_axis_trains_and_forecasts(data):
     assert run.training.history[0]["val_loss"] < 3
     (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
     assert found.forecast.shape == (HORIZON, 1)
+    cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
+    (packed,) = cellerate.load(data.parent / "m.cell").forecast_files([data])
+    np.testing.assert_allclose(packed.forecast, found.forecast, atol=1e-5 * np.ptp(found.past), rtol=0)
 
 
 def test_own_model_of_a_file_trains(data):

@@ -3,21 +3,15 @@ import math
 import keras
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-import cellerate.tasks.text as text_task
 from cellerate.data.text import open_text
-from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.storage import load_model, save_model
-from cellerate.runtime.sampling import Sampling
+from cellerate.tasks.generating import generate
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text import (
-    TextModel,
     evaluate_text,
-    generate,
-    generate_text,
     load_text_model,
     train_text,
 )
@@ -105,7 +99,7 @@ def tail_of(folder, fraction=0.1):
     return text.split(fraction)[1].astype(np.int64)
 
 
-# --- train, evaluate, generate
+# --- train and evaluate
 
 
 def test_round_trip_learns_and_held_out_bits_equal_plain_numpy(trained):
@@ -145,103 +139,10 @@ def test_evaluate_held_out_of_nothing_and_of_one_character_raise(trained, tmp_pa
         evaluate_text(text_model, options(tmp_path / "one.txt"))
 
 
-def test_generate_same_seed_same_text_and_other_seed_other_text(trained):
-    path, _ = trained
-    one = generate(path, "the ", max_tokens=60, seed=3)
-    assert one == generate(path, "the ", max_tokens=60, seed=3)
-    assert one != generate(path, "the ", max_tokens=60, seed=4)
-    assert len(one) == 60
-    assert set(one) <= set(TEXT)
-
-
-def test_generate_greedy_takes_the_likeliest_of_the_whole_model(trained):
-    text_model = load_text_model(trained[0])
-    said = generate(text_model, "the c", max_tokens=8, temperature=0)
-    ids = list(text_model.tokenizer.encode("the c"))
-    for _ in range(8):
-        ids.append(int(log_probabilities(text_model.model, [ids])[0, -1].argmax()))
-    assert said == text_model.tokenizer.decode(ids[5:])
-
-
-def test_generate_streamed_pieces_joined_equal_the_whole(trained):
-    text_model = load_text_model(trained[0])
-    sampling = Sampling(temperature=0.7, seed=1)
-    pieces = list(generate_text(text_model, "the ", max_tokens=40, sampling=sampling, stop=["sat x"]))
-    assert len(pieces) > 10
-    assert "".join(pieces) == generate(
-        text_model, "the ", max_tokens=40, temperature=0.7, seed=1, stop=["sat x"]
-    )
-
-
-def test_generate_with_a_stop_text_ends_before_it(trained):
-    text_model = load_text_model(trained[0])
-    whole = generate(text_model, "the ", max_tokens=60, seed=3)
-    stop = whole[20:23]
-    assert generate(text_model, "the ", max_tokens=60, seed=3, stop=[stop]) == whole[: whole.find(stop)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"prompt": ""}, ConfigError, "prompt is empty"),
-        ({"prompt": "the Z"}, DataError, "'Z'"),
-        ({"prompt": "the ", "stop": [""]}, ConfigError, "stop text is empty"),
-        ({"prompt": "the ", "max_tokens": -1}, ConfigError, "max_tokens"),
-        ({"prompt": "the ", "temperature": -1.0}, ConfigError, "temperature"),
-        ({"prompt": "the ", "top_p": 0.0}, ConfigError, "top_p"),
-    ],
-)
-def test_generate_with_wrong_arguments_raises_before_the_first_piece(trained, arguments, error, message):
-    with pytest.raises(error, match=message):
-        generate(trained[0], **arguments)
-
-
-# --- stop texts
-
-
-def ended(text, stops):
-    """What is shown of `text`, a character at a time, if generation ends at the first complete stop text."""
-    for end in range(1, len(text) + 1):
-        found = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
-        if found:
-            return text[: min(found)]
-    return text
-
-
-@pytest.fixture
-def scripted(monkeypatch):
-    """Makes `generate_text` say a given text."""
-    tokenizer = CharacterTokenizer("abc")
-    model = own_model(*own_layers(vocabulary=3))
-
-    def say(text, stops):
-        monkeypatch.setattr(
-            text_task, "generate_ids", lambda *_, **__: iter(tokenizer.encode(text) if text else [])
-        )
-        return list(generate_text(TextModel(model, tokenizer, {}), "a", stop=stops))
-
-    monkeypatch.setattr(
-        text_task, "KerasStepper", lambda model: type("Stepper", (), {"vocabulary_size": 3})()
-    )
-    return say
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
-def test_stop_texts_end_at_the_first_complete_one_and_nothing_of_it_is_shown(scripted, text, stops):
-    assert "".join(scripted(text, stops)) == ended(text, stops)
-
-
-def test_stop_text_held_back_and_then_not_completed_is_shown_after_all(scripted):
-    assert scripted("aabc", ["abb"]) == ["a", "abc"]
-    assert scripted("cab", ["abb"]) == ["c", "ab"]
-    assert scripted("cabbc", ["abb"]) == ["c"]
-
-
 # --- tokenizers
 
 
-def test_bytes_tokenizer_scales_bits_to_characters_and_streams_whole_characters(tmp_path):
+def test_bytes_tokenizer_scales_bits_to_characters(tmp_path):
     text = "größer süßer älter über öfter " * 12
     run = fit(tmp_path, text=text, tokenizer="bytes")
     raw = np.frombuffer(text.encode(), np.uint8)
@@ -253,10 +154,6 @@ def test_bytes_tokenizer_scales_bits_to_characters_and_streams_whole_characters(
     assert run.evaluation["bits_per_character"] == pytest.approx(expected, rel=1e-5)
     text_model = load_text_model(tmp_path / "m.keras")
     assert isinstance(text_model.tokenizer, ByteTokenizer)
-    pieces = list(generate_text(text_model, "größer ", max_tokens=30, sampling=Sampling(seed=0)))
-    assert "".join(pieces) == "".join(pieces).encode().decode()
-    # Any text can be continued: there is no unknown character.
-    assert isinstance(generate(text_model, "日本", max_tokens=3, seed=0), str)
 
 
 def tokenizer_file(folder, text):
@@ -440,16 +337,6 @@ def test_plain_keras_file_trains_on_and_generates_only_then(tmp_path):
         load_text_model(plain)
     fit(tmp_path, model=plain)
     assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
-
-
-def test_generate_from_a_plain_model_needs_the_tokenizer_it_was_made_for():
-    model = own_model(*own_layers(vocabulary=3))
-    with pytest.raises(ConfigError, match="give tokenizer"):
-        generate(model, "a")
-    assert set(generate(model, "a", tokenizer=CharacterTokenizer("abc"), max_tokens=9, seed=0)) <= set("abc")
-    for other in ("ab", "abcd"):
-        with pytest.raises(ModelError, match=f"predicts 3 different ids, its tokenizer has {len(other)}"):
-            generate(model, "a", tokenizer=CharacterTokenizer(other))
 
 
 def test_fine_tuning_keeps_the_tokenizer_and_starts_from_the_weights(trained, tmp_path):

@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -35,7 +34,7 @@ def start_backend(name: str | None) -> str:
         The backend's name.
 
     Raises:
-        BackendError: The name is unknown, or that backend is not installed.
+        BackendError: The name is unknown, or that backend or Keras is not installed.
     """
     backend = select_backend(name)
     if backend != "tensorflow":
@@ -64,6 +63,8 @@ class _NoTensorFlow(Loader):
 @contextlib.contextmanager
 def _without_notes() -> Iterator[None]:
     """Keeps TensorFlow's notes from stderr; passes on every other line, also when an import fails."""
+    import tempfile
+
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as caught:

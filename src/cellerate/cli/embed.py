@@ -1,7 +1,9 @@
 """`cellerate embed`."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -9,9 +11,12 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A model of `train embed`.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="A model of `train embed`, or packed.", show_default=False)],
     lines: Annotated[
         Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
     ],
@@ -32,22 +37,36 @@ def embed(
 ) -> None:
     """Write one vector a line, in the order of the lines; empty lines have a vector, too.
 
-    Example:
+    Examples:
         cellerate embed lines.keras lines.txt -o vectors.parquet
+
+        cellerate embed lines.cell lines.txt
     """
     from cellerate.files import check_writable
 
-    start_backend(backend)
+    if model.suffix != ".cell":
+        start_backend(backend)
     from cellerate.data.line_files import read_lines
-    from cellerate.tasks.embed import check_vectors_path, embed_lines, load_line_model, save_vectors
+    from cellerate.runtime.embedding import check_vectors_path, save_vectors
 
     check_vectors_path(output)
     check_writable(output)
-    line_model = load_line_model(model)
+    encode = _encoder(model)
     texts = read_lines(lines, column=column, errors=errors, drop_empty=False)
-    vectors = embed_lines(line_model, texts, batch_size=batch_size, errors=errors)
+    vectors = encode(texts, batch_size=batch_size, errors=errors)
     save_vectors(vectors, output, texts)
     if json:
         emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
     else:
         emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}")
+
+
+def _encoder(model: Path) -> "Callable[..., np.ndarray]":
+    """What makes vectors of lines, of either kind of file."""
+    if model.suffix == ".cell":
+        from cellerate.runtime.packed import load
+
+        return load(model).embed
+    from cellerate.tasks.embed import embed_lines, load_line_model
+
+    return functools.partial(embed_lines, load_line_model(model))

@@ -39,7 +39,7 @@ def env(
             for name, value in values.items():
                 emit(f"  {name:<14} {_shown(name, value)}")
         else:
-            emit(f"  {', '.join(values) or 'none: pip install cellerate[jax]'}")
+            emit("  " + (", ".join(values) or "none: pip install 'cellerate[jax]'"))
 
 
 def _shown(name: str, value: object) -> str:

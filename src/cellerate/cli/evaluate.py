@@ -1,5 +1,6 @@
 """`cellerate evaluate`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,10 +9,14 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
+from cellerate.errors import ModelError
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model that `train` wrote.", show_default=False)],
+    model: Annotated[
+        Path,
+        typer.Argument(help="A model that `train` wrote, or a packed text model.", show_default=False),
+    ],
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
     part: Annotated[
         Literal["all", "held-out"],
@@ -36,13 +41,17 @@ def evaluate(
         cellerate evaluate book.keras other.txt
 
         cellerate evaluate ett.keras ETTh1.csv --part held-out --json
-    """
-    start_backend(backend)
-    from cellerate.tasks.evaluation import evaluate_model
 
-    found: dict[str, Any] = evaluate_model(
-        model, data, part=part, column=column, errors=errors, batch_size=batch_size
-    )
+        cellerate evaluate book.cell other.txt
+    """
+    found: dict[str, Any]
+    if model.suffix == ".cell":
+        found = _packed(model, data, part, errors)
+    else:
+        start_backend(backend)
+        from cellerate.tasks.evaluation import evaluate_model
+
+        found = evaluate_model(model, data, part=part, column=column, errors=errors, batch_size=batch_size)
     if json:
         emit_json(found)
         return
@@ -53,6 +62,23 @@ def evaluate(
                 emit(f"  {inner:<20} {_shown(number)}")
         else:
             emit(f"{name:<22} {_shown(value)}")
+
+
+def _packed(
+    model: Path, data: list[str], part: Literal["all", "held-out"], errors: Literal["strict", "replace"]
+) -> dict[str, Any]:
+    """What a packed text model finds of a text, which it reads from end to end and not in windows."""
+    from cellerate.runtime.packed import load
+
+    opened = load(model)
+    if opened.task not in ("text", None):
+        raise ModelError(
+            f"{model} is a packed model of the task {opened.task!r:.40}, and evaluate judges packed text models "
+            "only: give the .keras file that it was packed from."
+        )
+    score = dataclasses.asdict(opened.score_files(data, part=part, errors=errors))
+    del score["log_probabilities"]
+    return {"task": "text", **score}
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from cellerate.cli.output import emit_json, note, show
 
 
 def forecast(
-    model: Annotated[Path, typer.Argument(help="A model of `train series`.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
         list[str], typer.Argument(help="The series so far: CSV, Parquet or .npy.", show_default=False)
     ],
@@ -33,20 +33,27 @@ def forecast(
     Examples:
         cellerate forecast ett.keras ETTh1.csv
 
-        cellerate forecast ett.keras ETTh1.csv -o tomorrow.csv --plot tomorrow.png
+        cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
     """
     from cellerate.files import check_writable, write_csv
 
-    start_backend(backend)
+    if model.suffix != ".cell":
+        start_backend(backend)
     from cellerate.report.charts import check_chart, draw_forecasts
     from cellerate.tasks.forecasts import example_record, forecast_table
-    from cellerate.tasks.series import forecast_series, load_series_model
 
     if output is not None:
         check_writable(output)
     if plot is not None:
         check_chart(plot)
-    examples = forecast_series(load_series_model(model), data)
+    if model.suffix == ".cell":
+        from cellerate.runtime.packed import load
+
+        examples = load(model).forecast_files(data)
+    else:
+        from cellerate.tasks.series import forecast_series, load_series_model
+
+        examples = forecast_series(load_series_model(model), data)
     columns, rows = forecast_table(examples)
     if output is not None:
         write_csv(output, columns, rows)

@@ -1,6 +1,5 @@
 """`cellerate generate`."""
 
-import secrets
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit_json, show
+from cellerate.errors import ConfigError
+from cellerate.training.settings import Implementation
 
 
 def generate(
@@ -28,12 +29,24 @@ def generate(
         float | None,
         typer.Option(help="Draw from the likeliest that make up this share.", show_default=False),
     ] = None,
+    min_p: Annotated[
+        float, typer.Option(help="Draw from those at least this share as likely as the likeliest.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, makes what stands in the text already less likely.")
+    ] = 1.0,
     seed: Annotated[
         int | None, typer.Option(help="The same seed draws the same text.", show_default=False)
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; may be given again.", show_default=False)
     ] = None,
+    implementation: Annotated[
+        Implementation,
+        typer.Option(
+            help="Who computes: cellerate-cpu, the native engine; keras, step by step; auto, the first that can."
+        ),
+    ] = "auto",
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -45,25 +58,35 @@ def generate(
 
         cellerate generate book.cell "Chapter " -n 1000 -t 0.6 --stop "Chapter"
     """
+    from cellerate.runtime.sampling import sampling_rules
+
+    rules = sampling_rules(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
     if model.suffix == ".cell":
-        from cellerate.kernels.drawing import SamplingRules
         from cellerate.runtime.packed import load
 
-        rules = SamplingRules(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=1.0 if top_p is None else top_p,
-            seed=secrets.randbits(64) if seed is None else seed,
-        )
+        if implementation == "keras":
+            raise ConfigError(f"{model} is packed and has no Keras layers: leave --implementation keras out.")
         pieces = load(model).generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop or ())
     else:
         start_backend(backend)
-        from cellerate.runtime.sampling import Sampling
-        from cellerate.tasks.text import generate_text, load_text_model
+        from cellerate.tasks.generating import generate_text
+        from cellerate.tasks.text import load_text_model
 
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        text_model = load_text_model(model)
-        pieces = generate_text(text_model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
+        pieces = generate_text(
+            load_text_model(model),
+            prompt,
+            max_tokens=max_tokens,
+            rules=rules,
+            stop=stop or (),
+            implementation=implementation,
+        )
     began = time.perf_counter()
     if json:
         text = "".join(pieces)

@@ -7,7 +7,6 @@ that takes it has the same option, the same help and the same default.
 import dataclasses
 import inspect
 import re
-import tomllib
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     """Fills the defaults of the verb's options from a TOML file."""
     if path is None or context.resilient_parsing:
         return path
+    import tomllib
+
     try:
         text = path.read_bytes().decode()
         content = tomllib.loads(text)

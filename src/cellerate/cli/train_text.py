@@ -50,14 +50,15 @@ def train_text(
         cellerate train text book.txt -o book.keras --resume
     """
     start_backend(backend)
-    from cellerate.runtime.sampling import Sampling
-    from cellerate.tasks.text import TextModel, generate_text, load_text_model
+    from cellerate.kernels.drawing import SamplingRules
+    from cellerate.tasks.generating import generate_text
+    from cellerate.tasks.text import TextModel, load_text_model
     from cellerate.tasks.text import train_text as run_training
 
     def show_sample(title: str, text_model: TextModel) -> None:
         if sample is not None:
             pieces = generate_text(
-                text_model, sample, max_tokens=300, sampling=Sampling(temperature=0.6, seed=training.seed)
+                text_model, sample, max_tokens=300, rules=SamplingRules(temperature=0.6, seed=training.seed)
             )
             note(f"--- sample {title} ---\n{sample}{''.join(pieces)}\n---")
 

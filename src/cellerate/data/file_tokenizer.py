@@ -150,6 +150,9 @@ class _TokenDecoder:
         self._shown, self._waiting = self._waiting, []
         return text
 
+    def push_all(self, tokens: np.ndarray) -> str:
+        return "".join(map(self.push, tokens.tolist()))
+
     def finish(self) -> str:
         text = self._growth()
         self._shown, self._waiting = self._waiting, []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.data.text import Errors, check_errors, read_text
+from cellerate.environment import require
 from cellerate.errors import DataError
 
 _PARQUET_MARK = b"PAR1"
@@ -31,6 +32,7 @@ def read_lines(
     Raises:
         DataError: The file is missing, unreadable or has no line, or the column is missing, ambiguous or
             holds no strings.
+        BackendError: It is a Parquet file and the package `pyarrow` is not installed.
     """
     check_errors(errors)
     file = Path(path)
@@ -58,6 +60,7 @@ def read_lines(
 
 
 def _parquet_column(path: Path, column: str | None) -> list[str]:
+    require("pyarrow", "train", "reading Parquet files")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

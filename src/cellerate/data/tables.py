@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cellerate.environment import require
 from cellerate.errors import DataError
 
 Kind = Literal["number", "time", "other"]
@@ -101,8 +102,11 @@ def open_table(path: Path, names: Sequence[str] | None = None) -> Table:
 
     Raises:
         DataError: The file is empty, damaged, or has two columns of one name.
+        BackendError: It is no `.npy` file and the package `pyarrow` is not installed.
     """
     suffix = path.suffix.lower()
+    if suffix != ".npy":
+        require("pyarrow", "train", "reading CSV and Parquet files")
     if suffix == ".npy":
         table: Table = NpyTable(path, names)
     elif suffix in (".parquet", ".pq"):

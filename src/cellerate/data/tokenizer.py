@@ -25,6 +25,9 @@ class StreamDecoder(Protocol):
     def push(self, token: int) -> str:
         """Takes the next id and returns the text that can be shown now, perhaps none."""
 
+    def push_all(self, tokens: np.ndarray) -> str:
+        """Takes (N,) ids and returns the text that `push` would give of them one by one."""
+
     def finish(self) -> str:
         """Returns what was still held back; an unfinished character becomes U+FFFD."""
 
@@ -81,6 +84,10 @@ class Tokenizer(abc.ABC):
         """
         return self._decode(_checked_ids(ids, self.vocabulary_size))
 
+    def known(self, text: str) -> str:
+        """The text without the characters that have no id."""
+        return text
+
     @abc.abstractmethod
     def stream_encoder(self) -> StreamEncoder:
         """An encoder for a text that comes in chunks."""
@@ -126,6 +133,10 @@ class CharacterTokenizer(Tokenizer):
     def lookup(self, text: str) -> np.ndarray:
         """The id of each character, and `vocabulary_size` for one that has none."""
         return self._table.take(character_codes(text), mode="clip")
+
+    def known(self, text: str) -> str:
+        """The text without the characters that have no id."""
+        return self.decode(ids[ids < self.vocabulary_size]) if (ids := self.lookup(text)).size else text
 
     def unknown(self, text: str, place: int, position: int) -> DataError:
         """The error for `text[place]`, which the user knows as character number `position`."""
@@ -318,6 +329,9 @@ class _CharacterDecoder:
     def push(self, token: int) -> str:
         return self._tokenizer.decode([token])
 
+    def push_all(self, tokens: np.ndarray) -> str:
+        return self._tokenizer.decode(tokens)
+
     def finish(self) -> str:
         return ""
 
@@ -327,7 +341,10 @@ class _ByteDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(_checked_ids([token], 256).astype(np.uint8).tobytes())
+        return self.push_all(np.array([token]))
+
+    def push_all(self, tokens: np.ndarray) -> str:
+        return self._decoder.decode(_checked_ids(tokens, 256).astype(np.uint8).tobytes())
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

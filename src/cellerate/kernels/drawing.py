@@ -43,7 +43,7 @@ class Cancellation:
 class SamplingRules:
     """How the native core draws an id; the rules apply in the order of the attributes, `seed` aside.
 
-    They are those of `cellerate.runtime.sampling`, in float64, and more of them; random numbers come from
+    All arithmetic is in float64, as in `cellerate.runtime.sampling`, the same in NumPy; random numbers come from
     Philox4x32-10 with the seed as key and the position of the id and the stream as counter, so that an id can be
     drawn again without those before it.
 

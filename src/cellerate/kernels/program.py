@@ -9,6 +9,7 @@ otherwise. Axes are counted as in NumPy, the batch included.
 """
 
 import dataclasses
+import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -108,7 +109,10 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
 
 # Whole numbers and axes beyond these are no model's, and array libraries choke on them.
 _LARGEST = 2**31 - 1
-_MOST_AXES = 32
+MOST_AXES = 32
+# A file of many tiny nodes would take its reader's time. Models have some ten nodes a layer, and a few outputs.
+_MOST_NODES, _MOST_OUTPUTS = 1 << 14, 1 << 10
+_LONGEST_NAME = 1 << 10
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _TUPLES = {"input": "shape", "reshape": "shape", "permute": "axes", "take": "indices"}
 
@@ -146,7 +150,7 @@ class Program:
     Raises:
         ModelError: A node is not as `OPERATIONS` says, or reads one that does not come before it; the shapes
             of its weights do not fit together; a weight is not finite; an option has a value that no model
-            has; two inputs have one name.
+            has; two inputs have one name; there are more nodes or outputs than models have.
     """
 
     nodes: tuple[Node, ...]
@@ -155,6 +159,11 @@ class Program:
     def __post_init__(self) -> None:
         if not self.outputs:
             raise ModelError("a program has at least one output, got none.")
+        if len(self.nodes) > _MOST_NODES or len(self.outputs) > _MOST_OUTPUTS:
+            raise ModelError(
+                f"a program has at most {_MOST_NODES:,} nodes and {_MOST_OUTPUTS:,} outputs, got {len(self.nodes):,} "
+                f"and {len(self.outputs):,}."
+            )
         # An array that nodes share is searched for NaN once.
         finite: set[int] = set()
         for number, node in enumerate(self.nodes):
@@ -162,6 +171,7 @@ class Program:
         if len(self.inputs) < sum(node.op == "input" for node in self.nodes):
             raise ModelError("each input of a program has a name of its own, got two of one name.")
         for name, number in self.outputs.items():
+            _check_name("an output", name)
             if not _is_number(number) or not 0 <= number < len(self.nodes):
                 raise ModelError(f"output {name!r}: expected the number of a node, got {number!r}.")
 
@@ -176,6 +186,7 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
     operation = OPERATIONS.get(node.op)
     if operation is None:
         raise ModelError(f"{node.name}: there is no operation {node.op!r}.")
+    _check_name("a node", node.name)
     _check_names(node, "input", set(node.inputs), operation.inputs)
     for name, source in node.inputs.items():
         if not _is_number(source) or not 0 <= source < number:
@@ -198,6 +209,15 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ModelError(f"{node.name}: option {name!r} cannot be {value!r}.")
     _check_values(node, nodes)
+
+
+def _check_name(what: str, name: str) -> None:
+    """Refuses names that would fill or change the terminal that a message with them is shown on."""
+    if len(name) > _LONGEST_NAME or any(unicodedata.category(character) == "Cc" for character in name):
+        raise ModelError(
+            f"the name of {what} must have at most {_LONGEST_NAME:,} characters and no control characters, got "
+            f"{name[:40]!r}; rename it."
+        )
 
 
 def _check_names(node: Node, what: str, found: set[str], expected: tuple[str, ...]) -> None:
@@ -275,9 +295,9 @@ def _check_tuple(node: Node, name: str) -> None:
         raise ModelError(f"{node.name}: {name} must be whole numbers, got {values!r}.")
     sizes = all(size == -1 or int(size) > 0 for size in values)
     fits = {
-        "input": sizes and 1 <= len(values) <= _MOST_AXES,
-        "reshape": sizes and len(values) <= _MOST_AXES and values.count(-1) <= 1,
-        "permute": sorted(values) == list(range(1, min(len(values), _MOST_AXES) + 1)),
+        "input": sizes and 1 <= len(values) <= MOST_AXES,
+        "reshape": sizes and len(values) <= MOST_AXES and values.count(-1) <= 1,
+        "permute": sorted(values) == list(range(1, min(len(values), MOST_AXES) + 1)),
         "take": len(values) > 0,
     }
     if not fits[node.op]:

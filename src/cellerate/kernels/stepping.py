@@ -42,7 +42,8 @@ class StepModel:
     embeddings with the kernel of an LSTM right behind them are float32 always.
 
     Args:
-        chain: {"op": "embedding", "embeddings": (V, E)}, then at least one LSTM among any of
+        chain: {"op": "embedding", "embeddings": (V, E), "masks_zero": False}, where a mask of zeros means that
+            id 0 leaves the state as it is; then at least one LSTM among any of
             {"op": "lstm", "kernel": (D, 4H), "recurrent_kernel": (H, 4H), "bias": (4H,) or None,
             "activation", "recurrent_activation"},
             {"op": "layer_norm", "gamma": (F,) or None, "beta": (F,) or None, "epsilon"},
@@ -305,7 +306,7 @@ class StepModel:
 
 
 def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
-    """A node as the core takes it: kind, inputs, outputs, three arrays, two activations, epsilon.
+    """A node as the core takes it: kind, inputs, outputs, three arrays, two activations, epsilon, masks_zero.
 
     `before` is the width of the node before it.
     """
@@ -331,7 +332,10 @@ def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
     linear = ACTIVATIONS.index("linear")
     if kind == "embedding":
         table = array("embeddings", None, None)
-        return (0, *table.shape, table, None, None, linear, linear, 0.0)
+        masks_zero = node.get("masks_zero", False)
+        if not isinstance(masks_zero, bool):
+            raise ConfigError(f"{where}: masks_zero is {masks_zero!r}; expected True or False.")
+        return (0, *table.shape, table, None, None, linear, linear, 0.0, masks_zero)
     if kind == "lstm":
         kernel = array("kernel", None, None)
         units = kernel.shape[1] // 4
@@ -339,19 +343,19 @@ def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
         kernel = float_array(f"{where}: kernel", kernel, (None, 4 * units))
         bias = array("bias", 4 * units, optional=True)
         codes = (code("activation"), code("recurrent_activation"))
-        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0)
+        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0, False)
     if kind == "dense":
         kernel = array("kernel", None, None)
         bias = array("bias", kernel.shape[1], optional=True)
-        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0)
+        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0, False)
     if kind == "affine":
         scale = array("scale", None)
         offset = array("offset", len(scale))
-        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0)
+        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0, False)
     gamma = array("gamma", None, optional=True)
     beta = array("beta", None if gamma is None else len(gamma), optional=True)
     known = gamma if gamma is not None else beta
     width = before if known is None else len(known)
     epsilon = node.get("epsilon")
     check_real(f"{where}: epsilon", epsilon, lambda x: x >= 0, "of at least 0")
-    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon))  # type: ignore[arg-type]
+    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon), False)  # type: ignore[arg-type]

@@ -144,6 +144,27 @@ def encoder_and_decoder(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     return parts["encode"], parts["decode"]
 
 
+def with_vectors(model: keras.Model) -> keras.Model:
+    """The autoencoder with the vector as an output beside the logits, sharing its weights: what is packed.
+
+    Args:
+        model: What `build_autoencoder` returned, or its encoder alone, which is given back as it is.
+
+    Returns:
+        {"source": (B, S) ids, "target_in": (B, S') ids} → {"logits": (B, S', V), "vector": (B, latent)}.
+
+    Raises:
+        ModelError: The model has no parts named "encode" and "decode".
+    """
+    if "vector" in getattr(model, "output_names", ()):
+        return model
+    encode, decode = encoder_and_decoder(model)
+    whole = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target_in")}
+    vector = encode(whole["source"])
+    outputs = {"logits": decode([vector, whole["target_in"]]), "vector": vector}
+    return keras.Model(whole, outputs, name=model.name)
+
+
 def stepwise_decoder(decode: keras.Model) -> tuple[keras.Model, keras.Model]:
     """The decoder a character at a time, sharing its weights.
 

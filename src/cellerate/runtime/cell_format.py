@@ -24,8 +24,22 @@ from cellerate.files import atomic_write
 FLOAT32, BFLOAT16, INT8 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1")
 """What a tensor may hold; of a bfloat16 NumPy has the bits only."""
 
-LARGEST_HEADER = 64 * 2**20
-"""Bytes; a tokenizer is in the header."""
+LARGEST_HEADER = 24 * 2**20
+"""Bytes. A tokenizer is in the header: one of 50,000 tokens takes 4 MB there, one of 128,000 some 12. While it is
+read a character can take 4 bytes in four places at once, so that the limit is some hundred MB of memory."""
+
+_MOST_TOKENS = 1 << 20
+"""Texts, brackets and commas in one JSON value; as Python's objects the smallest of them take a hundred times the
+memory of their characters. A node of a program has some forty, an entry of a tensor some twenty."""
+_DEEPEST = 64
+"""Levels of lists and dictionaries; Python gives up at some hundred, or thousand, or when the stack ends."""
+_LONGEST_NUMBER = 400
+"""Characters; reading a whole number takes time with the square of its digits."""
+_TOKENS = re.compile(
+    # A text that does not end goes to the end: looked at once, not from each of its quotes again.
+    rf'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[][{{}},]|[-+.0-9eE]{{{_LONGEST_NUMBER + 1}}}',
+    re.DOTALL,
+)
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": FLOAT32, "BF16": BFLOAT16, "I8": INT8}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -50,9 +64,11 @@ def to_json(value: Any) -> str:
     """JSON in the one form that `from_json` reads.
 
     Raises:
-        TypeError, ValueError, RecursionError: The value is not plain JSON, or nested too deeply.
+        TypeError, ValueError, RecursionError: The value is not plain JSON, too large or nested too deeply.
     """
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _dumped(value)
+    _check_tokens(text)
+    return text
 
 
 def from_json(text: str) -> Any:
@@ -61,12 +77,34 @@ def from_json(text: str) -> Any:
     That alone refuses keys that come twice, NaN and infinities in any spelling, and lone surrogates.
 
     Raises:
-        ValueError, RecursionError: It is not JSON, in another form, or nested too deeply.
+        ValueError, RecursionError: It is not JSON, in another form, too large or nested too deeply.
     """
+    _check_tokens(text)
     value = json.loads(text)
-    if to_json(value) != text:
+    if _dumped(value) != text:
         raise ValueError("it is not in the form that Cellerate writes")
     return value
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _check_tokens(text: str) -> None:
+    """Refuses JSON that would take much memory, time or stack to read, before anything is made of it."""
+    depth = 0
+    for count, found in enumerate(_TOKENS.finditer(text)):
+        first = text[found.start()]
+        if first in "[{":
+            depth += 1
+        elif first in "]}":
+            depth -= 1
+        elif first not in '",':
+            raise ValueError(f"a number in it has more than {_LONGEST_NUMBER} digits")
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        if count >= _MOST_TOKENS:
+            raise ValueError(f"it has more than {_MOST_TOKENS:,} texts, brackets and commas")
 
 
 def write_container(
@@ -80,7 +118,7 @@ def write_container(
         tensors: By name; `FLOAT32`, `BFLOAT16` or `INT8`, contiguous, with one or two axes.
 
     Raises:
-        ConfigError: The header is larger than `LARGEST_HEADER`.
+        ConfigError: The header is larger than `LARGEST_HEADER`, or there are too many tensors.
         OutputError: The file could not be written.
     """
     entries: dict[str, Any] = {
@@ -96,7 +134,12 @@ def write_container(
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-    text = to_json(entries).encode()
+    try:
+        text = to_json(entries).encode()
+    except ValueError as error:
+        raise ConfigError(
+            f"the header of a .cell file cannot be written: {error}; pack a smaller model."
+        ) from error
     length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
     if length > LARGEST_HEADER:
         raise ConfigError(

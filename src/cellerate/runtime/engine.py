@@ -6,9 +6,13 @@ needs neither Keras nor a framework: NumPy, and the native core if that is insta
 A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so on
 the native core the results are those of one piece to the last bit. Without the core the matrix products are
 NumPy's, whose rounding depends on the number of rows: there they agree to float32's precision.
+
+Before anything is computed the sizes of all results are worked out, and a program that asks for more memory or
+time than a model does is refused (`shapes`).
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +22,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels import cpu
 from cellerate.kernels.program import Node, Program
-from cellerate.runtime import operations
+from cellerate.runtime import operations, shapes
 
 # What the arrays of a piece may take, about. Large enough that rows in the hundreds stay together for models of
 # common sizes, beyond which the native core gains nothing; small beside the memory of any machine that serves.
@@ -70,10 +74,12 @@ class Engine:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._nodes = tuple(operations.prepared(node) for node in program.nodes)
-        types: list[str] = []
+        transposed: dict[int, np.ndarray] = {}
+        self._nodes = tuple(operations.prepared(node, transposed) for node in program.nodes)
+        self._types: list[str] = []
         for node in self._nodes:
-            types.append(operations.result_type(node, {name: types[n] for name, n in node.inputs.items()}))
+            read = {name: self._types[n] for name, n in node.inputs.items()}
+            self._types.append(operations.result_type(node, read))
 
     def run(
         self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
@@ -83,8 +89,8 @@ class Engine:
         Args:
             inputs: The array of each input by its name, or one array where the model has one input; (B, ...)
                 as the model says. Numbers of any float or integer type, computed in float32; ids of any
-                integer type, negative ones counted from the end of the table. Inputs that the outputs do not
-                depend on may be left out. NaN and infinities run through the model.
+                integer type, negative ones counted from the end of the table; booleans are 0 and 1. Inputs that
+                the outputs do not depend on may be left out. NaN and infinities run through the model.
             outputs: Which outputs to compute; None for all.
 
         Returns:
@@ -93,22 +99,31 @@ class Engine:
 
         Raises:
             ConfigError: A name is not one of the model's, or an input is missing.
-            DataError: An array has another shape, type or an id that the model does not know.
+            DataError: An array has another shape, type or an id that the model does not know; or the model would
+                make more of it than `shapes` allows, or than fits into memory.
         """
         names = self._output_names(outputs)
         plan = self._plan(frozenset(self.program.outputs[name] for name in names))
         given = self._checked(self._by_name(inputs), plan)
+        found = self._shapes(plan, given)
+        numbers = [self.program.outputs[name] for name in names]
+        row_bytes = self._row_bytes(plan, found)
+        _check_elements(row_bytes // 8 + sum(math.prod(found[number]) for number in numbers))
         batch = len(next(iter(given.values())))
+        if batch == 0:
+            return {
+                name: np.empty((0, *found[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
+            }
         if cpu.missing() is None:
             cpu.num_threads()  # a wrong setting of the core is not to be taken for wrong data
-        with np.errstate(all="ignore"):
-            if batch == 0:
-                # One row shows the shapes.
-                given = {n: np.zeros((1, *array.shape[1:]), array.dtype) for n, array in given.items()}
-                results = {n: array[:0] for n, array in self._run_rows(plan, given).items()}
-            else:
-                results = self._run_batch(plan, given, batch)
-        return _own(names, [results[self.program.outputs[name]] for name in names], given.values())
+        try:
+            with np.errstate(all="ignore"):
+                results = self._run_batch(plan, given, batch, row_bytes)
+            return _own(names, [results[number] for number in numbers], given.values())
+        except MemoryError as error:
+            raise DataError(
+                f"the results of {batch} rows do not fit into memory; give fewer rows or steps at once."
+            ) from error
 
     def _output_names(self, outputs: Sequence[str] | None) -> list[str]:
         known = list(self.program.outputs)
@@ -141,6 +156,11 @@ class Engine:
         """The inputs that are needed, by node, in their own types."""
         given: dict[int, np.ndarray] = {}
         first: tuple[str, int] | None = None
+        tables: dict[int, Node] = {}
+        for node in (self._nodes[number] for number in plan.needed):
+            if node.op == "embedding":
+                ids = node.inputs["ids"]
+                tables[ids] = min(node, tables.get(ids, node), key=lambda one: len(one.arrays["embeddings"]))
         for name, number in self.program.inputs.items():
             if name not in inputs:
                 if number in plan.needed:
@@ -148,7 +168,7 @@ class Engine:
                 continue
             array = _checked_array(self._nodes[number], inputs[name])
             if self._nodes[number].options["dtype"] == "int32":
-                _check_ids(name, array, [self._nodes[n] for n in plan.needed], number)
+                _check_ids(name, array, tables.get(number))
             first = first or (name, len(array))
             if len(array) != first[1]:
                 raise DataError(
@@ -174,8 +194,8 @@ class Engine:
             for number in needed
             if nodes[number].op == "lstm"
         }
-        for number, own in states.items():
-            readers[number] = [n for n in readers[number] if n not in own]
+        for number in states:
+            readers[number] = [n for n in readers[number] if nodes[n].op != "lstm_state"]
         released: dict[int, tuple[int, ...]] = {}
         for number in needed - wanted:
             if readers[number]:
@@ -189,9 +209,11 @@ class Engine:
         read = frozenset(number for number in needed if number in wanted or readers[number])
         return _Plan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
 
-    def _run_batch(self, plan: _Plan, given: dict[int, np.ndarray], batch: int) -> dict[int, np.ndarray]:
+    def _run_batch(
+        self, plan: _Plan, given: dict[int, np.ndarray], batch: int, row_bytes: int
+    ) -> dict[int, np.ndarray]:
         """Runs whole rows, in pieces if need be; the results by node."""
-        most = max(1, _WORKING_BYTES // self._row_bytes(plan, given))
+        most = max(1, _WORKING_BYTES // row_bytes)
         # Pieces of about one size, so that none is left with a few rows, which the core is slow at.
         rows = math.ceil(batch / math.ceil(batch / most))
         if rows == batch:
@@ -205,21 +227,46 @@ class Engine:
                 results[number][begin : begin + rows] = part
         return results
 
-    def _row_bytes(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> int:
-        """About how much memory a row of the batch needs while it runs."""
-        sizes: dict[int, int] = {}
-        live: set[int] = set()
-        most = 1
+    def _shapes(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, shapes.Shape]:
+        """The shape that a row has in each needed node; refuses what no model does before it is done."""
+        found: dict[int, shapes.Shape] = {}
+        numbers = sum(math.prod(array.shape[1:]) for array in given.values())
+        work = 0
         for number in plan.needed:
             node = self._nodes[number]
             if node.op == "input":
-                sizes[number] = math.prod(given[number].shape[1:])
-            else:
-                read = {name: sizes[n] for name, n in node.inputs.items()}
-                sizes[number] = operations.elements(node, read)
-            live.update({number} & plan.read)
-            most = max(most, sum(sizes[n] for n in live))
-            live.difference_update(plan.released.get(number, ()))
+                found[number] = given[number].shape[1:]
+                continue
+            read = {name: found[source] for name, source in node.inputs.items()}
+            try:
+                found[number] = result = shapes.row_shape(node, read)
+            except ValueError as error:
+                batch = len(next(iter(given.values())))
+                came = {name: (batch, *shape) for name, shape in read.items()}
+                raise _misfit(node, came, error) from error
+            # At once: the sizes of what follows stay small numbers.
+            if math.prod(result) > min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):
+                raise DataError(
+                    f"{node.name}: {node.op} would make {math.prod(result):,} numbers of a row of {numbers:,}, and "
+                    f"the most is {min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):,}; give fewer steps at "
+                    "once, or a model that somebody trained."
+                )
+            work += shapes.work(node, read, result)
+        if work > (most := min(shapes.MOST_WORK_A_NUMBER * numbers, shapes.MOST_WORK)):
+            raise DataError(
+                f"the model would need {work:,} multiplications for a row of {numbers:,} numbers, and the most is "
+                f"{most:,}; give fewer steps at once, or a model that somebody trained."
+            )
+        return found
+
+    def _row_bytes(self, plan: _Plan, found: Mapping[int, shapes.Shape]) -> int:
+        """About how much memory a row of the batch needs while it runs."""
+        live, most = 0, 1
+        for number in plan.needed:
+            if number in plan.read:
+                live += math.prod(found[number])
+            most = max(most, live)
+            live -= sum(math.prod(found[done]) for done in plan.released.get(number, ()))
         # Four bytes each, and as much again for what an operation holds while it computes.
         return 8 * most
 
@@ -253,15 +300,29 @@ class Engine:
             sequences = bool(node.options["return_sequences"]) and number in plan.read
             outputs, h, c = operations.lstm(node, given, table, sequences=sequences)
         except (ValueError, IndexError) as error:
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in given.items())
-            raise DataError(
-                f"{node.name}: {node.op} cannot take {shapes}: {str(error).rstrip('.')}. Give inputs of the "
-                "sizes that this model was made for."
-            ) from error
+            raise _misfit(node, {name: array.shape for name, array in given.items()}, error) from error
         if number in plan.read:
             results[number] = outputs
         for each in plan.states[number]:
             results[each] = h if self._nodes[each].options["state"] == "h" else c
+
+
+def _misfit(node: Node, came: Mapping[str, shapes.Shape], error: Exception) -> DataError:
+    """The error of a node that cannot take the shapes that came, the batch included."""
+    listed = ", ".join(f"{name} {shape}" for name, shape in itertools.islice(came.items(), 8))
+    return DataError(
+        f"{node.name}: {node.op} cannot take {listed}: {str(error).rstrip('.')}. Give inputs of the sizes that "
+        "this model was made for."
+    )
+
+
+def _check_elements(elements: int) -> None:
+    """Refuses a row that needs more numbers at once than `shapes` allows."""
+    if elements > shapes.MOST_ELEMENTS:
+        raise DataError(
+            f"a row would need {elements:,} numbers at once, and the most is {shapes.MOST_ELEMENTS:,}; give fewer "
+            "steps, or ask for fewer outputs, at once."
+        )
 
 
 def _checked_array(node: Node, value: Any) -> np.ndarray:
@@ -278,7 +339,8 @@ def _checked_array(node: Node, value: Any) -> np.ndarray:
             f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
             "them to one length."
         ) from error
-    kinds = "iu" if expected == "ids" else "fiu"
+    # Booleans are 0 and 1, as in Keras: a mask that is an input of its own is read as ids that are not 0.
+    kinds = "biu" if expected == "ids" else "bfiu"
     # bfloat16 is no type of NumPy's own.
     if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
         fix = "int32" if expected == "ids" else "float32"
@@ -301,10 +363,8 @@ def _checked_array(node: Node, value: Any) -> np.ndarray:
     return array
 
 
-def _check_ids(name: str, ids: np.ndarray, nodes: Sequence[Node], number: int) -> None:
-    """Refuses ids that are not int32, or not rows of a table that they are looked up in."""
-    tables = [node for node in nodes if node.op == "embedding" and node.inputs["ids"] == number]
-    table = min(tables, key=lambda node: len(node.arrays["embeddings"]), default=None)
+def _check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:
+    """Refuses ids that are not int32, or not rows of the smallest table that they are looked up in."""
     rows = 2**31 if table is None else len(table.arrays["embeddings"])
     if ids.size == 0 or (ids.min() >= -rows and ids.max() < rows):
         return

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.runtime.sampling import Sampling, sample
+from cellerate.kernels.drawing import SamplingRules
+from cellerate.runtime.sampling import sample
 
 State = Any
 """What a stepper carries from step to step; opaque, and never changed in place."""
@@ -43,7 +44,7 @@ def generate_ids(
     prompt_ids: Sequence[int] | np.ndarray,
     *,
     max_tokens: int,
-    sampling: Sampling | None = None,
+    rules: SamplingRules | None = None,
     stop_ids: Iterable[int] = (),
 ) -> Iterator[int]:
     """Continues a prompt, one id at a time.
@@ -54,7 +55,7 @@ def generate_ids(
         stepper: The model.
         prompt_ids: (N,) the ids to continue, N >= 1.
         max_tokens: How many ids to give at most, >= 0.
-        sampling: How each is drawn; None for `Sampling()`.
+        rules: How each is drawn; None for `SamplingRules()`. The penalty sees the prompt too.
         stop_ids: Generation ends when one of these is drawn; that id is not given out.
 
     Returns:
@@ -85,21 +86,22 @@ def generate_ids(
     for stop in stops:
         if not 0 <= stop < size:
             raise ConfigError(f"stop_ids holds {stop}, but this model's ids run from 0 to {size - 1}.")
-    return _generate(stepper, prompt, int(max_tokens), sampling or Sampling(), stops)
+    return _generate(stepper, prompt.astype(np.int64), int(max_tokens), rules or SamplingRules(), stops)
 
 
 def _generate(
-    stepper: Stepper, prompt: np.ndarray, max_tokens: int, sampling: Sampling, stops: frozenset[int]
+    stepper: Stepper, ids: np.ndarray, max_tokens: int, rules: SamplingRules, stops: frozenset[int]
 ) -> Iterator[int]:
     if max_tokens == 0:
         return
-    rng = sampling.generator()
-    state, logits = stepper.prefill(stepper.initial_state(1), prompt[None])
-    for left in range(max_tokens - 1, -1, -1):
-        drawn = sample(logits, sampling, rng)
+    state, logits = stepper.prefill(stepper.initial_state(1), ids[None])
+    for position in range(max_tokens):
+        drawn, _ = sample(logits, rules, position, [ids])
         token = int(drawn[0])
         if token in stops:
             return
         yield token
-        if left:
+        if rules.repetition_penalty != 1:
+            ids = np.concatenate([ids, drawn])
+        if position + 1 < max_tokens:
             state, logits = stepper.step(state, drawn)

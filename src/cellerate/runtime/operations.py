@@ -4,9 +4,10 @@ A module of its own because what one operation computes is apart from the order 
 and how long each result lives, which is the `engine`. All arithmetic is in float32. Without the native core
 every operation runs on NumPy, so that a machine without a compiler can run a packed model too, only slower.
 
-What an operation means stands in `kernels.program`. Every one computes each row of the batch by itself. On
-the native core the numbers of a row do not depend on the rows beside it, to the last bit; NumPy's matrix
-products, which stand in for the core, sum in an order of their own for each number of rows.
+What an operation means stands in `kernels.program`, which shapes it takes in `shapes`. Every one computes each
+row of the batch by itself. On the native core the numbers of a row do not depend on the rows beside it, to the
+last bit; NumPy's matrix products, which stand in for the core, sum in an order of their own for each number of
+rows.
 """
 
 import dataclasses
@@ -29,11 +30,19 @@ _TABLE_SHARE = 0.5
 _MOVES = ("concatenate", "reshape", "repeat_vector", "crop", "take", "flip", "permute")
 
 
-def prepared(node: Node) -> Node:
-    """The node as `run` and `elements` take it: an unembedding with its table transposed, once for all calls."""
+def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
+    """The node as `run` and `shapes` take it: an unembedding with its table transposed, once for all calls.
+
+    Args:
+        node: The node.
+        transposed: What was transposed before, by the id of the table; nodes that share one share this too.
+    """
     if node.op != "unembedding":
         return node
-    return dataclasses.replace(node, arrays={"kernel": np.ascontiguousarray(node.arrays["embeddings"].T)})
+    table = node.arrays["embeddings"]
+    if id(table) not in transposed:
+        transposed[id(table)] = np.ascontiguousarray(table.T)
+    return dataclasses.replace(node, arrays={"kernel": transposed[id(table)]})
 
 
 def result_type(node: Node, types: Mapping[str, str]) -> str:
@@ -64,45 +73,19 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
     return "bool" if node.op in ("ids_mask", "features_mask", "flip_mask") else "float32"
 
 
-def elements(node: Node, read: Mapping[str, int]) -> int:
-    """How many elements a row of the batch has in what a node gives.
-
-    Args:
-        node: As `prepared` gives it; no "input".
-        read: The same of each of its inputs.
-
-    Returns:
-        The number; for what only leaves elements out or broadcasts, that of the largest input.
-    """
-    match node.op:
-        case "embedding":
-            return read["ids"] * node.arrays["embeddings"].shape[1]
-        case "dense" | "unembedding":
-            inputs, outputs = node.arrays["kernel"].shape
-            return read["x"] // inputs * outputs
-        case "lstm":
-            steps = read["x"] // len(node.arrays["kernel"]) if node.options["return_sequences"] else 1
-            return steps * len(node.arrays["recurrent_kernel"])
-        case "concatenate":
-            return sum(read.values())
-        case "repeat_vector":
-            return read["x"] * int(_option(node, "n"))
-        case _:
-            return max(read.values())
-
-
 def run(node: Node, given: Given) -> np.ndarray:
     """Runs one operation.
 
     Args:
         node: As `prepared` gives it; no "input", "lstm" or "lstm_state".
-        given: Its inputs, each with at least one row; they stay as they are.
+        given: Its inputs, each with at least one row, of shapes that `shapes.row_shape` takes; they stay as they
+            are.
 
     Returns:
         The result, C-contiguous; it may share memory with an input.
 
     Raises:
-        ValueError, IndexError: A shape does not fit, or an id is not a row of the table.
+        IndexError: An id is not a row of the table.
     """
     return np.ascontiguousarray(_OPERATIONS[node.op](node, given))
 
@@ -181,7 +164,6 @@ def _numpy_lstm(
 def activate(name: str, x: np.ndarray) -> np.ndarray:
     """An activation of float32 numbers, one of `program.OUTPUT_ACTIVATIONS`."""
     if name in ("softmax", "log_softmax"):
-        _last_axis(x)
         # Subtracting the maximum keeps exp from overflowing, and 1 among what is summed.
         x = x - x.max(axis=-1, keepdims=True)
         weights = np.exp(x)
@@ -212,7 +194,6 @@ _ERFC = (
 
 def _dense(node: Node, given: Given) -> np.ndarray:
     x, kernel, bias = given["x"], node.arrays["kernel"], node.arrays.get("bias")
-    _last_axis(x, len(kernel))
     rows = x.reshape(-1, len(kernel))
     if cpu.missing() is None:
         y = cpu.dense(rows, kernel, bias)
@@ -231,8 +212,6 @@ def _unembedding(node: Node, given: Given) -> np.ndarray:
 def _layer_norm(node: Node, given: Given) -> np.ndarray:
     x, epsilon = given["x"], _option(node, "epsilon")
     gamma, beta = node.arrays.get("gamma"), node.arrays.get("beta")
-    for array in (gamma, beta):
-        _last_axis(x, None if array is None else len(array))
     centred = x - x.mean(axis=-1, keepdims=True)
     y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
     if gamma is not None:
@@ -243,17 +222,15 @@ def _layer_norm(node: Node, given: Given) -> np.ndarray:
 
 
 def _affine(node: Node, given: Given) -> np.ndarray:
-    _last_axis(given["x"], len(node.arrays["scale"]))
     return given["x"] * node.arrays["scale"] + node.arrays["offset"]
 
 
 def _features_mask(node: Node, given: Given) -> np.ndarray:
-    _last_axis(given["x"])
     return np.any(given["x"] != _option(node, "mask_value"), axis=-1)
 
 
 def _masked(node: Node, given: Given) -> np.ndarray:
-    return np.where(_live(given["x"], given["mask"]), given["x"], 0)
+    return np.where(given["mask"][..., np.newaxis], given["x"], 0)
 
 
 def _mean_over_time(node: Node, given: Given) -> np.ndarray:
@@ -261,7 +238,7 @@ def _mean_over_time(node: Node, given: Given) -> np.ndarray:
     if mask is None:
         mean = x.mean(axis=1, dtype=np.float64)
     else:
-        live = _live(x, mask)
+        live = mask[..., np.newaxis]
         mean = np.where(live, x, 0).sum(axis=1, dtype=np.float64) / live.sum(axis=1)
     return np.asarray(mean, np.float32)
 
@@ -271,15 +248,11 @@ def _reshape(node: Node, given: Given) -> np.ndarray:
 
 
 def _crop(node: Node, given: Given) -> np.ndarray:
-    x, begin, end = given["x"], _option(node, "begin"), _option(node, "end")
-    left = x[:, begin:end]
-    if 0 in left.shape:
-        raise ValueError(f"of {x.shape[1]} steps none is left from {begin} to {end}")
-    return left
+    return given["x"][:, _option(node, "begin") : _option(node, "end")]
 
 
 def _take(node: Node, given: Given) -> np.ndarray:
-    return np.take(given["x"], _option(node, "indices"), axis=_axis(node, given["x"]))
+    return np.take(given["x"], _option(node, "indices"), axis=_option(node, "axis"))
 
 
 def _permute(node: Node, given: Given) -> np.ndarray:
@@ -307,34 +280,12 @@ _sum = _merge(np.add)
 
 def _concatenate(node: Node, given: Given) -> np.ndarray:
     arrays = [given[name] for name in map(str, range(len(given)))]
-    return np.concatenate(arrays, axis=_axis(node, arrays[0]))
+    return np.concatenate(arrays, axis=_option(node, "axis"))
 
 
 def _option(node: Node, name: str) -> Any:
     """An option, whose type `Program` has checked."""
     return node.options[name]
-
-
-def _axis(node: Node, x: np.ndarray) -> int:
-    """The axis of x that a node works along, counted from the start."""
-    axis = int(_option(node, "axis"))
-    place = axis + x.ndim if axis < 0 else axis
-    if not 1 <= place < x.ndim:
-        raise ValueError(f"there is no axis {axis} after the batch")
-    return place
-
-
-def _last_axis(x: np.ndarray, size: int | None = None) -> None:
-    """Refuses arrays whose last axis is the batch, or of another size: NumPy would broadcast a size of 1."""
-    if x.ndim < 2 or size not in (None, x.shape[-1]):
-        raise ValueError(f"the last axis must have the size {size or 'of the features'}")
-
-
-def _live(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The mask with an axis for the features."""
-    if x.ndim != 3 or mask.shape != x.shape[:2]:
-        raise ValueError("x must be (B, T, F) and mask (B, T)")
-    return mask[..., np.newaxis]
 
 
 _OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
@@ -358,8 +309,8 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
     "repeat_vector": lambda node, given: np.repeat(given["x"][:, np.newaxis], _option(node, "n"), axis=1),
     "crop": _crop,
     "take": _take,
-    "cumsum": lambda node, given: np.cumsum(given["x"], axis=_axis(node, given["x"])),
-    "flip": lambda node, given: np.flip(given["x"], axis=_axis(node, given["x"])),
+    "cumsum": lambda node, given: np.cumsum(given["x"], axis=_option(node, "axis")),
+    "flip": lambda node, given: np.flip(given["x"], axis=_option(node, "axis")),
     "permute": _permute,
     "mean_over_time": _mean_over_time,
     "max_over_time": lambda node, given: given["x"].max(axis=1),

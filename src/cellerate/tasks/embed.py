@@ -14,11 +14,11 @@ import numpy as np
 from cellerate.data.line_files import read_lines
 from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.files import atomic_write
+from cellerate.errors import DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
@@ -72,14 +72,9 @@ def load_line_model(path: str | Path) -> LineModel:
 
 def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> LineModel:
     """What `load_line_model` gives, of a file that is open already. Raises `ModelError` as it does."""
-    payload = record.payload
-    try:
-        vocabulary = LineVocabulary.from_config(payload["vocabulary"])
-        options = LineOptions(max_length=payload["max_length"], padding=payload["padding"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
-    _check_model(model, vocabulary)
-    return LineModel(model, vocabulary, options.max_length, options.padding, payload)
+    settings = line_settings(record.payload, str(path))
+    _check_model(model, settings.vocabulary)
+    return LineModel(model, settings.vocabulary, settings.max_length, settings.padding, record.payload)
 
 
 def train_embed(
@@ -251,35 +246,6 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         "exact_lines": exact / count,
         "lines": count,
     }
-
-
-def check_vectors_path(path: str | Path) -> None:
-    """Raises `ConfigError` unless `save_vectors` can write a file of this suffix."""
-    if Path(path).suffix not in (".npy", ".parquet"):
-        raise ConfigError(f"vectors are written as .npy or .parquet, not {Path(path).name!r}.")
-
-
-def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | None = None) -> None:
-    """Writes vectors as `.npy`, or as Parquet with a column `vector` (and `line`, if lines are given).
-
-    Raises:
-        ConfigError: The suffix is neither.
-        OutputError: The file cannot be written.
-    """
-    check_vectors_path(path)
-    path = Path(path)
-    with atomic_write(path) as beside:
-        if path.suffix == ".npy":
-            with beside.open("wb") as file:
-                np.save(file, vectors)
-            return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-        columns: dict[str, Any] = {} if lines is None else {"line": pa.array(list(lines))}
-        columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-        pq.write_table(pa.table(columns), beside)
 
 
 def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, length: int) -> np.ndarray:

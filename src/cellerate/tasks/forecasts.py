@@ -1,40 +1,16 @@
-"""Forecasts as values: what one looks like, naive ones, and the errors by which a forecaster is judged.
+"""Forecasts as values: naive ones, the errors by which a forecaster is judged, and forecasts as a table.
 
 A module of its own because it is plain NumPy that knows no model, so that it can be checked by hand.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from cellerate.runtime.forecasting import Example
+
 _DAY = np.timedelta64(1, "D")
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One window, what came after it, and the forecast; in the units of the data.
-
-    Attributes:
-        targets: Names of the targets.
-        past_times: (window,) times or row numbers.
-        past: (window, targets).
-        times: (horizon,) times or row numbers.
-        truth: (horizon, targets), or None where the future is not known.
-        forecast: (horizon, targets) or (horizon, targets, Q).
-        quantiles: The Q quantiles, or empty.
-        series: The name of the series, or "".
-    """
-
-    targets: tuple[str, ...]
-    past_times: np.ndarray
-    past: np.ndarray
-    times: np.ndarray
-    truth: np.ndarray | None
-    forecast: np.ndarray
-    quantiles: tuple[float, ...]
-    series: str = ""
 
 
 class Naive:
@@ -101,15 +77,6 @@ def daily_season(step: Any) -> int | None:
         return 7
     rows = _DAY / step
     return round(rows) if rows >= 2 and abs(rows - round(rows)) < 1e-9 else None
-
-
-def next_times(last: Any, step: Any, count: int) -> np.ndarray:
-    """(count,) the times that follow `last`; without a step, row numbers that go on."""
-    if step is None:
-        return int(last) + 1 + np.arange(count)
-    if isinstance(step, np.timedelta64):
-        return np.array([last + step * n for n in range(1, count + 1)])
-    return float(last) + float(step) * np.arange(1, count + 1)
 
 
 def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:

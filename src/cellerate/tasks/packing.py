@@ -1,7 +1,7 @@
-"""Packing: a trained Keras model as one small file that runs without Keras.
+"""Packing: a trained Keras model as one small file that runs without Keras, or as what such a file opens to.
 
-A module of its own because the command line and the Python API share it; it strings together what opens a
-model, what reads its layers and what writes the file.
+A module of its own because the command line, generation and the Python API share it; it strings together what
+opens a model, what reads its layers and what writes the file.
 """
 
 import os
@@ -12,9 +12,12 @@ import keras
 
 import cellerate
 from cellerate.errors import ConfigError
+from cellerate.kernels.program import Program
 from cellerate.layers.reading import read_program
+from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
-from cellerate.runtime.cell import write_cell
+from cellerate.runtime.cell import Cell, narrowed, write_cell
+from cellerate.runtime.packed import PackedModel
 
 
 def pack(
@@ -47,7 +50,36 @@ def pack(
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
         model, record = load_model(model)
+    write_cell(target, _program(model, record), precision=precision, header=_header(model, record))
+
+
+def packed(
+    model: keras.Model, record: TaskRecord | None = None, *, precision: str = "float32"
+) -> PackedModel:
+    """Packs a model in memory: what `cellerate.load` gives of the file that `pack` writes.
+
+    Args:
+        model: A model, of Cellerate or of anyone. Its weights are copied: training it further changes nothing
+            in what was packed.
+        record: What belongs to it, as `load_model` returns it; the tokenizer of a text model is in its payload.
+        precision: How the matrices are kept: "float32", "bfloat16" or "int8".
+
+    Raises:
+        ConfigError: The precision is unknown.
+        ModelError: A layer cannot be packed; the message names all of those.
+
+    Example:
+        >>> packed(model, precision="int8").predict(ids)
+    """
+    program = narrowed(_program(model, record), precision)
+    return PackedModel(Cell(program, precision, _header(model, record)))
+
+
+def _program(model: keras.Model, record: TaskRecord | None) -> Program:
+    # Of a model of lines the vectors are wanted, too.
+    return read_program(with_vectors(model) if record is not None and record.task == "embed" else model)
+
+
+def _header(model: keras.Model, record: TaskRecord | None) -> dict[str, Any]:
     header: dict[str, Any] = {"cellerate": cellerate.__version__, "model": model.name}
-    if record is not None:
-        header |= {"task": record.task, "payload": record.payload}
-    write_cell(target, read_program(model), precision=precision, header=header)
+    return header if record is None else header | {"task": record.task, "payload": record.payload}

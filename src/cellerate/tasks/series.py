@@ -13,11 +13,20 @@ import numpy as np
 
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, open_series
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
-from cellerate.tasks.forecasts import ErrorSums, Example, Naive, daily_season, next_times
+from cellerate.runtime.forecasting import (
+    Example,
+    ForecastSettings,
+    forecast_ends,
+    forecast_settings,
+    forecast_windows,
+    reading_arguments,
+    row_times,
+)
+from cellerate.tasks.forecasts import ErrorSums, Naive, daily_season
 from cellerate.tasks.series_batches import check_series_model, count_windows, raw_windows, series_sources
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
@@ -73,13 +82,12 @@ def load_series_model(path: str | Path) -> SeriesModel:
 def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
     """What `load_series_model` gives, of a file that is open already. Raises `ModelError` as it does."""
     payload = record.payload
+    settings = forecast_settings(payload, str(path))
     try:
         options = SeriesOptions(**payload["options"])
-        quantiles = tuple(float(q) for q in payload["quantiles"])
-        scaler = Scaler.from_config(payload["scaler"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
-    return SeriesModel(model, scaler, options, quantiles, payload)
+    return SeriesModel(model, settings.scaler, options, settings.quantiles, payload)
 
 
 def train_series(
@@ -189,45 +197,20 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
         DataError: A series has fewer than `window` rows after its last gap.
     """
     options = dataclasses.replace(series_model.options, paths=tuple(paths))
-    data = _open(options)
-    found = []
-    for name in _names(data):
-        first, stop = [(first, stop) for first, stop, series in data.segments if series == name][-1]
-        if stop - first < options.window:
-            raise DataError(
-                f"{f'series {name!r}' if name else 'the series'} ends with {stop - first} rows without a gap, "
-                f"the model needs {options.window}."
-            )
-        rows = np.asarray(data.values[stop - options.window : stop], np.float32)
-        times = _times(data, stop - options.window, stop)
-        found.append(
-            Example(
-                targets=data.target_names,
-                past_times=times,
-                past=rows[:, list(data.target_columns)],
-                times=next_times(times[-1], data.step, options.horizon),
-                truth=None,
-                forecast=_predict(series_model, data, rows[None])[0],
-                quantiles=series_model.quantiles,
-                series=name,
-            )
-        )
-    return tuple(found)
+    settings = ForecastSettings(
+        _reading(options), options.window, options.horizon, series_model.quantiles, series_model.scaler
+    )
+    return forecast_ends(series_model.model.predict_on_batch, _open(options), settings)
 
 
 def _open(options: SeriesOptions) -> SeriesData:
     if not options.target:
         raise ConfigError("no target is named: give the column to forecast (target), or several.")
-    return open_series(
-        options.paths,
-        targets=options.target,
-        features=options.feature or None,
-        time_column=options.time_column,
-        series_column=options.series_column,
-        missing=options.missing,
-        gaps=options.gaps,
-        dtype=options.storage,
-    )
+    return open_series(options.paths, **_reading(options))
+
+
+def _reading(options: SeriesOptions) -> dict[str, Any]:
+    return reading_arguments(dataclasses.asdict(options))
 
 
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
@@ -268,12 +251,13 @@ def _build(
 def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> np.ndarray:
     """Forecasts of raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
     columns = list(data.feature_columns)
-    scaled = series_model.scaler.transform(rows[..., columns], columns)
-    made = np.asarray(series_model.model.predict_on_batch(scaled), np.float32)
-    if made.ndim == 2:
-        made = made[..., None]
-    return series_model.scaler.inverse_transform(
-        made, data.target_columns, quantiles=bool(series_model.quantiles)
+    return forecast_windows(
+        series_model.model.predict_on_batch,
+        rows[..., columns],
+        series_model.scaler,
+        columns,
+        data.target_columns,
+        quantiles=bool(series_model.quantiles),
     )
 
 
@@ -329,9 +313,9 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
         found.append(
             Example(
                 targets=data.target_names,
-                past_times=_times(data, start, middle),
+                past_times=row_times(data, start, middle),
                 past=rows[: options.window, targets],
-                times=_times(data, middle, stop),
+                times=row_times(data, middle, stop),
                 truth=rows[options.window :, targets],
                 forecast=_predict(series_model, data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,
@@ -339,10 +323,6 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
             )
         )
     return tuple(found)
-
-
-def _times(data: SeriesData, first: int, stop: int) -> np.ndarray:
-    return np.arange(first, stop) if data.times is None else np.asarray(data.times[first:stop])
 
 
 def _names(data: SeriesData) -> list[str]:

@@ -1,4 +1,4 @@
-"""The text task: train a next-character model on files, judge it in bits per character, generate from it.
+"""The text task: train a next-character model on files, and judge it in bits per character.
 
 A module of its own because the command line, the Python API and the optimizer share these verbs; each of
 them strings together data, model and loop, and none of them knows how those work.
@@ -6,7 +6,7 @@ them strings together data, model and loop, and none of them knows how those wor
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +17,10 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
 from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.layers.stepper import KerasStepper
 from cellerate.layers.stepwise import gives_probabilities
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
-from cellerate.runtime.generation import generate_ids
-from cellerate.runtime.sampling import Sampling
-from cellerate.runtime.streaming import shown, until_stop
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
 from cellerate.training.display import Display
@@ -176,90 +172,6 @@ def evaluate_text(
     if not len(ids):
         raise ConfigError("the held-out part is empty: validation_fraction must be above 0.")
     return _evaluate(text_model, ids, data.length, data.batch_size)
-
-
-def generate_text(
-    text_model: TextModel,
-    prompt: str,
-    *,
-    max_tokens: int = 400,
-    sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
-) -> Iterator[str]:
-    """Continues `prompt`, piece by piece as it is sampled; the prompt itself is not repeated.
-
-    Args:
-        text_model: The model.
-        prompt: What to continue; at least one character.
-        max_tokens: Characters (or bytes, or tokens) to generate at most.
-        sampling: Temperature, top-k, top-p and seed.
-        stop: Texts that end the generation; they are not shown.
-
-    Yields:
-        Pieces of text that are safe to show: no half of a UTF-8 character, no beginning of a stop text.
-
-    Raises:
-        ConfigError: The prompt is empty, or a setting is out of range.
-        DataError: The prompt has a character that the model never saw.
-        ModelError: The model cannot be stepped, or has another vocabulary than its tokenizer.
-    """
-    if not prompt:
-        raise ConfigError("the prompt is empty: give at least one character to continue.")
-    if any(not text for text in stop):
-        raise ConfigError("a stop text is empty: it would end every generation at once.")
-    ids = text_model.tokenizer.encode(prompt)
-    stepper = KerasStepper(text_model.model)
-    if stepper.vocabulary_size != text_model.tokenizer.vocabulary_size:
-        raise ModelError(
-            f"the model predicts {stepper.vocabulary_size} different ids, its tokenizer has "
-            f"{text_model.tokenizer.vocabulary_size}: give the tokenizer that the model was trained with."
-        )
-    tokens = generate_ids(stepper, ids, max_tokens=max_tokens, sampling=sampling or Sampling())
-    return until_stop(shown(tokens, text_model.tokenizer), stop)
-
-
-def generate(
-    model: str | Path | keras.Model | TextModel,
-    prompt: str,
-    *,
-    tokenizer: Tokenizer | None = None,
-    max_tokens: int = 400,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-) -> str:
-    """Continues `prompt` and returns the whole continuation; `generate_text` gives it piece by piece.
-
-    Args:
-        model: A text model's file, what `load_text_model` returns, or any next-token Keras model.
-        prompt: What to continue; at least one character.
-        tokenizer: What the ids of a plain Keras model mean; the others have theirs.
-        max_tokens: Characters (or bytes, or tokens) to generate at most.
-        temperature: Divides the logits; 0 always takes the likeliest.
-        top_k: Draws from the k likeliest only.
-        top_p: Draws from the likeliest that make up this share.
-        seed: The same seed draws the same text.
-        stop: Texts that end the generation; they are not returned.
-
-    Raises:
-        CellerateError: See `generate_text` and `load_text_model`.
-
-    Example:
-        >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
-    """
-    if isinstance(model, str | Path):
-        model = load_text_model(model)
-    elif not isinstance(model, TextModel):
-        if tokenizer is None:
-            raise ConfigError(
-                "a plain Keras model says nothing of its characters: give tokenizer, or the path of a model that "
-                "Cellerate trained."
-            )
-        model = TextModel(model, tokenizer, {})
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    return "".join(generate_text(model, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop))
 
 
 def _tokenizer(record: TaskRecord) -> Tokenizer:

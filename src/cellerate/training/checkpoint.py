@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.environment import require
 from cellerate.errors import CheckpointError
 from cellerate.files import atomic_write
 
@@ -74,6 +75,7 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     Raises:
         OutputError: The file could not be written.
     """
+    require("safetensors", "train", "a checkpoint")
     from safetensors.numpy import save
 
     header = {
@@ -96,6 +98,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
     Raises:
         CheckpointError: There is none, or the file is damaged.
     """
+    require("safetensors", "train", "a checkpoint")
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)

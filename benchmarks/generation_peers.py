@@ -1,0 +1,276 @@
+"""The peers of text generation: stock Keras on each backend, and the LSTM node of ONNX Runtime.
+
+A module of its own because each is run as its own users would run it; the race is in `generation`. ONNX Runtime
+may be in an interpreter without Cellerate, so nothing of it is imported here.
+"""
+
+import functools
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+EMBEDDING, TEMPERATURE = 256, 0.8
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+V = len(CHARACTERS)
+# Characters of one call of a compiled loop, whose length is compiled in.
+CHUNK = 500
+
+# Makes about so many characters and says how many seconds each call took, and how many characters a call made.
+Job = Callable[[int], tuple[list[float], int]]
+
+
+def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, Any]]:
+    """Stock Keras: the ways of the tutorials, and the fastest there are."""
+    import keras
+
+    weights = keras.saving.load_model(folder / "model.keras").get_weights()
+    truth = np.load(folder / "truth.npz")
+    units = weights[2].shape[0]
+    layers = keras.layers
+    ids, memory = keras.Input(batch_shape=(1, 1), dtype="int32"), layers.LSTM(units, stateful=True)
+    stateful = keras.Sequential([ids, layers.Embedding(V, EMBEDDING), memory, layers.Dense(V)])
+    h, c = keras.Input(batch_shape=(1, units)), keras.Input(batch_shape=(1, units))
+    embedded = layers.Reshape((EMBEDDING,))(layers.Embedding(V, EMBEDDING)(ids))
+    output, new = layers.LSTMCell(units)(embedded, [h, c])
+    explicit = keras.Model([ids, h, c], [layers.Dense(V)(output), *new])
+    stateful.set_weights(weights)
+    explicit.set_weights(weights)
+    zeros = [np.zeros((1, units), np.float32)] * 2
+
+    steps, loop = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[backend](explicit)
+    ways: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+        name: (step, zeros) for name, step in steps.items()
+    }
+    if backend == "jax":
+        # There Keras 3.15 forgets a stateful layer's state between two calls: it goes in and out instead.
+        ways["predict"] = lambda *given: explicit.predict(list(given), verbose=0), zeros
+        ways["predict_on_batch"] = lambda *given: explicit.predict_on_batch(list(given)), zeros
+    else:
+        ways["predict"] = lambda ids: [stateful.predict(ids, verbose=0)], []
+        ways["predict_on_batch"] = lambda ids: [stateful.predict_on_batch(ids)], []
+    jobs: dict[str, Job] = {}
+    errors: dict[str, float] = {}
+    for name, (way, state) in ways.items():
+        memory.reset_states()
+        errors[name] = error_of(np.asarray(_read(way, state, truth["ids"])[0])[0], truth["logits"])
+        jobs[name] = clocked(functools.partial(_draw_one_by_one, way, state))
+    if loop is not None:
+        # What it drew, read again step by step, must lead to the same state.
+        drawn, h, _ = loop(*zeros)
+        errors["loop"] = error_of(
+            np.asarray(h), np.asarray(_read(steps["step"], zeros, [0, *np.asarray(drawn)[:-1]])[1])
+        )
+
+        def in_chunks(count: int) -> int:
+            state, calls = zeros, -(-count // CHUNK)
+            for _ in range(calls):
+                drawn, *state = loop(*state)
+                np.asarray(drawn)
+            return calls * CHUNK
+
+        jobs["loop"] = clocked(in_chunks)
+    return jobs, {"errors": errors}
+
+
+def _read(way: Callable[..., Any], state: list[Any], ids: Any) -> list[Any]:
+    """The logits and the state after the last of `ids`."""
+    for number in ids:
+        logits, *state = way(np.array([[number]], np.int32), *state)
+    return [logits, *state]
+
+
+def _draw_one_by_one(way: Callable[..., Any], state: list[Any], count: int) -> int:
+    random = np.random.default_rng(1)
+    ids = np.zeros((1, 1), np.int32)
+    for _ in range(count):
+        logits, *state = way(ids, *state)
+        ids[0] = draw(np.asarray(logits), random)
+    return count
+
+
+def _jax(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] | None]:
+    import jax
+    import jax.numpy as jnp
+
+    # Copies: `predict` gives the model's own arrays away.
+    trainable = [jnp.array(variable.value) for variable in model.trainable_variables]
+    rest = [jnp.array(variable.value) for variable in model.non_trainable_variables]
+    seeds = iter(range(2**31))
+
+    def step(ids: Any, h: Any, c: Any) -> Any:
+        return model.stateless_call(trainable, rest, [ids, h, c], training=False)[0]
+
+    def loop(h: Any, c: Any, seed: Any) -> Any:
+        def body(carried: Any, key: Any) -> Any:
+            logits, h, c = step(*carried)
+            drawn = jax.random.categorical(key, logits / TEMPERATURE).astype(jnp.int32)
+            return (drawn[:, None], h, c), drawn[0]
+
+        keys = jax.random.split(jax.random.key(seed), CHUNK)
+        (_, h, c), ids = jax.lax.scan(body, (jnp.zeros((1, 1), jnp.int32), h, c), keys)
+        return ids, h, c
+
+    compiled = jax.jit(loop)
+    return {"step": jax.jit(step)}, lambda h, c: compiled(h, c, next(seeds))
+
+
+def _tensorflow(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] | None]:
+    import tensorflow as tf
+
+    def step(ids: Any, h: Any, c: Any) -> Any:
+        return model([ids, h, c], training=False)
+
+    def loop(h: Any, c: Any) -> Any:
+        ids, drawn = tf.zeros((1, 1), tf.int32), tf.TensorArray(tf.int32, CHUNK)
+        for place in tf.range(CHUNK):
+            logits, h, c = step(ids, h, c)
+            ids = tf.random.categorical(logits / TEMPERATURE, 1, dtype=tf.int32)
+            drawn = drawn.write(place, ids[0, 0])
+        return drawn.stack(), h, c
+
+    compiled = tf.function(step, jit_compile=True)
+    whole = tf.function(loop, jit_compile=True)
+    # Given an array of NumPy's, a tf.function would compile its value in.
+    tensors = functools.partial(map, tf.convert_to_tensor)
+    return {"step": lambda *given: compiled(*tensors(given))}, lambda *given: whole(*tensors(given))
+
+
+def _torch(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] | None]:
+    import torch
+
+    torch.set_grad_enabled(False)
+    # A row is too little work for two: a second thread makes every one of these slower.
+    torch.set_num_threads(1)
+
+    def step(ids: Any, h: Any, c: Any) -> Any:
+        return model([ids, h, c], training=False)
+
+    compiled = torch.compile(step)
+    tensors = functools.partial(map, torch.as_tensor)
+    ways = {"eager": lambda *given: step(*tensors(given)), "step": lambda *given: compiled(*tensors(given))}
+    return ways, None
+
+
+def onnx_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, Any]]:
+    """ONNX Runtime's best case: its LSTM node alone, the same input at each step, nothing drawn."""
+    try:
+        import onnxruntime
+
+        files = _onnx_files(folder)
+    except ImportError as error:
+        return {}, {"missing": f"{error}, in {sys.executable}"}
+    truth = np.load(folder / "truth.npz")
+    jobs: dict[str, Job] = {}
+    about: dict[str, Any] = {"version": onnxruntime.__version__, "errors": {}, "ways": {}}
+    for precision, path in files.items():
+        found: dict[str, tuple[float, Job]] = {}
+        for threads, way in itertools.product((1, 2), (_feed, _bind)):
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            job = clocked(functools.partial(way, session, truth["x"][:1]))
+            job(200)
+            name = f"{threads} threads, {'IOBinding' if way is _bind else 'run'}"
+            found[name] = (min(job(500)[0][0] for _ in range(3)), job)
+        h = c = np.zeros((1, 1, truth["h"].size), np.float32)
+        for x in truth["x"]:
+            h, c = session.run(None, {"x": x[None, None], "h": h, "c": c})
+        about["errors"][precision] = error_of(h[0, 0], truth["h"])
+        about["ways"][precision] = min(found, key=lambda name: found[name][0])
+        jobs[precision] = found[about["ways"][precision]][1]
+    return jobs, about
+
+
+def _feed(session: Any, x: np.ndarray, count: int) -> int:
+    size = session.get_inputs()[1].shape[-1]
+    x, h = x[None], np.zeros((1, 1, size), np.float32)
+    c = h
+    for _ in range(count):
+        h, c = session.run(None, {"x": x, "h": h, "c": c})
+    return count
+
+
+def _bind(session: Any, x: np.ndarray, count: int) -> int:
+    """With the state in two places that are read and written in turn."""
+    from onnxruntime import OrtValue
+
+    zeros = np.zeros((1, 1, session.get_inputs()[1].shape[-1]), np.float32)
+    places = [{name: OrtValue.ortvalue_from_numpy(zeros) for name in "hc"} for _ in range(2)]
+    bindings = []
+    for before, after in (places, places[::-1]):
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", x[None])
+        for name in "hc":
+            binding.bind_ortvalue_input(name, before[name])
+            binding.bind_ortvalue_output(f"{name}_new", after[name])
+        bindings.append(binding)
+    for place in range(count):
+        session.run_with_iobinding(bindings[place % 2])
+    return count
+
+
+def _onnx_files(folder: Path) -> dict[str, Path]:
+    """The node as a model, in float32 and by ONNX Runtime's own quantisation."""
+    import onnx
+    from onnx import TensorProto, helper
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    truth = np.load(folder / "truth.npz")
+
+    def gates(array: np.ndarray) -> np.ndarray:
+        i, f, c, o = np.split(array, 4, axis=-1)
+        return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
+
+    units = truth["h"].size
+    weights = {"W": gates(truth["kernel"]), "R": gates(truth["recurrent_kernel"])}
+    weights["B"] = np.concatenate([gates(truth["bias"]), np.zeros((1, 4 * units), np.float32)], axis=1)
+
+    def value(name: str, width: int) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 1, width))
+
+    inputs = ["x", "W", "R", "B", "", "h", "c"]
+    node = helper.make_node("LSTM", inputs, ["", "h_new", "c_new"], hidden_size=units)
+    graph = helper.make_graph(
+        [node],
+        "lstm",
+        [value("x", EMBEDDING), value("h", units), value("c", units)],
+        [value("h_new", units), value("c_new", units)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
+    # Versions that every ONNX Runtime of these years reads.
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), files["float32"]
+    )
+    # It advises to optimise the graph first; of one node there is nothing to optimise.
+    logging.getLogger().setLevel(logging.ERROR)
+    quantize_dynamic(files["float32"], files["int8"], weight_type=QuantType.QInt8, per_channel=True)
+    return files
+
+
+def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draws an id (B,) from each row of logits (B, V), as a program with NumPy does."""
+    likelihoods = np.exp((logits - logits.max(axis=-1, keepdims=True)) / TEMPERATURE).cumsum(axis=-1)
+    return (likelihoods < random.random((len(logits), 1)) * likelihoods[:, -1:]).sum(axis=-1, dtype=np.int32)
+
+
+def clocked(work: Callable[[int], int]) -> Job:
+    """A job of what makes characters and says how many."""
+
+    def job(count: int) -> tuple[list[float], int]:
+        start = time.perf_counter()
+        made = work(count)
+        return [time.perf_counter() - start], made
+
+    return job
+
+
+def error_of(found: np.ndarray, expected: np.ndarray) -> float:
+    """As a share of the root mean square of what was expected."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -1,0 +1,165 @@
+"""Lines to vectors by a packed model, and vectors to a file: neither Keras nor a framework is needed.
+
+A module of its own because a line model is told what its ids mean and where its lines are padded by its task
+record, which is read here with suspicion, for the Keras model of the same record too.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from cellerate.data.lines import LineVocabulary, Padding, encode_batches
+from cellerate.data.text import Errors
+from cellerate.environment import require
+from cellerate.errors import ConfigError, ModelError
+from cellerate.files import atomic_write
+from cellerate.runtime.cell import Cell
+from cellerate.runtime.engine import Engine
+
+# Lengths beyond it are no line's, and NumPy's integers end somewhere.
+_LONGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LineSettings:
+    """How a line model was trained to read lines.
+
+    Attributes:
+        vocabulary: Its characters.
+        max_length: Characters of a line that count.
+        padding: Where short lines are filled up.
+    """
+
+    vocabulary: LineVocabulary
+    max_length: int
+    padding: Padding
+
+
+def line_settings(payload: Any, model: str) -> LineSettings:
+    """The settings in the task record of a line model.
+
+    Args:
+        payload: What the record says; any JSON.
+        model: The name of the model in messages.
+
+    Raises:
+        ModelError: The record is damaged.
+    """
+    try:
+        if not isinstance(payload, dict):
+            raise ValueError("it is no dictionary")
+        vocabulary = LineVocabulary.from_config(payload.get("vocabulary"))  # type: ignore[arg-type]
+        length: Any = payload.get("max_length")
+        padding: Any = payload.get("padding")
+        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _LONGEST:
+            raise ValueError(f"max_length must be an integer from 1 to {_LONGEST}, got {length!r:.40}")
+        if padding not in get_args(Padding):
+            raise ValueError(f"padding must be one of {', '.join(get_args(Padding))}, got {padding!r:.40}")
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise ModelError(
+            f"the task record of {model} is damaged: {reason}. Train the model again."
+        ) from error
+    return LineSettings(vocabulary, length, padding)
+
+
+class Embedder:
+    """The encoder of a packed line model.
+
+    Args:
+        cell: What its file holds.
+        engine: Runs its program; only what the vectors need of it.
+
+    Raises:
+        ModelError: The record is damaged, or the program is not that of an encoder of its characters.
+    """
+
+    def __init__(self, cell: Cell, engine: Engine) -> None:
+        self._settings = line_settings(cell.header.get("payload"), "this packed model")
+        self._engine = engine
+        program = engine.program
+        if "source" not in program.inputs or "vector" not in program.outputs:
+            raise ModelError(
+                "this packed model gives no vectors: expected an input 'source' and an output 'vector', found "
+                f"{_listed(program.inputs)} and {_listed(program.outputs)}. Pack the trained autoencoder again."
+            )
+        source, size = program.inputs["source"], self._settings.vocabulary.size
+        tables = [
+            node.arrays["embeddings"]
+            for node in program.nodes
+            if node.inputs.get("ids") == source and node.arrays
+        ]
+        if any(len(table) != size for table in tables):
+            raise ModelError(
+                f"this packed model reads {len(tables[0])} different ids, its vocabulary has {size}: pack it with "
+                "the record that it was trained with."
+            )
+
+    def embed(self, lines: Sequence[str], *, batch_size: int, errors: Errors) -> np.ndarray:
+        """See `PackedModel.embed`."""
+        if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+            raise ConfigError(
+                f"lines must be a list of texts, got {lines!r:.60}; put a single line into a list."
+            )
+        known = self._settings
+        batches = encode_batches(
+            lines, known.vocabulary, batch_size, known.max_length, known.padding, errors=errors
+        )
+        vectors: np.ndarray | None = None
+        for numbers, source in batches:
+            # Rows that only fill a batch up spare a compiler a shape, and the engine has none.
+            found = self._engine.run({"source": source[: len(numbers)]}, ["vector"])["vector"]
+            if vectors is None and found.ndim == 2:
+                vectors = np.empty((len(lines), found.shape[1]), np.float32)
+            if vectors is None or found.shape != (len(numbers), vectors.shape[1]):
+                raise ModelError(
+                    f"this packed model gives {found.shape} of {len(numbers)} lines, where a vector a line was "
+                    "expected: pack the trained autoencoder again."
+                )
+            vectors[numbers] = found
+        assert vectors is not None  # noqa: S101 (encode_batches refuses no lines)
+        return vectors
+
+
+def check_vectors_path(path: str | Path) -> None:
+    """Raises at once what `save_vectors` would raise of `path`.
+
+    Raises:
+        ConfigError: The suffix is neither ".npy" nor ".parquet".
+        BackendError: It is ".parquet", and the package `pyarrow` is not installed.
+    """
+    suffix = Path(path).suffix
+    if suffix not in (".npy", ".parquet"):
+        raise ConfigError(f"vectors are written as .npy or .parquet, not {Path(path).name!r}.")
+    if suffix == ".parquet":
+        require("pyarrow", "train", "writing Parquet files")
+
+
+def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | None = None) -> None:
+    """Writes vectors as `.npy`, or as Parquet with a column `vector` (and `line`, if lines are given).
+
+    Raises:
+        ConfigError, BackendError: See `check_vectors_path`.
+        OutputError: The file cannot be written.
+    """
+    check_vectors_path(path)
+    path = Path(path)
+    with atomic_write(path) as beside:
+        if path.suffix == ".npy":
+            with beside.open("wb") as file:
+                np.save(file, vectors)
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+        columns: dict[str, Any] = {} if lines is None else {"line": pa.array(list(lines))}
+        columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        pq.write_table(pa.table(columns), beside)
+
+
+def _listed(names: Any) -> str:
+    return f"{', '.join(map(repr, names))}"[:80]

@@ -1,0 +1,346 @@
+"""Forecasts by a packed model, in the units of the data: neither Keras nor a framework is needed.
+
+A module of its own because everything around a forecaster (which columns it reads, its scaler, the times that
+follow) is the same for a packed model and for the Keras model that it was: `tasks.series` uses these functions.
+Forecasting rows needs NumPy only; of files, CSV and Parquet need pyarrow.
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from cellerate.data.scaler import Scaler
+from cellerate.data.series import SeriesData, open_series
+from cellerate.data.series_build import Gaps, Missing, Storage
+from cellerate.errors import DataError, ModelError
+from cellerate.runtime.cell import Cell
+from cellerate.runtime.engine import Engine
+
+Predict = Callable[[np.ndarray], np.ndarray]
+"""A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
+
+_MOST_ROWS = 2**31 - 1
+# A Keras model holds what it computes of all of them in memory.
+_SERIES_AT_ONCE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One window, what came after it, and the forecast; in the units of the data.
+
+    Attributes:
+        targets: Names of the targets.
+        past_times: (window,) times or row numbers.
+        past: (window, targets).
+        times: (horizon,) times or row numbers.
+        truth: (horizon, targets), or None where the future is not known.
+        forecast: (horizon, targets) or (horizon, targets, Q).
+        quantiles: The Q quantiles, or empty.
+        series: The name of the series, or "".
+    """
+
+    targets: tuple[str, ...]
+    past_times: np.ndarray
+    past: np.ndarray
+    times: np.ndarray
+    truth: np.ndarray | None
+    forecast: np.ndarray
+    quantiles: tuple[float, ...]
+    series: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ForecastSettings:
+    """How a forecaster was trained to read a series.
+
+    Attributes:
+        reading: The arguments of `open_series` beside the paths.
+        window: Rows it sees.
+        horizon: Rows it forecasts.
+        quantiles: The Q quantiles, or empty.
+        scaler: To and from the units of the data, for the features and then targets that are none.
+    """
+
+    reading: Mapping[str, Any]
+    window: int
+    horizon: int
+    quantiles: tuple[float, ...]
+    scaler: Scaler
+
+
+def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `open_series` beside the paths, from the options of a training as plain values."""
+    names = ("time_column", "series_column", "missing", "gaps")
+    return {
+        "targets": options["target"],
+        "features": options["feature"] or None,
+        "dtype": options["storage"],
+        **{name: options[name] for name in names},
+    }
+
+
+def forecast_settings(payload: Any, model: str) -> ForecastSettings:
+    """The settings in the task record of a forecaster.
+
+    Args:
+        payload: What the record says; any JSON.
+        model: The name of the model in messages.
+
+    Raises:
+        ModelError: The record is damaged.
+    """
+    try:
+        if not isinstance(payload, dict) or not isinstance(payload.get("options"), dict):
+            raise ValueError("it holds no options")
+        options = payload["options"]
+        targets, features = _names(options, "target"), _names(options, "feature")
+        for name, kind in (("missing", Missing), ("gaps", Gaps), ("storage", Storage)):
+            if options[name] not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, got {options[name]!r:.40}"
+                )
+        for name in ("time_column", "series_column"):
+            if not isinstance(options[name], str | None):
+                raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
+        scaler = Scaler.from_config(payload["scaler"])
+        if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
+            raise ValueError("its scaler is not that of its features and targets")
+        return ForecastSettings(
+            reading_arguments(options),
+            _count(options, "window"),
+            _count(options, "horizon"),
+            _quantiles(payload["quantiles"]),
+            scaler,
+        )
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ModelError(
+            f"the task record of {model} is damaged: {reason}. Train the model again."
+        ) from error
+
+
+def forecast_windows(
+    predict: Predict,
+    rows: np.ndarray,
+    scaler: Scaler,
+    features: Sequence[int],
+    targets: Sequence[int],
+    *,
+    quantiles: bool,
+) -> np.ndarray:
+    """Forecasts in the units of the data.
+
+    Args:
+        predict: The model; one of a single target may leave the last axis out.
+        rows: (B, window, features) in the units of the data.
+        scaler: Of all columns.
+        features: Where the features are among the scaler's columns.
+        targets: Where the targets are.
+        quantiles: Whether the model forecasts quantiles.
+
+    Returns:
+        (B, horizon, targets), or (B, horizon, targets, Q), float64.
+    """
+    made = np.asarray(predict(scaler.transform(rows, list(features))), np.float32)
+    if made.ndim == 2:
+        made = made[..., None]
+    return scaler.inverse_transform(made, targets, quantiles=quantiles)
+
+
+def forecast_ends(predict: Predict, data: SeriesData, settings: ForecastSettings) -> tuple[Example, ...]:
+    """Forecasts what comes after the end of each series.
+
+    Args:
+        predict: The model.
+        data: The series; the last `window` rows of each are used.
+        settings: How the model was trained to read it.
+
+    Returns:
+        One `Example` a series, without truth.
+
+    Raises:
+        DataError: A series has fewer than `window` rows after its last gap.
+    """
+    window = settings.window
+    # The last stretch of each series, in the order in which the series begin.
+    ends = {series: (first, stop) for first, stop, series in data.segments}
+    for series, (first, stop) in ends.items():
+        if stop - first < window:
+            raise DataError(
+                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, "
+                f"the model needs {window}."
+            )
+    rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for _, stop in ends.values()])
+    features, targets = list(data.feature_columns), list(data.target_columns)
+    made = np.concatenate(
+        [
+            forecast_windows(
+                predict,
+                rows[begin : begin + _SERIES_AT_ONCE, :, features],
+                settings.scaler,
+                features,
+                targets,
+                quantiles=bool(settings.quantiles),
+            )
+            for begin in range(0, len(rows), _SERIES_AT_ONCE)
+        ]
+    )
+    found = []
+    for place, (series, (_, stop)) in enumerate(ends.items()):
+        times = row_times(data, stop - window, stop)
+        found.append(
+            Example(
+                targets=data.target_names,
+                past_times=times,
+                past=rows[place][:, targets],
+                times=next_times(times[-1], data.step, settings.horizon),
+                truth=None,
+                forecast=made[place],
+                quantiles=settings.quantiles,
+                series=series,
+            )
+        )
+    return tuple(found)
+
+
+def next_times(last: Any, step: Any, count: int) -> np.ndarray:
+    """(count,) the times that follow `last`; without a step, row numbers that go on."""
+    if step is None:
+        return int(last) + 1 + np.arange(count)
+    if isinstance(step, np.timedelta64):
+        return np.array([last + step * n for n in range(1, count + 1)])
+    return float(last) + float(step) * np.arange(1, count + 1)
+
+
+def row_times(data: SeriesData, first: int, stop: int) -> np.ndarray:
+    """The times of rows of a series, or their numbers."""
+    return np.arange(first, stop) if data.times is None else np.asarray(data.times[first:stop])
+
+
+class Forecaster:
+    """A packed forecaster.
+
+    Args:
+        cell: What its file holds.
+        engine: Runs its program.
+
+    Raises:
+        ModelError: The record is damaged, or the program is not that of a forecaster of its columns.
+    """
+
+    def __init__(self, cell: Cell, engine: Engine) -> None:
+        self._settings = settings = forecast_settings(cell.header.get("payload"), "this packed model")
+        self._engine = engine
+        columns = {name: place for place, name in enumerate(settings.scaler.columns)}
+        self._features: tuple[str, ...] = tuple(settings.reading["features"])
+        self._targets = [columns[name] for name in settings.reading["targets"]]
+        program = engine.program
+        shapes: list[Any] = [program.nodes[number].options["shape"] for number in program.inputs.values()]
+        fits = (
+            len(shapes) == len(program.outputs) == 1
+            and len(shapes[0]) == 3
+            and shapes[0][1] in (-1, settings.window)
+            and shapes[0][2] == len(self._features)
+        )
+        if not fits:
+            raise ModelError(
+                f"this packed model is no forecaster of its record: expected one input (-1, {settings.window}, "
+                f"{len(self._features)}) and one output, found {len(program.outputs)} outputs and the inputs "
+                f"{shapes!s:.80}. Pack the trained model again."
+            )
+
+    def forecast(self, rows: Any) -> np.ndarray:
+        """See `PackedModel.forecast`."""
+        given = self._checked(rows)
+        made = forecast_windows(
+            self._predict,
+            given if given.ndim == 3 else given[None],
+            self._settings.scaler,
+            range(len(self._features)),
+            self._targets,
+            quantiles=bool(self._settings.quantiles),
+        )
+        return made if given.ndim == 3 else made[0]
+
+    def forecast_files(self, paths: Sequence[str | os.PathLike[str]]) -> tuple[Example, ...]:
+        """See `PackedModel.forecast_files`."""
+        return forecast_ends(
+            self._predict,
+            open_series([os.fspath(path) for path in paths], **self._settings.reading),
+            self._settings,
+        )
+
+    def _predict(self, scaled: np.ndarray) -> np.ndarray:
+        (made,) = self._engine.run(scaled).values()
+        quantiles, targets = self._settings.quantiles, len(self._targets)
+        expected = [(self._settings.horizon, targets, *([len(quantiles)] if quantiles else []))]
+        if targets == 1 and not quantiles:
+            expected.append((self._settings.horizon,))
+        if made.shape[1:] not in expected:
+            raise ModelError(
+                f"this packed model forecasts {made.shape[1:]} of a window, its record says {expected[0]}: pack it "
+                "with the record that it was trained with."
+            )
+        return made
+
+    def _checked(self, rows: Any) -> np.ndarray:
+        """The last rows of each window in float32."""
+        window, count = self._settings.window, len(self._features)
+        wanted = (
+            f"(rows, {count}) or (windows, rows, {count}) with at least {window} rows of the features "
+            f"{', '.join(self._features):.200}"
+        )
+        try:
+            array = np.asarray(rows)
+        except ValueError as error:
+            raise DataError(f"rows must be numbers {wanted}; got rows of different lengths.") from error
+        if array.dtype.kind not in "fiu":
+            raise DataError(f"rows must be numbers {wanted}; got the type {array.dtype}.")
+        if array.ndim not in (2, 3) or array.shape[-1] != count:
+            raise DataError(f"rows must be {wanted}; got the shape {array.shape}.")
+        if array.shape[-2] < window:
+            raise DataError(
+                f"rows has {array.shape[-2]} rows, and the model forecasts from {window}: give at least as many."
+            )
+        before = array.shape[-2] - window
+        with np.errstate(over="ignore"):
+            last = array[..., before:, :].astype(np.float32)
+        wrong = np.argwhere(~np.isfinite(last))
+        if len(wrong):
+            place = tuple(map(int, wrong[0]))
+            where = f"row {place[-2] + before}, column {self._features[place[-1]]!r}"
+            if array.ndim == 3:
+                where = f"window {place[0]}, {where}"
+            value = array[(*place[:-2], place[-2] + before, place[-1])]
+            raise DataError(
+                f"rows holds {value!s} in {where} (counted from 0): fill in what is missing, the model needs numbers "
+                "that float32 holds."
+            )
+        return last
+
+
+def _names(options: Mapping[str, Any], name: str) -> list[str]:
+    found = options[name]
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{name} must be a list of names, got {found!r:.40}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name} names a column twice")
+    return found
+
+
+def _count(options: Mapping[str, Any], name: str) -> int:
+    found = options[name]
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= _MOST_ROWS:
+        raise ValueError(f"{name} must be an integer from 1 to {_MOST_ROWS}, got {found!r:.40}")
+    return found
+
+
+def _quantiles(found: Any) -> tuple[float, ...]:
+    levels = tuple(map(float, found))
+    if not all(low < high for low, high in itertools.pairwise((0.0, *levels, 1.0))):
+        raise ValueError(f"quantiles must be rising numbers between 0 and 1, got {found!r:.40}")
+    return levels

@@ -1,0 +1,134 @@
+"""How likely a model finds texts: bits per character, id by id.
+
+A module of its own because scoring reads what is known, and so can read many places of it side by side.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cellerate.errors import DataError, ModelError
+from cellerate.kernels.arguments import MOST_STEPS, check_whole
+from cellerate.kernels.drawing import DIVERGED
+from cellerate.kernels.stepping import StepModel
+
+CONTEXT = 512
+"""Ids that a piece of a long text reads before its first own one."""
+
+# Rows side by side, and ids of a call: what they take in memory, and what a text that is read in one go may not have.
+_ROWS, _IDS_A_CALL = 64, 1 << 24
+# A piece is at least so many times as long as its context, which is read for nothing.
+_LEAST_CONTEXTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How likely a text is.
+
+    Attributes:
+        bits_per_character: Of the ids but the first, over the characters of the text; less is better.
+        nats_per_token: Mean of -ln p over the ids but the first.
+        perplexity: e to the power of that.
+        tokens: How many ids were predicted: all but the first.
+        characters: Of the whole text.
+        log_probabilities: (tokens,) float32, ln p of each id but the first.
+    """
+
+    bits_per_character: float
+    nats_per_token: float
+    perplexity: float
+    tokens: int
+    characters: int
+    log_probabilities: np.ndarray
+
+
+def score_ids(
+    steps: StepModel, texts: Sequence[np.ndarray], characters: Sequence[int], *, context: int | None = CONTEXT
+) -> list[Score]:
+    """Scores texts, each from a state of zeros.
+
+    A long text is read in pieces side by side: every piece but the first starts `context` ids early, from a state
+    of zeros, so that its own ids find the state that reading from the beginning would have left, up to what the
+    model remembers for longer than that.
+
+    Args:
+        steps: The model.
+        texts: (N,) ids each, N at least 2.
+        characters: How many characters each has.
+        context: What a piece reads before its own ids; None reads each text from end to end in one go.
+
+    Raises:
+        ConfigError: `context` is below 1.
+        DataError: A text has fewer than 2 ids, or an id is not in the vocabulary.
+        ModelError: A logit is a NaN or an infinity.
+    """
+    if context is not None:
+        check_whole("context", context, 1, MOST_STEPS)
+    for number, ids in enumerate(texts):
+        if len(ids) < 2:
+            raise DataError(
+                f"text {number} has {len(ids)} ids; expected at least 2, for the first has nothing before it."
+            )
+    pieces = [piece for number, ids in enumerate(texts) for piece in _pieces(number, len(ids), context)]
+    # Those of like lengths side by side.
+    pieces.sort(key=lambda piece: piece.stop - piece.start)
+    scores = [np.empty(len(ids) - 1, np.float32) for ids in texts]
+    while pieces:
+        longest = pieces[-1].stop - pieces[-1].start
+        rows = max(1, min(_ROWS, _IDS_A_CALL // longest))
+        _score(steps, texts, pieces[-rows:], scores)
+        del pieces[-rows:]
+    return [_summary(*each) for each in zip(scores, characters, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Reads ids [start, stop) of a text and scores those from `first` on."""
+
+    text: int
+    start: int
+    first: int
+    stop: int
+
+
+def _pieces(text: int, length: int, context: int | None) -> list[_Piece]:
+    count = 1 if context is None else max(1, min(_ROWS, length // (_LEAST_CONTEXTS * context)))
+    # A very long text has more, so that memory is bounded.
+    count = max(count, 1 if context is None else -(-length // (_IDS_A_CALL // _ROWS)))
+    ends = [1 + (length - 1) * n // count for n in range(count + 1)]
+    return [
+        _Piece(text, max(0, first - 1 - (context or 0)), first, stop)
+        for first, stop in itertools.pairwise(ends)
+    ]
+
+
+def _score(
+    steps: StepModel, texts: Sequence[np.ndarray], pieces: list[_Piece], scores: list[np.ndarray]
+) -> None:
+    lengths = np.array([piece.stop - piece.start for piece in pieces])
+    ids = np.zeros((len(pieces), lengths.max()), np.int32)
+    for row, piece in enumerate(pieces):
+        ids[row, : lengths[row]] = texts[piece.text][piece.start : piece.stop]
+    _, found = steps.log_probabilities(steps.initial_state(len(pieces)), ids, lengths)
+    for row, piece in enumerate(pieces):
+        scores[piece.text][piece.first - 1 : piece.stop - 1] = found[
+            row, piece.first - 1 - piece.start : lengths[row] - 1
+        ]
+
+
+def _summary(log_probabilities: np.ndarray, characters: int) -> Score:
+    nats = -float(log_probabilities.mean(dtype=np.float64))
+    tokens = len(log_probabilities)
+    if not math.isfinite(nats):
+        raise ModelError(DIVERGED)
+    return Score(
+        bits_per_character=nats / math.log(2) * (tokens + 1) / characters,
+        nats_per_token=nats,
+        perplexity=math.exp(min(nats, 700.0)),
+        tokens=tokens,
+        characters=characters,
+        log_probabilities=log_probabilities,
+    )

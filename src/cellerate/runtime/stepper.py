@@ -1,0 +1,181 @@
+"""A next-token model by hand: its state is an object that can be cloned, kept in a file, split and joined.
+
+A module of its own because who serves many users, searches or plays with a model needs the state itself; who
+only wants text needs `PackedModel.generate`.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.kernels.arguments import check_whole
+from cellerate.kernels.drawing import Drawn, Request
+from cellerate.kernels.stepping import StepModel
+from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
+
+_FORMAT = "stepper"
+
+
+class Stepper:
+    """Sequences that a next-token model reads, side by side, and what it remembers of each.
+
+    All it has read is its state, so a state kept is a prefix that need not be read again. Not for several threads
+    at once; clones are.
+
+    Args:
+        steps: The model.
+        batch_size: How many sequences, from 0; more can `join`.
+        fingerprint: What tells the model from others, for files; None where it cannot be saved.
+
+    Attributes:
+        state: (B, S) float32, h and c of each LSTM; not to be changed in place.
+        logits: (B, V) float32, of the next id of each sequence; zeros before the first id is read.
+
+    Example:
+        >>> stepper = cellerate.load("book.cell").stepper()
+        >>> logits = stepper.read(model.tokenizer.encode("Well, ")[None])
+        >>> fork = stepper.clone()
+        >>> stepper.step([logits[0].argmax()])
+    """
+
+    def __init__(self, steps: StepModel, batch_size: int = 1, *, fingerprint: str | None = None) -> None:
+        self._steps = steps
+        self._fingerprint = fingerprint
+        self.state = steps.initial_state(batch_size)
+        self.logits = np.zeros((batch_size, steps.outputs), np.float32)
+
+    @property
+    def batch_size(self) -> int:
+        """How many sequences there are."""
+        return len(self.state)
+
+    def step(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Reads one id of each sequence.
+
+        Args:
+            ids: (B,) whole numbers.
+
+        Returns:
+            (B, V) float32, the logits of the next ids; `logits` from now on.
+
+        Raises:
+            ConfigError: There are not B ids.
+            DataError: An id is not in the vocabulary.
+        """
+        self.state, self.logits = self._steps.step(self.state, np.asarray(ids))
+        return self.logits
+
+    def read(self, ids: np.ndarray, lengths: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """Reads several ids of each sequence, as step after step would.
+
+        Args:
+            ids: (B, T) whole numbers.
+            lengths: (B,) how many of them each sequence reads, from 1 to T; None for all.
+
+        Returns:
+            (B, V) float32, the logits of the next ids; `logits` from now on.
+
+        Raises:
+            ConfigError: A shape or a length does not fit.
+            DataError: An id is not in the vocabulary.
+        """
+        counts = None if lengths is None else np.asarray(lengths)
+        self.state, self.logits = self._steps.read(self.state, np.asarray(ids), counts)
+        return self.logits
+
+    def draw(self, requests: Sequence[Request]) -> list[Drawn]:
+        """Draws ids of each sequence and reads them, in one native call.
+
+        Args:
+            requests: What each of the B sequences asks for.
+
+        Raises:
+            ConfigError: There are not B requests, or a number does not fit.
+            ModelError: A logit is a NaN or an infinity.
+        """
+        if len(requests) != self.batch_size:
+            raise ConfigError(
+                f"there are {len(requests)} requests; expected {self.batch_size}, one a sequence."
+            )
+        drawn, self.state, self.logits = self._steps.generate_rows(self.state, self.logits, requests)
+        return drawn
+
+    def clone(self) -> "Stepper":
+        """Another stepper that has read the same, and goes its own way from here."""
+        return self._with(self.state.copy(), self.logits.copy())
+
+    def join(self, other: "Stepper") -> None:
+        """Takes the sequences of another stepper of the same model in, behind its own; the other one keeps them.
+
+        Raises:
+            ConfigError: It is of another model.
+        """
+        if other._steps is not self._steps:
+            raise ConfigError("the other stepper is of another model; expected one of the same.")
+        self.state = np.concatenate([self.state, other.state])
+        self.logits = np.concatenate([self.logits, other.logits])
+
+    def leave(self, rows: Sequence[int] | np.ndarray) -> "Stepper":
+        """Takes sequences out; those behind them move up.
+
+        Args:
+            rows: (N,) which, each in [0, B) and none twice.
+
+        Returns:
+            A stepper with these sequences, in the order of `rows`.
+
+        Raises:
+            ConfigError: There is no such sequence, or one is named twice.
+        """
+        for row in rows:
+            check_whole("rows", row, 0, self.batch_size - 1)
+        chosen = np.asarray(rows, np.intp).reshape(-1)
+        if len(np.unique(chosen)) != len(chosen):
+            raise ConfigError(f"rows is {chosen.tolist()}; expected each sequence once.")
+        left = self._with(self.state[chosen], self.logits[chosen])
+        self.state = np.delete(self.state, chosen, axis=0)
+        self.logits = np.delete(self.logits, chosen, axis=0)
+        return left
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the state into a file, whole or not at all; `restore` takes it back.
+
+        Raises:
+            ConfigError: There is no sequence, or the stepper was made without a fingerprint.
+            OutputError: The file could not be written.
+        """
+        if self._fingerprint is None:
+            raise ConfigError("this stepper cannot be saved: make it with PackedModel.stepper().")
+        if self.batch_size == 0:
+            raise ConfigError("there is no sequence to save; expected at least one.")
+        metadata = {"kind": _FORMAT, "model": self._fingerprint}
+        write_container(path, metadata, {"state": self.state, "logits": self.logits})
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Goes back to a state that `save` wrote, of this very model; nothing changes where that fails.
+
+        Raises:
+            DataError: There is no such file, it is damaged, or of another model.
+        """
+        metadata, tensors = read_container(Path(path))
+        if metadata.get("kind") != _FORMAT or tensors.keys() != {"state", "logits"}:
+            raise DataError(f"{path} holds no state of a stepper: give a file that Stepper.save wrote.")
+        state, logits = tensors["state"], tensors["logits"]
+        size = self._steps.state_size, self._steps.outputs
+        fits = state.ndim == logits.ndim == 2 and (state.shape[1], logits.shape[1]) == size
+        fits = fits and len(state) == len(logits) and state.dtype == logits.dtype == FLOAT32
+        if metadata.get("model") != self._fingerprint or not fits:
+            raise DataError(
+                f"{path} is a state of another model, or of one packed otherwise: restore it with that one."
+            )
+        if not (np.isfinite(state).all() and np.isfinite(logits).all()):
+            raise DataError(f"{path} holds a NaN or an infinity; save the state again.")
+        self.state, self.logits = state.copy(), logits.copy()
+
+    def _with(self, state: np.ndarray, logits: np.ndarray) -> "Stepper":
+        other = Stepper(self._steps, 0, fingerprint=self._fingerprint)
+        other.state, other.logits = state, logits
+        return other

@@ -1,0 +1,193 @@
+"""Generating text from a trained model: on the native engine where it can be, else by Keras a step at a time.
+
+A module of its own, apart from the text task's training, because it alone knows both ways and chooses; the text
+they give is the same up to rounding, for both draw by the same rules and random numbers.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import keras
+import numpy as np
+
+from cellerate.data.tokenizer import Tokenizer
+from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.kernels.drawing import SamplingRules
+from cellerate.layers.stepper import KerasStepper
+from cellerate.runtime.cell import PRECISIONS
+from cellerate.runtime.generation import generate_ids
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.runtime.sampling import sampling_rules
+from cellerate.runtime.streaming import pieces
+from cellerate.tasks.packing import packed
+from cellerate.tasks.text import TextModel, load_text_model
+from cellerate.training.settings import Implementation, check_choice
+
+
+def generate(
+    model: str | os.PathLike[str] | keras.Model | TextModel | PackedModel,
+    prompt: str,
+    *,
+    tokenizer: Tokenizer | None = None,
+    max_tokens: int = 400,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+    implementation: Implementation = "auto",
+    precision: str = "float32",
+) -> str:
+    """Continues `prompt` and returns the whole continuation; `generate_text` gives it piece by piece.
+
+    The weights are read at each call: a model that was trained further is seen at once.
+
+    Args:
+        model: A text model's `.keras` file, a packed `.cell` file, what `load_text_model` or `load` returns, or any
+            next-token Keras model.
+        prompt: What to continue; at least one character.
+        tokenizer: What the ids of a plain Keras model mean; the others have theirs.
+        max_tokens: Characters (or bytes, or tokens) to generate at most.
+        temperature: Divides the logits; 0 always takes the likeliest.
+        top_k: Draws from the k likeliest only.
+        top_p: Draws from the likeliest that make up this share.
+        min_p: Draws from those at least this share as likely as the likeliest.
+        repetition_penalty: Above 1, makes what stands in the text already less likely.
+        seed: The same seed draws the same text; None draws another each time.
+        stop: Texts that end the generation; they are not returned.
+        implementation: As in `generate_text`.
+        precision: As in `generate_text`.
+
+    Raises:
+        CellerateError: See `generate_text`, `load_text_model` and `load`.
+
+    Example:
+        >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
+    """
+    rules = sampling_rules(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    shown = generate_text(
+        _opened(model, tokenizer),
+        prompt,
+        max_tokens=max_tokens,
+        rules=rules,
+        stop=stop,
+        implementation=implementation,
+        precision=precision,
+    )
+    return "".join(shown)
+
+
+def generate_text(
+    model: TextModel | PackedModel,
+    prompt: str,
+    *,
+    max_tokens: int = 400,
+    rules: SamplingRules | None = None,
+    stop: Sequence[str] = (),
+    implementation: Implementation = "auto",
+    precision: str = "float32",
+) -> Iterator[str]:
+    """Continues `prompt`, piece by piece as it is drawn; the prompt itself is not repeated.
+
+    Args:
+        model: The model and its tokenizer.
+        prompt: What to continue; at least one character.
+        max_tokens: Characters (or bytes, or tokens) to generate at most.
+        rules: How they are drawn; None for `SamplingRules()`.
+        stop: Texts that end the generation; they are not shown.
+        implementation: Who computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
+            which takes milliseconds, and it raises where that cannot be, saying why. "keras": Keras's own layers,
+            compiled, a step at a time. "auto": the engine, and Keras where the native core is not installed or the
+            model is no chain of an Embedding, LSTMs and layers that the core knows between them and the logits
+            (one-hot inputs, branches, other recurrent layers and layers of one's own are not).
+        precision: What the engine keeps matrices and multiplies in: "float32", "bfloat16" or "int8". Another than
+            "float32" demands the engine. A packed model has its own.
+
+    Returns:
+        An iterator over pieces that are safe to show: no half of a UTF-8 character, no beginning of a stop text.
+        The arguments are checked at once.
+
+    Raises:
+        ConfigError: The prompt is empty, a setting is out of range, or two of them contradict each other.
+        DataError: The prompt has a character that the model never saw.
+        ModelError: The model cannot be stepped, by the named implementation if one is named, or has another
+            vocabulary than its tokenizer.
+        BackendError: "cellerate-cpu" is demanded, and the native core is not installed.
+    """
+    check_choice("implementation", implementation, get_args(Implementation))
+    check_choice("precision", precision, PRECISIONS)
+    if implementation == "keras" and precision != "float32":
+        raise ConfigError(
+            f"precision is {precision!r}, which the native engine has: leave it or implementation='keras' out."
+        )
+    if isinstance(model, PackedModel):
+        if implementation == "keras":
+            raise ConfigError("a packed model has no Keras layers: leave implementation='keras' out.")
+        if precision not in ("float32", model.precision):
+            raise ConfigError(f"precision is {precision!r}, but the packed model is of {model.precision}.")
+        return model.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
+    if implementation != "keras":
+        demanded = implementation == "cellerate-cpu" or precision != "float32"
+        engine = _packed(model, precision, demanded=demanded)
+        if engine is not None:
+            return engine.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
+    if not prompt:
+        raise ConfigError("the prompt is empty: give at least one character to continue.")
+    ids = model.tokenizer.encode(prompt)
+    stepper = KerasStepper(model.model)
+    _check_vocabulary(stepper.vocabulary_size, model.tokenizer)
+    drawn = generate_ids(stepper, ids, max_tokens=max_tokens, rules=rules)
+    return pieces((np.array([token]) for token in drawn), model.tokenizer, stop)
+
+
+def _opened(
+    model: str | os.PathLike[str] | keras.Model | TextModel | PackedModel, tokenizer: Tokenizer | None
+) -> TextModel | PackedModel:
+    if isinstance(model, keras.Model):
+        if tokenizer is None:
+            raise ConfigError(
+                "a plain Keras model says nothing of its characters: give tokenizer, or the path of a model that "
+                "Cellerate trained."
+            )
+        return TextModel(model, tokenizer, {})
+    if tokenizer is not None:
+        raise ConfigError("tokenizer is for a plain Keras model, and this one has its own: leave it out.")
+    if isinstance(model, TextModel | PackedModel):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"model must be a path, a Keras model or a text model, got {type(model).__name__}.")
+    return load(model) if Path(model).suffix == ".cell" else load_text_model(Path(model))
+
+
+def _packed(model: TextModel, precision: str, *, demanded: bool) -> PackedModel | None:
+    """The model on the native engine; None if it cannot run there and need not."""
+    try:
+        engine = packed(model.model, precision=precision)
+        predicted = engine.steps.outputs
+    except (BackendError, ModelError):
+        if demanded:
+            raise
+        return None
+    _check_vocabulary(predicted, model.tokenizer)
+    # The object itself: to make a large one again from a record would take tenths of a second.
+    engine.tokenizer = model.tokenizer
+    return engine
+
+
+def _check_vocabulary(predicted: int, tokenizer: Tokenizer) -> None:
+    if predicted != tokenizer.vocabulary_size:
+        raise ModelError(
+            f"the model predicts {predicted} different ids, its tokenizer has {tokenizer.vocabulary_size}: give the "
+            "tokenizer that the model was trained with."
+        )

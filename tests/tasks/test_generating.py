@@ -1,0 +1,351 @@
+"""Generating text, on the native engine and by Keras: two ways, one text."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cellerate
+import cellerate.tasks.generating as generating
+from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
+from cellerate.errors import BackendError, CellerateError, ConfigError, DataError, ModelError
+from cellerate.kernels.drawing import SamplingRules
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.models.text import build_text_model
+from cellerate.tasks.generating import generate, generate_text
+from cellerate.tasks.packing import packed
+from cellerate.tasks.text import TextModel, load_text_model
+
+pytestmark = [
+    pytest.mark.keras,
+    # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+
+CHARACTERS = "abcdefghijklm .\n"
+V = len(CHARACTERS)
+TOKENIZER = CharacterTokenizer(CHARACTERS)
+RECORD = TaskRecord("text", {"tokenizer": TOKENIZER.to_config()})
+BOTH = pytest.mark.parametrize("implementation", ["cellerate-cpu", "keras"])
+
+
+def made(vocabulary=V, seed=1, **options):
+    """An untrained model of the same weights on every backend, sure of what it says."""
+    given = {"embedding": 6, "units": 19, "layers": 2, "layer_norm": True} | options
+    return filled(build_text_model(vocabulary, **given), seed)
+
+
+def filled(model, seed):
+    random = np.random.default_rng(seed)
+    model.set_weights([2 / len(w) ** 0.5 * random.normal(size=w.shape) for w in model.get_weights()])
+    return model
+
+
+def text_model(**options):
+    return TextModel(made(**options), TOKENIZER, {})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("made") / "m.keras"
+    save_model(made(), path, RECORD)
+    return path
+
+
+def chain(*layers, mask=False, activation=None):
+    table = keras.layers.Embedding(V, 5, mask_zero=mask, name="table")
+    head = keras.layers.Dense(V, activation=activation)
+    return keras.Sequential([keras.Input((None,), dtype="int32"), table, *layers, head])
+
+
+def many_to_one():
+    return chain(keras.layers.LSTM(9))
+
+
+def softmax():
+    return chain(keras.layers.LSTM(9, return_sequences=True), activation="softmax")
+
+
+def masked():
+    return chain(*[keras.layers.LSTM(9, return_sequences=True) for _ in range(2)], mask=True)
+
+
+def gru():
+    return chain(keras.layers.GRU(9, return_sequences=True))
+
+
+def one_hot():
+    ids = keras.Input((None, V))
+    x = keras.layers.LSTM(9, return_sequences=True)(ids)
+    return keras.Model(ids, keras.layers.Dense(V, activation="softmax")(x))
+
+
+def stateful():
+    ids = keras.Input((None,), 1, dtype="int32")
+    x = keras.layers.Embedding(V, 5)(ids)
+    x = keras.layers.LSTM(9, return_sequences=True, stateful=True)(x)
+    return keras.Model(ids, keras.layers.Dense(V)(x))
+
+
+def tied():
+    return build_text_model(V, embedding=9, units=9, tie_weights=True)
+
+
+@pytest.fixture
+def without_core(monkeypatch):
+    def core():
+        raise BackendError("the native core is not installed (test)")
+
+    monkeypatch.setattr("cellerate.kernels.stepping.core", core)
+
+
+# --- two ways, one text
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"temperature": 1.4, "top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"temperature": 1.2, "top_k": 9, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2},
+    ],
+    ids=str,
+)
+def test_same_seed_draws_the_same_text_by_keras_and_on_the_engine(path, rules):
+    model = load_text_model(path)
+    texts = [
+        generate(model, "abc", max_tokens=200, seed=11, implementation=implementation, **rules)
+        for implementation in ("keras", "cellerate-cpu", "auto")
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0]) == 200
+
+
+@pytest.mark.parametrize("make", [many_to_one, softmax, stateful, tied, masked])
+def test_any_chain_gives_the_same_text_by_keras_and_on_the_engine(make):
+    model = filled(make(), 5)
+    options = {"tokenizer": TOKENIZER, "max_tokens": 100, "seed": 2}
+    expected = generate(model, "abc", implementation="keras", **options)
+    assert generate(model, "abc", implementation="cellerate-cpu", **options) == expected
+    assert len(set(expected)) > 1
+
+
+@BOTH
+def test_generate_same_seed_same_text_and_other_seed_other_text(path, implementation):
+    one = generate(path, "ahe", max_tokens=60, seed=3, implementation=implementation)
+    assert one == generate(path, "ahe", max_tokens=60, seed=3, implementation=implementation)
+    assert one != generate(path, "ahe", max_tokens=60, seed=4, implementation=implementation)
+    unseeded = {generate(path, "ahe", max_tokens=60, implementation=implementation) for _ in range(3)}
+    assert len(unseeded) > 1
+    assert len(one) == 60
+
+
+@BOTH
+def test_generate_greedy_takes_the_likeliest_of_the_whole_model(path, implementation):
+    model = load_text_model(path)
+    said = generate(model, "abc", max_tokens=8, temperature=0, implementation=implementation)
+    ids = list(TOKENIZER.encode("abc"))
+    for _ in range(8):
+        logits = model.model(np.array([ids], np.int32), training=False)
+        ids.append(int(keras.ops.convert_to_numpy(logits)[0, -1].argmax()))
+    assert said == TOKENIZER.decode(ids[3:])
+
+
+@BOTH
+def test_weights_are_read_at_each_call(implementation):
+    model = text_model()
+    options = {"max_tokens": 50, "temperature": 0, "implementation": implementation}
+    before = generate(model, "abc", **options)
+    trained = made(seed=2)
+    model.model.set_weights(trained.get_weights())
+    after = generate(model, "abc", **options)
+    assert before != after
+    assert after == generate(trained, "abc", tokenizer=TOKENIZER, **options)
+
+
+@BOTH
+def test_streamed_pieces_joined_are_the_whole_and_come_one_by_one(path, implementation):
+    model = load_text_model(path)
+    rules = SamplingRules(temperature=0.7, seed=1)
+    options = {"max_tokens": 40, "implementation": implementation}
+    pieces = list(generate_text(model, "abc", rules=rules, stop=["m x"], **options))
+    assert len(pieces) > 1
+    assert "".join(pieces) == generate(model, "abc", temperature=0.7, seed=1, stop=["m x"], **options)
+
+
+@BOTH
+def test_a_stop_text_ends_the_generation_before_it(path, implementation):
+    options = {"max_tokens": 60, "seed": 3, "implementation": implementation}
+    whole = generate(path, "abc", **options)
+    stop = whole[20:23]
+    assert generate(path, "abc", stop=[stop], **options) == whole[: whole.find(stop)]
+
+
+@BOTH
+def test_bytes_are_streamed_as_whole_characters_and_any_text_can_be_continued(implementation):
+    model = TextModel(made(vocabulary=256), ByteTokenizer(), {})
+    rules = SamplingRules(temperature=2.0, seed=0)
+    pieces = list(
+        generate_text(model, "größer 日本", max_tokens=60, rules=rules, implementation=implementation)
+    )
+    assert "".join(pieces) == "".join(pieces).encode().decode()
+    assert "\ufffd" in "".join(pieces)
+
+
+# --- which way is taken
+
+
+def test_auto_takes_the_engine_where_it_can(path, monkeypatch):
+    monkeypatch.setattr(generating, "KerasStepper", None)
+    assert len(generate(path, "abc", max_tokens=5)) == 5
+
+
+@pytest.mark.parametrize(("make", "reason"), [(one_hot, "Embedding of ids"), (gru, "GRU")])
+def test_auto_takes_keras_for_what_the_engine_cannot_and_demanding_the_engine_says_why(make, reason):
+    model, options = make(), {"tokenizer": TOKENIZER, "max_tokens": 20, "seed": 1}
+    assert generate(model, "abc", **options) == generate(model, "abc", implementation="keras", **options)
+    for demand in ({"implementation": "cellerate-cpu"}, {"precision": "int8"}):
+        with pytest.raises(ModelError, match=reason):
+            generate(model, "abc", **options, **demand)
+
+
+def test_auto_takes_keras_without_the_core_and_demanding_the_engine_raises(path, without_core):
+    assert generate(path, "abc", max_tokens=5, seed=1) == generate(
+        path, "abc", max_tokens=5, seed=1, implementation="keras"
+    )
+    for demand in ({"implementation": "cellerate-cpu"}, {"precision": "bfloat16"}):
+        with pytest.raises(BackendError, match="not installed"):
+            generate(path, "abc", **demand)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_every_way_to_a_packed_model_gives_the_same_text(path, tmp_path, precision):
+    cellerate.pack(path, tmp_path / "m.cell", precision=precision)
+    options = {"max_tokens": 2000, "temperature": 2.0, "seed": 4}
+    expected = cellerate.load(tmp_path / "m.cell").generate("abc", **options)
+    assert generate(path, "abc", precision=precision, **options) == expected
+    assert generate(tmp_path / "m.cell", "abc", **options) == expected
+    assert generate(str(tmp_path / "m.cell"), "abc", implementation="cellerate-cpu", **options) == expected
+    opened = packed(made(), RECORD, precision=precision)
+    assert generate(opened, "abc", precision=precision, **options) == expected
+    assert (expected == generate(path, "abc", **options)) == (precision == "float32")
+
+
+# --- what is refused
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": ""}, ConfigError, "prompt is empty"),
+        ({"prompt": "abcZ"}, DataError, "'Z'"),
+        ({"stop": [""]}, ConfigError, "stop text is empty"),
+        ({"max_tokens": -1}, ConfigError, "max_tokens"),
+        ({"max_tokens": 1.5}, ConfigError, "max_tokens"),
+        ({"temperature": -1.0}, ConfigError, "temperature"),
+        ({"top_k": 0}, ConfigError, "top_k"),
+        ({"top_p": 0.0}, ConfigError, "top_p"),
+        ({"min_p": 2.0}, ConfigError, "min_p"),
+        ({"repetition_penalty": 0.0}, ConfigError, "repetition_penalty"),
+        ({"seed": -1}, ConfigError, "seed"),
+        ({"precision": "int4"}, ConfigError, "float32, bfloat16, int8"),
+        ({"tokenizer": TOKENIZER}, ConfigError, "has its own"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+def test_generate_with_a_wrong_argument_raises(path, implementation, arguments, error, message):
+    with pytest.raises(error, match=message):
+        generate(path, **({"prompt": "abc", "implementation": implementation} | arguments))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "options", [{"prompt": ""}, {"prompt": "Z"}, {"stop": [""]}, {"max_tokens": -1}], ids=str
+)
+def test_generate_text_checks_its_arguments_before_the_first_piece_is_asked_for(implementation, options):
+    with pytest.raises(CellerateError):
+        generate_text(text_model(), **({"prompt": "abc", "implementation": implementation} | options))
+
+
+def test_settings_that_contradict_each_other_raise(path):
+    with pytest.raises(ConfigError, match=r"auto, cellerate-cpu, keras.*'cudnn'"):
+        generate(path, "abc", implementation="cudnn")
+    with pytest.raises(ConfigError, match="native engine"):
+        generate(path, "abc", implementation="keras", precision="int8")
+    opened = packed(made(), RECORD)
+    with pytest.raises(ConfigError, match="no Keras layers"):
+        generate(opened, "abc", implementation="keras")
+    with pytest.raises(ConfigError, match="is of float32"):
+        generate(opened, "abc", precision="int8")
+    with pytest.raises(ConfigError, match="got int"):
+        generate(3, "abc")
+
+
+@BOTH
+def test_plain_model_needs_the_tokenizer_it_was_made_for(implementation):
+    model = made(vocabulary=3)
+    with pytest.raises(ConfigError, match="give tokenizer"):
+        generate(model, "a", implementation=implementation)
+    abc = CharacterTokenizer("abc")
+    said = generate(model, "a", tokenizer=abc, max_tokens=9, implementation=implementation)
+    assert len(said) == 9
+    for other in ("ab", "abcd"):
+        with pytest.raises(ModelError, match=f"predicts 3 different ids, its tokenizer has {len(other)}"):
+            generate(model, "a", tokenizer=CharacterTokenizer(other), implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "cellerate-cpu", "keras"])
+def test_diverged_model_raises(implementation):
+    model = made()
+    weights = model.get_weights()
+    weights[-1][:] = np.nan
+    model.set_weights(weights)
+    with pytest.raises(ModelError, match="NaN"):
+        generate(model, "abc", tokenizer=TOKENIZER, implementation=implementation)
+
+
+# --- stop texts
+
+
+def ended(text, stops):
+    """What is shown of `text`, a character at a time, if generation ends at the first complete stop text."""
+    for end in range(1, len(text) + 1):
+        found = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: min(found)]
+    return text
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Makes `generate_text` say a given text."""
+    tokenizer = CharacterTokenizer("abc")
+    model = TextModel(made(vocabulary=3), tokenizer, {})
+
+    def say(text, stops):
+        ids = tokenizer.encode(text).tolist() if text else []
+        monkeypatch.setattr(generating, "generate_ids", lambda *_, **__: iter(ids))
+        return list(generate_text(model, "a", stop=stops, implementation="keras"))
+
+    stepper = type("Stepper", (), {"vocabulary_size": 3})()
+    monkeypatch.setattr(generating, "KerasStepper", lambda model: stepper)
+    return say
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+def test_stop_texts_end_at_the_first_complete_one_and_nothing_of_it_is_shown(scripted, text, stops):
+    assert "".join(scripted(text, stops)) == ended(text, stops)
+
+
+def test_stop_text_held_back_and_then_not_completed_is_shown_after_all(scripted):
+    assert scripted("aabc", ["abb"]) == ["a", "abc"]
+    assert scripted("cab", ["abb"]) == ["c", "ab"]
+    assert scripted("cabbc", ["abb"]) == ["c"]
