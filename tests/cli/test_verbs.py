@@ -152,6 +152,37 @@ def test_generate_takes_every_rule_for_a_model_and_for_a_packed_one(cellerate, m
         assert text("--implementation", "keras") == plain
 
 
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
+def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_path, suffix):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    model = made / "text.keras" if suffix == "keras" else tmp_path / "t.cell"
+    best = load(tmp_path / "t.cell").beam_search("the ", beams=3, max_tokens=12)[0].text
+    code, out, err = cellerate("generate", model, "the ", "-n", "12", "--beams", "3")
+    assert (code, out, err) == (0, f"the {best}\n", "")
+    code, out, err = cellerate("generate", model, "the ", "--beams", "0")
+    assert (code, out) == (2, "")
+    assert "beams" in one_error(err)
+    code, out, err = cellerate("generate", model, "the ", "--beams", "2", "--implementation", "keras")
+    assert (code, out) == (2, "")
+    assert "keras" in one_error(err)
+
+
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
+def test_generate_leaves_unknown_characters_out_where_asked(cellerate, made, tmp_path, suffix):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    model = made / "text.keras" if suffix == "keras" else tmp_path / "t.cell"
+    words = ["-n", "9", "--seed", "1"]
+    _, wanted, _ = cellerate("generate", model, "the ", *words)
+    code, out, err = cellerate("generate", model, "t\u2603he ", *words, "--errors", "ignore")
+    assert (code, out, err) == (0, wanted, "")
+    code, out, err = cellerate("generate", model, "t\u2603he ", *words)
+    assert (code, out) == (3, "")
+    assert "U+2603" in one_error(err)
+    code, out, err = cellerate("generate", model, "\u2603", *words, "--errors", "ignore")
+    assert (code, out) == (2, "")
+    assert "prompt is empty" in one_error(err)
+
+
 def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, cellerate):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
     program = (

@@ -1,8 +1,9 @@
 """`cellerate generate`."""
 
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,9 +39,20 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="The same seed draws the same text.", show_default=False)
     ] = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw nothing: search the likeliest continuation with so many candidates.",
+            show_default=False,
+        ),
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; may be given again.", show_default=False)
     ] = None,
+    errors: Annotated[
+        Literal["strict", "ignore"],
+        typer.Option(help="Characters of the prompt that the model never saw: refuse or leave out."),
+    ] = "strict",
     implementation: Annotated[
         Implementation,
         typer.Option(
@@ -57,6 +69,8 @@ def generate(
         cellerate generate book.keras "Well, Prince," --seed 7
 
         cellerate generate book.cell "Chapter " -n 1000 -t 0.6 --stop "Chapter"
+
+        cellerate generate book.cell "Well, Prince," -n 60 --beams 8
     """
     from cellerate.runtime.sampling import sampling_rules
 
@@ -68,24 +82,30 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+    opened: Any
     if model.suffix == ".cell":
         from cellerate.runtime.packed import load
 
         if implementation == "keras":
             raise ConfigError(f"{model} is packed and has no Keras layers: leave --implementation keras out.")
-        pieces = load(model).generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop or ())
+        opened = load(model)
     else:
         start_backend(backend)
-        from cellerate.tasks.generating import generate_text
         from cellerate.tasks.text import load_text_model
 
+        opened = load_text_model(model)
+    if errors == "ignore":
+        prompt = opened.tokenizer.known(prompt)
+    pieces: Iterable[str]
+    if beams is not None:
+        pieces = _searched(opened, prompt, beams, max_tokens, stop or (), implementation)
+    elif model.suffix == ".cell":
+        pieces = opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop or ())
+    else:
+        from cellerate.tasks.generating import generate_text
+
         pieces = generate_text(
-            load_text_model(model),
-            prompt,
-            max_tokens=max_tokens,
-            rules=rules,
-            stop=stop or (),
-            implementation=implementation,
+            opened, prompt, max_tokens=max_tokens, rules=rules, stop=stop or (), implementation=implementation
         )
     began = time.perf_counter()
     if json:
@@ -96,3 +116,17 @@ def generate(
     for piece in pieces:
         show(piece)
     show("\n")
+
+
+def _searched(
+    opened: Any, prompt: str, beams: int, max_tokens: int, stop: Sequence[str], implementation: Implementation
+) -> list[str]:
+    """The best continuation that beam search finds, on the native engine."""
+    if implementation == "keras":
+        raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
+    if not hasattr(opened, "beam_search"):
+        from cellerate.models.storage import TaskRecord
+        from cellerate.tasks.packing import packed
+
+        opened = packed(opened.model, TaskRecord("text", opened.record))
+    return [opened.beam_search(prompt, beams=beams, max_tokens=max_tokens, stop=stop)[0].text]
