@@ -215,10 +215,10 @@ def test_generate_from_a_packed_file_refuses_in_one_line(cellerate, made, tmp_pa
 
 
 def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(cellerate, made, tmp_path):
-    words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", "int8"]
+    words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--dtype", "int8"]
     code, out, err = cellerate(*words)
     assert (code, err) == (0, "")
-    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: \d\.\d MB \(.*text\.keras: \d\.\d MB\)\n", out)
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: \d+ kB \(.*text\.keras: \d+ kB\)\n", out)
     code, out, _ = cellerate(*words, "--json")
     found = json.loads(out)
     assert found["output_bytes"] == (tmp_path / "t.cell").stat().st_size < found["model_bytes"]

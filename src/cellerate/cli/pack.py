@@ -18,7 +18,8 @@ def pack(
         Path, typer.Option("--output", "-o", help="The .cell file to write.", show_default=False)
     ],
     precision: Annotated[
-        str, typer.Option(help="How weights are kept: float32, bfloat16 or int8.")
+        str,
+        typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8."),
     ] = "float32",
     backend: Backend = None,
     json: Json = False,
@@ -37,4 +38,8 @@ def pack(
     if json:
         emit_json({"output": str(output), "precision": precision, **sizes})
     else:
-        emit(f"{output}: {sizes['output_bytes'] / 1e6:.1f} MB ({model}: {sizes['model_bytes'] / 1e6:.1f} MB)")
+        emit(f"{output}: {_shown(sizes['output_bytes'])} ({model}: {_shown(sizes['model_bytes'])})")
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
