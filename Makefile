@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BACKENDS := tensorflow jax torch
+BACKENDS := jax tensorflow torch
 STAMPS := .stamps
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test test-slow test-native test-native-plain lint format bench docs clean
+.PHONY: help setup demo test $(BACKENDS:%=test-%) test-slow test-native test-native-plain lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, then explain and generate"
 	@echo "make test       the test-suite, once on each of: $(BACKENDS)"
@@ -53,13 +53,15 @@ setup: $(STAMPS)/dev
 demo: $(STAMPS)/demo
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-# The C++ tests; then one process for what needs no Keras, and one for each backend.
+# The C++ tests; then one process for what needs no Keras, and one for each backend, two at a time: most of their time
+# goes into compiling, which uses one core.
 test: $(STAMPS)/dev test-native-plain
 	$(BIN)/python -m pytest -m "not keras and not slow"
-	@for backend in $(BACKENDS); do \
-		echo "== $$backend"; \
-		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and not slow" || exit 1; \
-	done
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(BACKENDS:%=test-%)
+
+$(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
+	@echo "== $*"
+	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "keras and not slow"
 
 # pytest ends with 5 where no test is marked so.
 test-slow: $(STAMPS)/dev test-native

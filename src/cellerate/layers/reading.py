@@ -20,7 +20,17 @@ from cellerate.errors import ModelError
 from cellerate.kernels.program import Node, Program
 from cellerate.layers.graph import functional_graph, ordered_nodes
 from cellerate.layers.reading_layers import LAYERS
-from cellerate.layers.reading_nodes import ALL_COUNT, Call, Nodes, Refused, Value, carried, either, read_layer
+from cellerate.layers.reading_nodes import (
+    ALL_COUNT,
+    Call,
+    Nodes,
+    Refused,
+    Value,
+    Weight,
+    carried,
+    either,
+    read_layer,
+)
 from cellerate.layers.reading_operations import read_operation
 from cellerate.layers.reading_recurrent import RECURRENT
 
@@ -53,6 +63,23 @@ def read_program(model: keras.Model) -> Program:
         >>> [node.op for node in read_program(model).nodes]
         ['input', 'dense']
     """
+    return read_weights(model)[0]
+
+
+def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Weight]]:
+    """Reads what a Keras model computes, and which of its variables the weights are.
+
+    Args:
+        model: As `read_program` takes it.
+
+    Returns:
+        The program, and where its arrays come from: (the number of the node, the name of the array) → the weight.
+        Nodes that share an array share the weight. The arrays of normalisations that became a scale and an offset
+        are computed of several variables, and are left out.
+
+    Raises:
+        ModelError: As `read_program`.
+    """
     graph = _graph(model)
     if graph is None:
         raise ModelError(_no_graph(model))
@@ -66,7 +93,13 @@ def read_program(model: keras.Model) -> Program:
         raise ModelError(
             f"model {model.name!r} cannot be packed, as no program can compute all of it:\n{lines}"
         )
-    return Program(nodes, outputs)
+    weights = {
+        (number, name): reading.nodes.weights[id(array)]
+        for number, node in enumerate(nodes)
+        for name, array in node.arrays.items()
+        if id(array) in reading.nodes.weights
+    }
+    return Program(nodes, outputs), weights
 
 
 class _Reading:

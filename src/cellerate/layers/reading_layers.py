@@ -21,6 +21,7 @@ from cellerate.layers.reading_nodes import (
     Read,
     Refused,
     Value,
+    Weight,
     carried,
     known_activation,
     numpy,
@@ -52,7 +53,8 @@ def _reversible_embedding(call: Call) -> Value:
     if layer.tie_weights:
         table = _merged(call, "embeddings")
     else:
-        table = call.nodes.array(layer, "reverse", lambda: numpy(layer.reverse_embeddings).T)
+        weight = Weight(layer.reverse_embeddings, transposed=True)
+        table = call.nodes.array(layer, "reverse", lambda: numpy(layer.reverse_embeddings).T, weight)
     cap = None if layer.logit_soft_cap is None else float(layer.logit_soft_cap)
     return call.add("unembedding", arrays={"embeddings": table}, soft_cap=cap)
 
@@ -82,14 +84,16 @@ def _einsum_dense(call: Call) -> Value:
 def _merged(call: Call, name: str) -> np.ndarray:
     """The kernel or table of a layer, with its low-rank update where it has one."""
     layer = call.layer
+    if not layer.lora_enabled:
+        return call.weights(layer, name)[name]
+    kept = getattr(layer, f"_{name}")
+    halves = [getattr(layer, f"lora_{name}_{half}") for half in "ab"]
 
     def make() -> Any:
-        if not layer.lora_enabled:
-            return numpy(getattr(layer, name))
-        a, b = (numpy(getattr(layer, f"lora_{name}_{half}")).astype("float64") for half in "ab")
-        return numpy(getattr(layer, f"_{name}")) + layer.lora_alpha / layer.lora_rank * (a @ b)
+        a, b = (numpy(half).astype("float64") for half in halves)
+        return numpy(kept) + layer.lora_alpha / layer.lora_rank * (a @ b)
 
-    return call.nodes.array(layer, name, make)
+    return call.nodes.array(layer, name, make, Weight(kept, update=halves[1]))
 
 
 def _activation(call: Call) -> Value:

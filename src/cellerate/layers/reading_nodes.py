@@ -62,11 +62,38 @@ class Value:
     masks: frozenset[int] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """Where a model keeps what an array of its program holds.
+
+    Attributes:
+        variable: The Keras variable.
+        transposed: Whether it has the axes of the array the other way round.
+        update: One half of the low-rank update that the array holds too; None where there is none.
+    """
+
+    variable: Any
+    transposed: bool = False
+    update: Any | None = None
+
+    def assign(self, values: np.ndarray) -> None:
+        """Gives the model other values, in the shape of the array; a low-rank update becomes one of nothing."""
+        self.variable.assign(values.T if self.transposed else values)
+        if self.update is not None:
+            self.update.assign(np.zeros(self.update.shape, "float32"))
+
+
 class Nodes:
-    """The nodes of a program so far, and the arrays that they share."""
+    """The nodes of a program so far, the arrays that they share, and where those come from.
+
+    Attributes:
+        found: The nodes.
+        weights: The id of an array → the variable that it is; arrays that are computed of several are not here.
+    """
 
     def __init__(self) -> None:
         self.found: list[Node] = []
+        self.weights: dict[int, Weight] = {}
         self._arrays: dict[tuple[int, str], np.ndarray] = {}
         self._masks: dict[tuple[Any, ...], Value] = {}
 
@@ -94,12 +121,16 @@ class Nodes:
             self._masks[key] = self.add(op, name, inputs, None, **options)
         return self._masks[key]
 
-    def array(self, owner: Any, name: str, make: Callable[[], Any]) -> np.ndarray:
+    def array(
+        self, owner: Any, name: str, make: Callable[[], Any], weight: Weight | None = None
+    ) -> np.ndarray:
         """An array in float32, made once, so that the nodes of a shared layer share it."""
         key = (id(owner), name)
         if key not in self._arrays:
             # A copy: what Keras gives may be the memory of the variable itself, which training changes.
-            self._arrays[key] = np.array(make(), "float32", order="C")
+            self._arrays[key] = array = np.array(make(), "float32", order="C")
+            if weight is not None:
+                self.weights[id(array)] = weight
         return self._arrays[key]
 
     def is_input(self, value: Value) -> bool:
@@ -148,7 +179,7 @@ class Call:
         """The variables of a layer or cell, those that it does not have left out."""
         found = {name: getattr(owner, name, None) for name in names}
         return {
-            name: self.nodes.array(owner, name, functools.partial(numpy, variable))
+            name: self.nodes.array(owner, name, functools.partial(numpy, variable), Weight(variable))
             for name, variable in found.items()
             if variable is not None
         }

@@ -1,13 +1,15 @@
 """A user's model once more: in another dtype policy, or the same layers in a model that was never compiled.
 
-A module of its own because both work on any model and leave the original as it is. For another policy the
-model is described the way Keras saves it, the description changed, built again, and the weights copied.
+A module of its own because these work on any model and leave the original as it is. A model is described the way
+Keras saves it, the description changed, built again, and the weights copied: for another policy here, for fewer
+units in `compress.prune`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.text import check_policy
@@ -40,7 +42,7 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
     if policy is None:
         raise ConfigError("policy must name a dtype policy, such as 'mixed_bfloat16'; got None.")
     target = check_policy(policy)
-    description = _describe(model)
+    description = describe(model)
     before = {_policy_name(config) for config in _layers(description)}
     if quantised := sorted(name for name in before if "_from_" in name):
         raise ModelError(
@@ -53,7 +55,7 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
         chosen = len(before) > 1 and _policy_name(config) == "float32"
         keep = narrow and (chosen or id(config) in outputs)
         config["dtype"] = "float32" if keep else keras.saving.serialize_keras_object(target)
-    return _rebuild(model, description)
+    return rebuild(model, description)
 
 
 def same_layers(model: keras.Model, name: str | None = None) -> keras.Model:
@@ -79,8 +81,12 @@ def is_functional(model: Any) -> bool:
     return kind.__name__ == "Functional" and kind.__module__.split(".")[0] == "keras"
 
 
-def _describe(model: keras.Model) -> _Config:
-    """The model as Keras would save it, without its training."""
+def describe(model: keras.Model) -> dict[str, Any]:
+    """The model as Keras would save it, without its training; `rebuild` takes it, changed.
+
+    Raises:
+        ModelError: The model is subclassed, or not built.
+    """
     if type(model) is not keras.Sequential and not is_functional(model):
         raise ModelError(
             f"model {getattr(model, 'name', model)!r} is a {type(model).__name__}, whose layers cannot be "
@@ -95,7 +101,22 @@ def _describe(model: keras.Model) -> _Config:
     return description
 
 
-def _rebuild(model: keras.Model, description: _Config) -> keras.Model:
+def rebuild(
+    model: keras.Model, description: dict[str, Any], weights: Sequence[np.ndarray] | None = None
+) -> keras.Model:
+    """A model from the description of another, with its weights.
+
+    Args:
+        model: The model that was described.
+        description: Of `describe`, changed.
+        weights: The values of all weights in the order of `model.weights`; None for those of the model.
+
+    Returns:
+        It, not compiled.
+
+    Raises:
+        ModelError: It cannot be built, or has other weights.
+    """
     try:
         # The model is in this process already, with whatever code it carries: nothing unsafe is let in here.
         copy = keras.saving.deserialize_keras_object(description, _custom_objects(model), safe_mode=False)
@@ -105,14 +126,31 @@ def _rebuild(model: keras.Model, description: _Config) -> keras.Model:
             f"model {model.name!r} cannot be rebuilt from its description: {reason} "
             "A custom layer needs get_config, and @keras.saving.register_keras_serializable."
         ) from error
-    if [tuple(w.shape) for w in model.weights] != [tuple(w.shape) for w in copy.weights]:
+    # Through NumPy: JAX's trainer gives its arrays away while it trains, so the two must not share any.
+    values = model.get_weights() if weights is None else weights
+    if [tuple(w.shape) for w in values] != [tuple(w.shape) for w in copy.weights]:
         raise ModelError(
-            f"model {model.name!r} has {len(model.weights)} weights and its copy {len(copy.weights)}, or of "
+            f"model {model.name!r} has {len(values)} weights and its copy {len(copy.weights)}, or of "
             "other shapes: nested models share a layer, or a custom layer's get_config is incomplete."
         )
-    # Through NumPy: JAX's trainer gives its arrays away while it trains, so the two must not share any.
-    copy.set_weights(model.get_weights())
+    copy.set_weights(values)
     return copy
+
+
+def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every layer in the description of a model, those in nested models and Keras's wrappers too.
+
+    Yields:
+        (path, node): the names down to the layer, joined by "/", and what describes it, with its "config".
+    """
+    config = description["config"]
+    inner = list(config["layers"]) if isinstance(config.get("layers"), list) else []
+    inner += [config[key] for key in ("layer", "backward_layer") if isinstance(config.get(key), dict)]
+    for node in inner:
+        if isinstance(node.get("config"), dict):
+            found = f"{path}{node['config'].get('name')}"
+            yield found, node
+            yield from layer_nodes(node, f"{found}/")
 
 
 def _custom_objects(model: keras.Model) -> dict[str, type]:

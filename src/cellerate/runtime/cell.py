@@ -80,7 +80,7 @@ def write_cell(
         >>> read_cell("book.cell").header
         {'task': 'text'}
     """
-    dtypes = _dtypes(program, precision)
+    dtypes = kept_types(program, precision)
     about = _encode_header(header)
     tensors: dict[str, np.ndarray] = {}
     names: dict[int, str] = {}
@@ -151,12 +151,12 @@ def narrowed(program: Program, precision: str) -> Program:
     Raises:
         ConfigError: The precision is unknown.
     """
-    dtypes = _dtypes(program, precision)
+    dtypes = kept_types(program, precision)
     wide: dict[int, np.ndarray] = {}
     for node in program.nodes:
         for array in node.arrays.values():
             if id(array) not in wide:
-                wide[id(array)] = _widen(*_narrow(array, dtypes[id(array)]))
+                wide[id(array)] = rounded(array, dtypes[id(array)])
     nodes = (
         dataclasses.replace(node, arrays={name: wide[id(array)] for name, array in node.arrays.items()})
         for node in program.nodes
@@ -164,8 +164,37 @@ def narrowed(program: Program, precision: str) -> Program:
     return Program(tuple(nodes), program.outputs)
 
 
-def _dtypes(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
-    """How each array of a program is kept, by its id; one that nodes share, as the widest of them needs."""
+def rounded(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array with the values that a file keeps of it.
+
+    Args:
+        array: float32; of two axes if the type is int8, which has a scale for each column.
+        dtype: The type that it is kept as, of `kept_types`.
+
+    Returns:
+        float32, of the same shape; for float32 the array itself. Doing it again changes nothing.
+    """
+    return _widen(*_narrow(array, dtype))
+
+
+def kept_bytes(program: Program, precision: str) -> int:
+    """What the weights of a program take in a file of a precision, scales included; a shared array counts once.
+
+    Raises:
+        ConfigError: The precision is unknown.
+    """
+    dtypes = kept_types(program, precision)
+    arrays = {id(array): array for node in program.nodes for array in node.arrays.values()}
+    scales = sum(array.shape[1] for key, array in arrays.items() if dtypes[key] == INT8)
+    return sum(array.size * dtypes[key].itemsize for key, array in arrays.items()) + scales * FLOAT32.itemsize
+
+
+def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
+    """How each array of a program is kept, by its id; one that nodes share, as the widest of them needs.
+
+    Raises:
+        ConfigError: The precision is unknown.
+    """
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
     dtypes: dict[int, np.dtype[Any]] = {}
@@ -286,7 +315,7 @@ class _Arrays:
 
     def check_all_used(self, program: Program) -> None:
         """Raises `ValueError` unless every tensor is used, and kept as the precision says."""
-        dtypes = _dtypes(program, self._precision)
+        dtypes = kept_types(program, self._precision)
         used = set()
         for name, array in self._made.items():
             dtype = self._tensors[name].dtype

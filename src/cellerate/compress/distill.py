@@ -1,0 +1,375 @@
+"""Distilling: a small model learns from the outputs of a large one, beside the true labels.
+
+A module of its own because it alone trains one model by another. Keras's `Distiller` holds the two; what it lacks
+is here: sample weights and masks, probabilities as well as logits, and numbers instead of classes.
+"""
+
+import itertools
+import time
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+from cellerate.compress.fitting import Data, Judge, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.record import CompressionRecord
+from cellerate.errors import ConfigError, ModelError
+from cellerate.layers.accelerate import accelerate
+from cellerate.layers.stepwise import gives_probabilities
+from cellerate.models.rewrite import describe, is_functional, rebuild
+from cellerate.training.settings import check_number
+
+Outputs = Literal["logits", "probabilities", "values"]
+"""What a model's outputs are: of classes, as logits or as probabilities; or numbers."""
+
+# Losses of classes, as classes and as functions.
+_OF_CLASSES = (
+    keras.losses.CategoricalCrossentropy,
+    keras.losses.CategoricalFocalCrossentropy,
+    keras.losses.KLDivergence,
+    keras.losses.SparseCategoricalCrossentropy,
+)
+_FUNCTIONS_OF_CLASSES = (
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+    keras.losses.kl_divergence,
+    keras.losses.sparse_categorical_crossentropy,
+)
+
+
+def distill(
+    teacher: keras.Model,
+    student: keras.Model,
+    data: Data,
+    *,
+    validation: Data | None = None,
+    loss: Any = None,
+    temperature: float = 2.0,
+    weight: float = 0.5,
+    steps: int = 1000,
+    learning_rate: float = 1e-3,
+    batch_size: int = 64,
+    from_logits: bool | None = None,
+    compare: bool = False,
+    judge: Judge | None = None,
+    metric: str = "loss",
+    seed: int = 0,
+) -> tuple[keras.Model, CompressionRecord]:
+    """Trains a copy of a student on what a teacher says, and on the true labels.
+
+    The soft loss of classes is the divergence of the student's probabilities from the teacher's, both softened
+    by the temperature, times its square, so that its gradient stays as large as that of the true labels. The soft
+    loss of numbers (forecasts, quantiles, sigmoids) is the mean squared error to the teacher's. Both losses take
+    the same sample weights and masks.
+
+    Args:
+        teacher: The model to learn from: built, Functional or Sequential, of one output. It is not changed.
+        student: The model to train, from the weights that it has: of the same inputs and the same shape of output.
+            It is not changed.
+        data: To train on, as `fitting.Data`.
+        validation: To judge on; None for `data`.
+        loss: The Keras loss of the true labels; None for the one that the student, or else the teacher, was
+            compiled with.
+        temperature: How much to soften probabilities; for numbers it changes nothing.
+        weight: The share of the soft loss, from 0 to 1; that of the true labels is the rest.
+        steps: How many batches to train on.
+        learning_rate: Of Adam.
+        batch_size: Rows of a batch, where data are arrays.
+        from_logits: What the outputs of classes are, where `loss` is one of your own: True for logits, False for
+            probabilities. None reads it from the loss and the models, and takes outputs for numbers where the loss
+            is none of Keras's (sparse) categorical losses.
+        compare: Whether to train a twin as well: a copy of the student that sees the same batches as often, and
+            the true labels only. It keeps the batches in memory.
+        judge: How bad a model is; None for the loss on `validation`.
+        metric: The name of what `judge` says.
+        seed: Of the order of the batches.
+
+    Returns:
+        The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
+        "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
+        each about the mean of the last hundred steps, None where the weight leaves it out; and with `compare`
+        "twin_quality".
+
+    Raises:
+        ConfigError: An argument is out of range, or there is no loss.
+        DataError: There is no batch.
+        ModelError: A model cannot be copied, or the two do not fit together.
+        TrainingError: The loss is no longer a finite number.
+
+    Example:
+        >>> small, record = distill(teacher, student, (x, y), loss=loss, compare=True)
+        >>> record.quality_after < record.details["twin_quality"]
+        True
+
+    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015.
+    """
+    started = time.perf_counter()
+    check_number("temperature", temperature, above=0)
+    check_number("weight", weight, at_least=0, at_most=1)
+    check_number("steps", steps, at_least=1, whole=True)
+    check_number("learning_rate", learning_rate, above=0)
+    check_number("batch_size", batch_size, at_least=1, whole=True)
+    _check_pair(teacher, student)
+    hard = _only(loss_of(student if getattr(student, "loss", None) is not None else teacher, loss))
+    outputs = _outputs(student, hard, from_logits)
+    taken = itertools.islice(endless(data, batch_size, seed), steps)
+    batches, again = itertools.tee(taken) if compare else (taken, iter(()))
+
+    def quality(model: keras.Model) -> float:
+        if judge is not None:
+            return float(judge(model))
+        judged = data if validation is None else validation
+        return loss_on(model, judged, loss=hard, batch_size=batch_size)
+
+    guide = _exact_copy(teacher)
+    if outputs != "values" and from_logits is None:
+        guide = _speaking_like(student, guide, outputs)
+    accelerate(guide)
+    before = quality(guide)
+    pupil = _exact_copy(student)
+    soft = SoftLabels(outputs, temperature)
+    distiller = _Distiller(_in_float32(guide), _in_float32(pupil), soft, weight)
+    fine_tune(distiller, batches, loss=hard, steps=steps, learning_rate=learning_rate)
+    details = {
+        "steps": steps,
+        "outputs": outputs,
+        "hard_loss": distiller.hard_loss.latest() if weight < 1 else None,
+        "soft_loss": distiller.soft_loss.latest() if weight > 0 else None,
+    }
+    after = quality(accelerate(pupil))
+    if compare:
+        twin = _exact_copy(student)
+        fine_tune(twin, again, loss=hard, steps=steps, learning_rate=learning_rate)
+        details["twin_quality"] = quality(twin)
+    return pupil, CompressionRecord(
+        method="distill",
+        settings={
+            "temperature": temperature,
+            "weight": weight,
+            "steps": steps,
+            "learning_rate": learning_rate,
+            "batch_size": batch_size,
+            "seed": seed,
+        },
+        metric=metric,
+        quality_before=before,
+        quality_after=after,
+        parameters_before=int(teacher.count_params()),
+        parameters_after=int(pupil.count_params()),
+        seconds=time.perf_counter() - started,
+        details=details,
+    )
+
+
+class SoftLabels(keras.distillation.DistillationLoss):
+    """How far a student's outputs are from a teacher's.
+
+    In place of Keras's `LogitsDistillation`, which takes every output for logits, has neither sample weights nor
+    masks, and whose gradient is 0 where the student gives a class less than 1e-7. (Its default loss is another
+    one in Keras 3.15: it finds a function by that name, and hands it logits for probabilities.)
+
+    Args:
+        outputs: What both models' outputs are.
+        temperature: To divide logits by.
+    """
+
+    def __init__(self, outputs: Outputs, temperature: float) -> None:
+        self._loss = _Deviation() if outputs == "values" else _Divergence(outputs, temperature)
+
+    def compute_loss(
+        self, teacher_outputs: Any, student_outputs: Any, sample_weight: Any = None, **_: Any
+    ) -> Any:
+        """The mean over rows and steps.
+
+        Args:
+            teacher_outputs: (B, ..., V) floats.
+            student_outputs: Of the same shape; a mask that it has is heeded.
+            sample_weight: As for a loss of Keras's.
+
+        Returns:
+            A scalar.
+        """
+        return self._loss(ops.stop_gradient(teacher_outputs), student_outputs, sample_weight)
+
+
+class _Divergence(keras.losses.Loss):
+    """KL(teacher || student) of probabilities softened by a temperature, times its square: (B, ..., V) → (B, ...)."""
+
+    def __init__(self, outputs: Outputs, temperature: float) -> None:
+        super().__init__(name="divergence")
+        self._outputs, self._temperature = outputs, temperature
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        log_teacher, log_student = self._softened(y_true), self._softened(y_pred)
+        divergence = ops.sum(ops.exp(log_teacher) * (log_teacher - log_student), axis=-1)
+        return divergence * self._temperature**2
+
+    def _softened(self, outputs: Any) -> Any:
+        # The logarithms of probabilities are logits of theirs.
+        logits = _log(outputs) if self._outputs == "probabilities" else outputs
+        return ops.log_softmax(logits / self._temperature, axis=-1)
+
+
+class _Deviation(keras.losses.Loss):
+    """The squared difference, averaged but for rows and steps, as losses of forecasts and quantiles are."""
+
+    def __init__(self) -> None:
+        super().__init__(name="deviation")
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        rank = len(y_pred.shape)
+        return ops.mean(ops.square(y_pred - y_true), axis=tuple(range(min(2, rank - 1), rank)))
+
+
+class _Latest(keras.metrics.Metric):
+    """A mean that forgets: of what it was given the last hundred times or so, however it was cut into epochs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.mean = self.add_weight(shape=(), initializer="zeros", name="mean")
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
+
+    def update_state(self, value: Any) -> None:
+        self.count.assign(ops.minimum(self.count + 1.0, 100.0))
+        self.mean.assign(self.mean + (ops.cast(value, self.mean.dtype) - self.mean) / self.count)
+
+    def result(self) -> Any:
+        return ops.convert_to_tensor(self.mean)
+
+    def reset_state(self) -> None:
+        """Nothing: `fine_tune` hands over one batch at a time, and Keras resets before each."""
+
+    def latest(self) -> float:
+        return float(ops.convert_to_numpy(self.result()))
+
+
+class _Distiller(keras.distillation.Distiller):
+    """Keras's Distiller, its true labels weighted, masked and regularised as in the training of any model."""
+
+    def __init__(self, teacher: keras.Model, student: keras.Model, soft: SoftLabels, weight: float) -> None:
+        super().__init__(teacher, student, soft, student_loss_weight=1.0 - weight)
+        self.hard_loss, self.soft_loss = _Latest("hard_loss"), _Latest("soft_loss")
+
+    def compile(self, optimizer: Any = "adam", loss: Any = None, **arguments: Any) -> None:
+        """Compiles like any model; Keras's own way leaves the loss out."""
+        keras.Model.compile(self, optimizer=optimizer, loss=loss, **arguments)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """The two losses, each by its share; regularisers count in full."""
+        share = self.student_loss_weight
+        # A loss without a share is not computed: its labels may be of no use at all.
+        total = 0.0
+        if share > 0:
+            total = keras.Model.compute_loss(self, x, y, y_pred, sample_weight, training)
+            self.hard_loss.update_state(total)
+        if share < 1:
+            # Before the teacher runs, which may have such losses, too.
+            regularisers = sum(map(ops.sum, self.losses))
+            (soft_labels,) = self.distillation_losses
+            soft = soft_labels.compute_loss(self.teacher(x, training=False), y_pred, sample_weight)
+            self.soft_loss.update_state(soft)
+            total = share * total + (1.0 - share) * (soft + regularisers)
+        return total
+
+
+def _check_pair(teacher: Any, student: Any) -> None:
+    """Raises `ModelError` unless both can be copied and take and give the same."""
+    for role, model in (("teacher", teacher), ("student", student)):
+        if type(model) is not keras.Sequential and not is_functional(model):
+            raise ModelError(
+                f"{role} is a {type(model).__name__}; expected a Functional or Sequential model. Build it as "
+                "keras.Model(inputs, outputs)."
+            )
+        if not model.built:
+            raise ModelError(f"{role} {model.name!r} is not built: give it a keras.Input, or call it.")
+        if len(model.outputs) != 1:
+            raise ModelError(f"{role} {model.name!r} has {len(model.outputs)} outputs; expected one.")
+    taken, wanted = ([(tuple(t.shape), t.dtype) for t in model.inputs] for model in (student, teacher))
+    fit = len(taken) == len(wanted) and all(
+        _alike(mine[0], its[0]) and mine[1] == its[1] for mine, its in zip(taken, wanted, strict=True)
+    )
+    if not fit:
+        raise ModelError(
+            f"student {student.name!r} takes {_told(taken)}, teacher {teacher.name!r} {_told(wanted)}: both are "
+            "given the same batches. Build the student with the teacher's inputs."
+        )
+    mine, its = (tuple(model.outputs[0].shape) for model in (student, teacher))
+    if not _alike(mine, its):
+        raise ModelError(
+            f"student {student.name!r} gives {mine}, teacher {teacher.name!r} {its}; expected outputs of one shape, "
+            "such as logits of the same vocabulary."
+        )
+
+
+def _alike(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    """Whether tensors of two shapes may have one and the same."""
+    return len(first) == len(second) and all(
+        a == b or a is None or b is None for a, b in zip(first, second, strict=True)
+    )
+
+
+def _told(inputs: list[tuple[tuple[int | None, ...], str]]) -> str:
+    return ", ".join(f"{shape} {dtype}" for shape, dtype in inputs)
+
+
+def _only(loss: Any) -> Any:
+    """The loss of the one output, as an object or a function."""
+    found = keras.tree.flatten(loss)
+    try:
+        (one,) = found
+        return keras.losses.get(one)
+    except ValueError as error:
+        raise ConfigError(f"loss is {loss!r}; expected one loss that Keras knows.") from error
+
+
+def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs:
+    """What the outputs of a model are."""
+    if from_logits is None:
+        if not isinstance(loss, _OF_CLASSES) and loss not in _FUNCTIONS_OF_CLASSES:
+            return "values"
+        told = isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits", False)
+        from_logits = bool(told) and not gives_probabilities(model)
+    return "logits" if from_logits else "probabilities"
+
+
+def _speaking_like(student: keras.Model, teacher: keras.Model, outputs: Outputs) -> keras.Model:
+    """The teacher with the kind of outputs that the student has: where one of them alone ends in a softmax."""
+    if gives_probabilities(teacher) == gives_probabilities(student):
+        return teacher
+    if gives_probabilities(teacher):
+        return _followed(teacher, _log) if outputs == "logits" else teacher
+    return _followed(teacher, ops.softmax)
+
+
+def _in_float32(model: keras.Model) -> keras.Model:
+    """A model of the same layers whose output is float32: Keras's Distiller wants those of both of one type."""
+    return model if model.outputs[0].dtype == "float32" else _followed(model, "linear")
+
+
+def _followed(model: keras.Model, function: Any) -> keras.Model:
+    """A model of the same layers, and a function behind, which is computed in float32."""
+    # One that was never called has inputs, but no `input`.
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    # A layer and not an operation, for it hands masks on.
+    last = keras.layers.Activation(function, dtype="float32")
+    return keras.Model(inputs, last(model.outputs[0]), name=model.name)
+
+
+def _log(probabilities: Any) -> Any:
+    """Logits of probabilities, those of nothing bounded as in Keras's own losses."""
+    return ops.log(ops.maximum(probabilities, keras.config.epsilon()))
+
+
+def _exact_copy(model: keras.Model) -> keras.Model:
+    """A copy that also draws the same random numbers, as dropout does."""
+    copy = rebuild(model, describe(model))
+    for mine, its in zip(copy.variables, model.variables, strict=True):
+        mine.assign(ops.convert_to_numpy(its))
+    return copy
