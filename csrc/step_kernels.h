@@ -1,288 +1,13 @@
 // The kernels of step_model.h: a chain of layers on packed weights, a few rows at a time.
 //
-// Weights lie in panels of four vectors as in gemm.h, and a word of the summed axis K is one float, two bfloat16 or
-// four bytes. Threads share the columns of every product, for with few rows the time goes into reading weights, and
-// each core then keeps its own part in its cache. They meet at a barrier after every product.
+// Threads share the columns of every product, for with few rows the time goes into reading weights, and each core then
+// keeps its own part in its cache. They meet at a barrier after every product.
 #pragma once
 
-#include "activations.h"
-#include "lstm_layout.h"
 #include "step_exponentials.h"
-#include "step_model.h"
+#include "step_pack.h"
 
 namespace cellerate::CELLERATE_TARGET {
-
-// A table of embeddings·kernel + bias larger than this is not worth its memory.
-constexpr Index kLargestTable = Index{64} << 20;
-// Panels that a single row takes side by side: their sums hide the latency of a multiply-add.
-constexpr int kSide = kRows >= 6 ? 4 : 2;
-
-constexpr int elements_of_word(Precision precision) {
-  return precision == Precision::kFloat32 ? 1 : precision == Precision::kBfloat16 ? 2 : 4;
-}
-
-// The right factor of a product, packed.
-struct StepMatrix {
-  Index columns_panels = 0;
-  Index depth = 0;            // words of K
-  float* words = nullptr;     // [panel][depth][kWidth]
-  int32_t* starts = nullptr;  // int8: [panel][kWidth], -128 times the sum of a column
-  float* scales = nullptr;    // int8: [panel][kWidth]
-};
-
-// The left factor: row r lies at words + r * row. scales has a factor for each row (int8), or is null for 1/127.
-struct StepRows {
-  const float* words;
-  Index row;
-  const float* scales;
-};
-
-struct PackedNode {
-  StepKind kind;
-  Index inputs, outputs;
-  Activation activation, recurrent_activation;
-  float epsilon;
-  StepMatrix kernel, recurrent;
-  float* bias;      // of a product [panel][kWidth]; otherwise beta or offset, padded, or null
-  float* factors;   // gamma or scale, padded, or null
-  float* table;     // of an LSTM: [id][panel][kWidth], or null; of an embedding the rows, padded
-  bool table_used;  // of an embedding: the LSTM after it has the table
-  bool bounded;     // of an LSTM: |h| is at most 1
-};
-
-struct PackedChain {
-  Precision precision;
-  int count;
-  Index vocabulary, outputs, state_size, widest;
-  bool masks_zero;
-  PackedNode* nodes;
-};
-
-inline uint16_t round_to_bf16(float x) {
-  uint16_t lanes[kLanes];
-  Simd::store_bf16(lanes, Simd::set(x));
-  return lanes[0];
-}
-
-// Packs a matrix (K, ...) whose packed column c is column `column(c)` of `stride`, or zeros where that is negative.
-template <class Column>
-void pack_matrix(Precision precision, const float* from, Index k, Index stride, Column column,
-                 const StepMatrix& to) {
-  const int each = elements_of_word(precision);
-  for (Index n = 0; n < to.columns_panels * kWidth; ++n) {
-    const Index source = column(n);
-    const auto weight = [&](Index row) {
-      return row < k && source >= 0 ? from[row * stride + source] : 0.0f;
-    };
-    float scale = 1;
-    if (precision == Precision::kInt8) {
-      float largest = 0;
-      for (Index row = 0; row < k; ++row) {
-        const float size = __builtin_fabsf(weight(row));
-        largest = size > largest ? size : largest;
-      }
-      // A column so small that its scale would be a denormal number is zero for all that matters.
-      scale = largest / 127 < 1e-37f ? 1 : largest / 127;
-      to.scales[n] = scale;
-    }
-    int32_t sum = 0;
-    for (Index word = 0; word < to.depth; ++word) {
-      float* at = to.words + (n / kWidth * to.depth + word) * kWidth + n % kWidth;
-      if (precision == Precision::kFloat32) {
-        *at = weight(word);
-      } else if (precision == Precision::kBfloat16) {
-        const uint16_t pair[2] = {round_to_bf16(weight(2 * word)), round_to_bf16(weight(2 * word + 1))};
-        std::memcpy(at, pair, sizeof pair);
-      } else {
-        int8_t bytes[4];
-        for (int n4 = 0; n4 < each; ++n4) {
-          const float quotient = __builtin_nearbyintf(weight(4 * word + n4) / scale);
-          bytes[n4] = static_cast<int8_t>(quotient);
-          sum += bytes[n4];
-        }
-        std::memcpy(at, bytes, sizeof bytes);
-      }
-    }
-    if (precision == Precision::kInt8) to.starts[n] = -128 * sum;
-  }
-}
-
-inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& memory, StepMatrix& matrix) {
-  matrix.columns_panels = panels;
-  matrix.depth = ceil_div(k, elements_of_word(precision));
-  matrix.words = memory.take<float>(static_cast<size_t>(panels * matrix.depth * kWidth));
-  if (precision == Precision::kInt8) {
-    matrix.starts = memory.take<int32_t>(static_cast<size_t>(panels * kWidth));
-    matrix.scales = memory.take<float>(static_cast<size_t>(panels * kWidth));
-  }
-}
-
-// kCount rows of kPanels panels of sums.
-template <int kCount, int kPanels>
-using Sums = F[kCount][4 * kPanels];
-
-// One word of K for kCount rows: sum = product(x, w, sum). Weights that several rows share are loaded first.
-template <int kCount, int kPanels, class Sum, class Product>
-inline void add_word(const float* words, Index row, const float* weights, Index next_panel, Sum& sums,
-                     Product product) {
-  if constexpr (kCount == 1) {
-    const F x = Simd::set(words[0]);
-#pragma GCC unroll 16
-    for (int j = 0; j < 4 * kPanels; ++j) {
-      const F w = Simd::load(weights + j / 4 * next_panel + j % 4 * kLanes);
-      sums[0][j] = product(x, w, sums[0][j]);
-    }
-  } else {
-    const F w[4] = {Simd::load(weights), Simd::load(weights + kLanes), Simd::load(weights + 2 * kLanes),
-                    Simd::load(weights + 3 * kLanes)};
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F x = Simd::set(words[r * row]);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) sums[r][j] = product(x, w[j], sums[r][j]);
-    }
-  }
-}
-
-// sums += A·B for kCount rows from `row` and kPanels panels from `panel`.
-//
-// All loops over sums are unrolled, or the compiler would keep them in memory.
-template <Precision kPrecision, int kCount, int kPanels>
-inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
-                        Sums<kCount, kPanels>& sums) {
-  const float* words = a.words + row * a.row;
-  const Index next_panel = b.depth * kWidth;
-  const float* weights = b.words + panel * next_panel;
-  if constexpr (kPrecision == Precision::kInt8) {
-    Simd::I whole[kCount][4 * kPanels];
-    const int32_t* starts = b.starts + panel * kWidth;
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) whole[r][j] = Simd::load_int(starts + j * kLanes);
-    }
-    for (Index k = 0; k < b.depth; ++k, weights += kWidth) {
-      add_word<kCount, kPanels>(words + k, a.row, weights, next_panel, whole,
-                                [](F x, F w, Simd::I sum) { return Simd::dot_bytes(x, w, sum); });
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const F scale = Simd::set(a.scales == nullptr ? 1.0f / 127 : a.scales[row + r]);
-#pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) {
-        const F factor = Simd::mul(Simd::load(b.scales + panel * kWidth + j * kLanes), scale);
-        sums[r][j] = Simd::fma(Simd::to_float(whole[r][j]), factor, sums[r][j]);
-      }
-    }
-  } else {
-    F local[kCount][4 * kPanels];
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) local[r][j] = sums[r][j];
-    }
-    for (Index k = 0; k < b.depth; ++k, weights += kWidth) {
-      add_word<kCount, kPanels>(words + k, a.row, weights, next_panel, local, [](F x, F w, F sum) {
-        if constexpr (kPrecision == Precision::kFloat32) {
-          return Simd::fma(x, w, sum);
-        } else if constexpr (Simd::kBfloat16Products) {
-          return multiply_add<true>(x, w, sum);
-        } else {
-          return Simd::fma(Simd::high_half(x), Simd::high_half(w),
-                           Simd::fma(Simd::low_half(x), Simd::low_half(w), sum));
-        }
-      });
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = local[r][j];
-    }
-  }
-}
-
-template <int kCount>
-struct PanelCount {
-  static constexpr int value = kCount;
-};
-
-// Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover rows and panels, from the last
-// panels to the first if `backwards`.
-template <class Body>
-inline void for_blocks(Range rows, Range panels, bool backwards, Body body) {
-  const auto in_turn = [backwards](Index count, auto each) {
-    for (Index n = 0; n < count; ++n) each(backwards ? count - 1 - n : n);
-  };
-  if (rows.size() > 1) {
-    in_turn(panels.size(), [&](Index n) {
-      for_tiles(rows, [&](auto count, Index row) { body(count, PanelCount<1>{}, row, panels.begin + n); });
-    });
-    return;
-  }
-  const Index whole = panels.size() / kSide;
-  in_turn(whole,
-          [&](Index n) { body(Rows<1>{}, PanelCount<kSide>{}, rows.begin, panels.begin + n * kSide); });
-  Index panel = panels.begin + whole * kSide;
-  if constexpr (kSide > 2) {
-    if (panel + 2 <= panels.end) {
-      body(Rows<1>{}, PanelCount<2>{}, rows.begin, panel);
-      panel += 2;
-    }
-  }
-  if (panel < panels.end) body(Rows<1>{}, PanelCount<1>{}, rows.begin, panel);
-}
-
-// A row of floats, of which the first n count, as the words of a product's left factor; gives its scale.
-template <Precision kPrecision>
-float row_to_words(const float* from, Index n, float* to) {
-  if constexpr (kPrecision == Precision::kFloat32) {
-    if (from != to) std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
-    return 1;
-  } else if constexpr (kPrecision == Precision::kBfloat16) {
-    auto* halves = reinterpret_cast<uint16_t*>(to);
-    for (Index first = 0; first < n; first += kLanes) {
-      Simd::store_bf16(halves + first, load_upto<Storage::kFloat32>(from, first, n));
-    }
-    return 1;
-  } else {
-    F largest = Simd::set(0), strange = Simd::set(0);
-    for (Index first = 0; first < n; first += kLanes) {
-      const F x = load_upto<Storage::kFloat32>(from, first, n);
-      largest = Simd::max(largest, Simd::max(x, Simd::sub(Simd::set(0), x)));
-      // NaN from the first NaN or infinity on.
-      strange = Simd::fma(x, Simd::set(0), strange);
-    }
-    float lanes[kLanes], stranges[kLanes];
-    Simd::store(lanes, largest);
-    Simd::store(stranges, strange);
-    float most = 0, addend = 0;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      most = lanes[lane] > most ? lanes[lane] : most;
-      addend += stranges[lane];
-    }
-    const float scale = most < 1e-35f ? 1 : most / 127;
-    const F inverse = Simd::set(most < 1e-35f ? 0 : 127 / most);
-    auto* bytes = reinterpret_cast<uint8_t*>(to);
-    for (Index first = 0; first < n; first += kLanes) {
-      const F x = Simd::mul(load_upto<Storage::kFloat32>(from, first, n), inverse);
-      Simd::store_bytes(bytes + first, clamp(x, -127, 127));
-    }
-    return scale + addend;
-  }
-}
-
-// Units [first, first + kLanes) of an h in [-1, 1] as part of its row's words.
-template <Precision kPrecision>
-void store_state(float* row, Index first, F h) {
-  if constexpr (kPrecision == Precision::kFloat32) {
-    Simd::store(row + first, h);
-  } else if constexpr (kPrecision == Precision::kBfloat16) {
-    Simd::store_bf16(reinterpret_cast<uint16_t*>(row) + first, h);
-  } else {
-    Simd::store_bytes(reinterpret_cast<uint8_t*>(row) + first,
-                      clamp(Simd::mul(h, Simd::set(127)), -127, 127));
-  }
-}
 
 // Sums of a row in an order that no target changes: 16 sums, each over every 16th feature, then these in order.
 template <class Term>
@@ -309,124 +34,6 @@ inline void normalise_row(const PackedNode& node, float* row) {
                             node.bias == nullptr ? 0.0f : node.bias[i]);
   }
 }
-
-// Lays a chain out in memory and, where there is memory, packs it.
-class StepPacker {
- public:
-  StepPacker(const StepChain& chain, std::byte* memory) : chain_(chain), memory_(memory) {}
-
-  size_t pack() {
-    Layout layout(memory_);
-    auto* packed = layout.take<PackedChain>(1);
-    auto* nodes = layout.take<PackedNode>(static_cast<size_t>(chain_.count));
-    const StepNode& embedding = chain_.nodes[0];
-    const bool has_table = chain_.count > 1 && chain_.nodes[1].kind == StepKind::kLstm &&
-                           embedding.inputs * round_up(chain_.nodes[1].outputs, kLanes) * 16 <= kLargestTable;
-    PackedChain whole{chain_.precision, chain_.count, embedding.inputs, 0, 0, 0, embedding.masks_zero, nodes};
-    for (int n = 0; n < chain_.count; ++n) {
-      const StepNode& from = chain_.nodes[n];
-      PackedNode node{};
-      node.kind = from.kind;
-      node.inputs = from.inputs;
-      node.outputs = from.outputs;
-      node.activation = from.activation;
-      node.recurrent_activation = from.recurrent_activation;
-      node.epsilon = from.epsilon;
-      const bool tabled = n == 1 && has_table;
-      switch (from.kind) {
-        case StepKind::kEmbedding:
-          node.table_used = has_table;
-          if (!has_table) node.table = copy(layout, from.kernel, from.inputs * from.outputs);
-          break;
-        case StepKind::kLstm:
-          pack_lstm(layout, from, node, tabled);
-          whole.state_size += 2 * from.outputs;
-          break;
-        case StepKind::kDense:
-          lay_out_matrix(chain_.precision, from.inputs, ceil_div(from.outputs, kWidth), layout, node.kernel);
-          node.bias = layout.take<float>(static_cast<size_t>(node.kernel.columns_panels * kWidth));
-          if (memory_ == nullptr) break;
-          pack_matrix(
-              chain_.precision, from.kernel, from.inputs, from.outputs,
-              [&](Index c) { return c < from.outputs ? c : -1; }, node.kernel);
-          for (Index c = 0; c < node.kernel.columns_panels * kWidth; ++c)
-            node.bias[c] = from.bias != nullptr && c < from.outputs ? from.bias[c] : 0.0f;
-          break;
-        default:
-          node.factors = copy(layout, from.kernel, from.outputs);
-          node.bias = copy(layout, from.bias, from.outputs);
-          break;
-      }
-      whole.outputs = from.outputs;
-      whole.widest = larger(whole.widest, from.outputs);
-      if (memory_ != nullptr) nodes[n] = node;
-    }
-    if (memory_ != nullptr) *packed = whole;
-    return layout.bytes();
-  }
-
- private:
-  float* copy(Layout& layout, const float* from, Index count) {
-    if (from == nullptr) return nullptr;
-    auto* to = layout.take<float>(static_cast<size_t>(count));
-    if (memory_ != nullptr) std::memcpy(to, from, static_cast<size_t>(count) * sizeof *from);
-    return to;
-  }
-
-  void pack_lstm(Layout& layout, const StepNode& from, PackedNode& node, bool tabled) {
-    const Index units = from.outputs, panels = ceil_div(units, kLanes);
-    const auto width = static_cast<size_t>(panels * kWidth);
-    const auto column = [units](Index c) {
-      const Index unit = c / kWidth * kLanes + c % kLanes;
-      return unit < units ? c % kWidth / kLanes * units + unit : -1;
-    };
-    node.bounded =
-        from.activation == Activation::kTanh && (from.recurrent_activation == Activation::kSigmoid ||
-                                                 from.recurrent_activation == Activation::kHardSigmoid);
-    lay_out_matrix(chain_.precision, units, panels, layout, node.recurrent);
-    node.bias = layout.take<float>(width);
-    if (tabled) {
-      node.table = layout.take<float>(static_cast<size_t>(chain_.nodes[0].inputs) * width);
-    } else {
-      lay_out_matrix(chain_.precision, from.inputs, panels, layout, node.kernel);
-    }
-    if (memory_ == nullptr) return;
-    pack_matrix(chain_.precision, from.recurrent_kernel, units, 4 * units, column, node.recurrent);
-    for (Index c = 0; c < panels * kWidth; ++c) {
-      node.bias[c] = from.bias != nullptr && column(c) >= 0 ? from.bias[column(c)] : 0.0f;
-    }
-    if (!tabled) {
-      pack_matrix(chain_.precision, from.kernel, from.inputs, 4 * units, column, node.kernel);
-      return;
-    }
-    // The table is float32 whatever the precision: it costs nothing at a step.
-    StepMatrix kernel;
-    Layout sizes(nullptr);
-    lay_out_matrix(Precision::kFloat32, from.inputs, panels, sizes, kernel);
-    const Scratch scratch(sizes.bytes());
-    Layout memory(scratch.data());
-    lay_out_matrix(Precision::kFloat32, from.inputs, panels, memory, kernel);
-    pack_matrix(Precision::kFloat32, from.kernel, from.inputs, 4 * units, column, kernel);
-    const StepRows rows{chain_.nodes[0].kernel, from.inputs, nullptr};
-    for_blocks({0, chain_.nodes[0].inputs}, {0, panels}, false,
-               [&](auto count, auto side, Index row, Index panel) {
-                 constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
-                 Sums<kCount, kPanels> sums;
-                 for (int r = 0; r < kCount; ++r) {
-                   for (int j = 0; j < 4 * kPanels; ++j)
-                     sums[r][j] = Simd::load(node.bias + panel * kWidth + j * kLanes);
-                 }
-                 add_product<Precision::kFloat32, kCount, kPanels>(rows, row, kernel, panel, sums);
-                 for (int r = 0; r < kCount; ++r) {
-                   float* to = node.table + ((row + r) * panels + panel) * kWidth;
-                   for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
-                 }
-               });
-  }
-
-  const StepChain& chain_;
-  std::byte* const memory_;
-};
 
 // One call. Rows of a chunk are counted (step of the chunk, row of the batch).
 template <Precision kPrecision>
@@ -536,57 +143,57 @@ class StepJob {
     return layer.floats + row * layer.float_row;
   }
 
-  void load_state(int index) {
+  // Calls each(node, layer, at) for the LSTMs, where `at` is the place of their h in a state; c follows it.
+  template <class Each>
+  void for_states(Each each) {
     Index at = 0;
     for (int n = 0; n < chain_.count; ++n) {
       const PackedNode& node = chain_.nodes[n];
       if (node.kind != StepKind::kLstm) continue;
-      const Layer& layer = layers_[n];
-      const Range panels = panels_of(node, index);
-      const Index padded = node.recurrent.columns_panels * kLanes;
-      for (Index row = 0; row < batch_; ++row) {
-        const float* h = call_.state + row * chain_.state_size + at;
-        for (Index panel = panels.begin; panel < panels.end; ++panel) {
-          const Index unit = panel * kLanes;
-          const F x = load_upto<Storage::kFloat32>(h, unit, node.outputs);
-          Simd::store(layer.hidden + row * padded + unit, x);
-          Simd::store(layer.cells + (panel * batch_ + row) * kLanes,
-                      load_upto<Storage::kFloat32>(h + node.outputs, unit, node.outputs));
-          if (is_static(node)) store_state<kPrecision>(layer.words + row * layer.word_row, unit, x);
-        }
-      }
-      if (!is_static(node)) {
-        const Range rows = share(batch_, index, call_.threads);
-        for (Index row = rows.begin; row < rows.end; ++row) {
-          layer.scales[row] = row_to_words<kPrecision>(call_.state + row * chain_.state_size + at,
-                                                       node.outputs, layer.words + row * layer.word_row);
-        }
-      }
+      each(node, layers_[n], at);
       at += 2 * node.outputs;
     }
   }
+  // Calls each(row, first unit, hidden, cells) for this thread's panels of an LSTM, with the places of their h and c.
+  template <class Each>
+  void for_vectors(int index, const PackedNode& node, const Layer& layer, Each each) {
+    const Range panels = panels_of(node, index);
+    const Index padded = node.recurrent.columns_panels * kLanes;
+    for (Index row = 0; row < batch_; ++row) {
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        each(row, panel * kLanes, layer.hidden + row * padded + panel * kLanes,
+             layer.cells + (panel * batch_ + row) * kLanes);
+      }
+    }
+  }
+
+  void load_state(int index) {
+    for_states([&](const PackedNode& node, const Layer& layer, Index at) {
+      const float* states = call_.state + at;
+      for_vectors(index, node, layer, [&](Index row, Index unit, float* hidden, float* cells) {
+        const float* h = states + row * chain_.state_size;
+        const F x = load_upto<Storage::kFloat32>(h, unit, node.outputs);
+        Simd::store(hidden, x);
+        Simd::store(cells, load_upto<Storage::kFloat32>(h + node.outputs, unit, node.outputs));
+        if (is_static(node)) store_state<kPrecision>(layer.words + row * layer.word_row, unit, x);
+      });
+      if (is_static(node)) return;
+      const Range rows = share(batch_, index, call_.threads);
+      for (Index row = rows.begin; row < rows.end; ++row) {
+        layer.scales[row] = row_to_words<kPrecision>(states + row * chain_.state_size, node.outputs,
+                                                     layer.words + row * layer.word_row);
+      }
+    });
+  }
 
   void store_state_of_call(int index) {
-    Index at = 0;
-    for (int n = 0; n < chain_.count; ++n) {
-      const PackedNode& node = chain_.nodes[n];
-      if (node.kind != StepKind::kLstm) continue;
-      const Layer& layer = layers_[n];
-      const Range panels = panels_of(node, index);
-      const Index padded = node.recurrent.columns_panels * kLanes;
-      for (Index row = 0; row < batch_; ++row) {
+    for_states([&](const PackedNode& node, const Layer& layer, Index at) {
+      for_vectors(index, node, layer, [&](Index row, Index unit, float* hidden, float* cells) {
         float* h = call_.new_state + row * chain_.state_size + at;
-        for (Index panel = panels.begin; panel < panels.end; ++panel) {
-          const Index unit = panel * kLanes;
-          store_upto<Storage::kFloat32>(h, Simd::load(layer.hidden + row * padded + unit), unit,
-                                        node.outputs);
-          store_upto<Storage::kFloat32>(h + node.outputs,
-                                        Simd::load(layer.cells + (panel * batch_ + row) * kLanes), unit,
-                                        node.outputs);
-        }
-      }
-      at += 2 * node.outputs;
-    }
+        store_upto<Storage::kFloat32>(h, Simd::load(hidden), unit, node.outputs);
+        store_upto<Storage::kFloat32>(h + node.outputs, Simd::load(cells), unit, node.outputs);
+      });
+    });
   }
 
   // Draws ids and reads each, until there are enough.

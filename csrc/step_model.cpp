@@ -189,7 +189,8 @@ std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vec
   call.new_state = new_state;
   call.logits = logits;
   call.threads = threads;
-  Generation generation(draws, exponentials(), outputs_, threads);
+  // Logits beyond the vocabulary are no ids; only measure() draws from a model that has some.
+  Generation generation(draws, exponentials(), std::min(outputs_, vocabulary_), threads);
   call.generation = &generation;
   run(call);
   std::vector<Drawn> drawn;
@@ -210,8 +211,10 @@ StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, floa
   if (penalised) previous.assign(draw.previous.begin(), draw.previous.end());
   Drawn whole{0, false};
   for (int64_t left = draw.count;;) {
-    const int usual = threads_of_one_stream(), threads = threads_for_next();
-    draw.count = std::min(left, threads == usual ? kStretch : kTrial);
+    const bool trial = is_trial_due();
+    const int usual = threads_of_one_stream();
+    const int threads = !trial ? usual : usual == 1 ? pace_.several : 1;
+    draw.count = std::min(left, trial ? kTrial : kStretch);
     draw.previous = penalised ? std::span<const int32_t>(previous) : draw.previous;
     const auto start = Clock::now();
     const Drawn drawn = generate_on(threads, {draw}, state, new_state, logits)[0];
@@ -233,14 +236,12 @@ StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, floa
   }
 }
 
-// Those of threads_of_one_stream(), and now and then the others, to see whether they still are slower.
-int StepModel::threads_for_next() const {
+// Whether it is time to see if the threads that one stream does not use still are slower.
+bool StepModel::is_trial_due() const {
   constexpr int64_t kTryAgain = 500'000'000;  // nanoseconds
-  const int usual = threads_of_one_stream();
   const int64_t now = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
   int64_t due = pace_.due.load(std::memory_order_relaxed);
-  const bool is_due = now > due && pace_.due.compare_exchange_strong(due, now + kTryAgain) && due > 0;
-  return !is_due ? usual : usual == 1 ? pace_.several : 1;
+  return now > due && pace_.due.compare_exchange_strong(due, now + kTryAgain) && due > 0;
 }
 
 int StepModel::threads_of_one_stream() const {
@@ -273,17 +274,8 @@ void StepModel::measure() const {
       draw.count = steps;
       draw.ids = ids.data();
       draw.log_probabilities = log_probabilities.data();
-      Generation generation({draw}, exponentials(), std::min(outputs_, vocabulary_), threads);
-      StepCall call;
-      call.batch = 1;
-      call.steps = steps;
-      call.state = state.data();
-      call.new_state = after.data();
-      call.logits = logits.data();
-      call.generation = &generation;
-      call.threads = threads;
       const auto start = Clock::now();
-      target_->steps->run(packed_.get(), call);
+      generate_on(threads, {draw}, state.data(), after.data(), logits.data());
       const double taken =
           std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(steps);
       if (round == 0 || taken < least) least = taken;

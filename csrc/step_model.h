@@ -156,7 +156,7 @@ class StepModel {
   std::vector<Drawn> generate_on(int threads, const std::vector<Draw>& draws, const float* state,
                                  float* new_state, float* logits) const;
   Drawn generate_at_pace(Draw draw, const float* state, float* new_state, float* logits) const;
-  int threads_for_next() const;
+  bool is_trial_due() const;
   void measure() const;
   bool several_are_faster() const;
 
