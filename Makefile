@@ -17,7 +17,7 @@ export CTEST_OUTPUT_ON_FAILURE = 1
 
 .PHONY: help setup demo test $(BACKENDS:%=test-%) test-slow test-native test-native-plain lint format bench docs clean
 help:
-	@echo "make demo       train on Python's own sources for two minutes, then explain and generate"
+	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
 	@echo "make test       the test-suite, once on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core among them"
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import compression
 import generation
 import kernel
 import loader
 import lstm
+import optimizing
 import quality
 import training
 
@@ -71,6 +73,11 @@ def packed_quality(quick: bool) -> dict[str, Any]:
     return quality.run(DATA / "2600-0.txt", quick=quick)
 
 
+def optimize(quick: bool) -> dict[str, Any]:
+    """`optimize` on a trained text model, from the model as Keras runs it to the verdict."""
+    return optimizing.run(DATA / "2600-0.txt", quick=quick)
+
+
 def series(quick: bool) -> dict[str, Any]:
     """Forecasts of oil temperature beside naive ones, on each backend."""
     task = ["--target", "OT", "--window", "96", "--horizon", "24", "--patience", "3"]
@@ -95,6 +102,16 @@ def embed(quick: bool) -> dict[str, Any]:
     return found
 
 
+def compressed(quick: bool) -> dict[str, Any]:
+    """What pruned, quantised and distilled models of each task lose in quality, beside controls."""
+    return compression.run(DATA, ("text", "series", "lines"), quick=quick)
+
+
+def smaller(quick: bool) -> dict[str, Any]:
+    """Characters/s of the pruned model and the student, packed, beside the original."""
+    return compression.run(DATA, ("speed",), quick=quick)
+
+
 CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "kernel": native,
     "step": step,
@@ -106,8 +123,11 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "text": text,
     "generate": generate,
     "quality": packed_quality,
+    "optimize": optimize,
     "series": series,
     "embed": embed,
+    "compression": compressed,
+    "smaller": smaller,
 }
 
 

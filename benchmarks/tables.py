@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cellerate.report.format import quantity
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -195,6 +197,19 @@ def packed(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def optimized(result: dict[str, Any]) -> list[list[str]]:
+    """The verdict of the run: a row a figure, before and after."""
+    run = result["run"]
+    head = f"{run['data']}, {run['candidates'][0]['parameters']:,} weights"
+    rows = [[head, "Before, Keras", "After", "times better"]]
+    for row in run["verdict"]["rows"]:
+        better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
+        times = "" if row["quantity"] is None else f"{row[better] / row[worse]:,.3g}"
+        values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
+        rows.append([row["label"], *values, times])
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "step": step,
     "kernel": native,
@@ -204,6 +219,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "text": text,
     "generate": generation,
     "quality": packed,
+    "optimize": optimized,
     "loader": loader,
     "series": series,
     "embed": embed,

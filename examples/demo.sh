@@ -1,10 +1,11 @@
 #!/bin/sh
-# Trains a model to write Python, on the sources of Python's own standard library, for about two minutes.
+# Trains a model to write Python, on the sources of Python's own standard library, for about two minutes; then makes it
+# faster and smaller, for about three.
 set -eu
 library=$(python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 export CELLERATE_CACHE=demo/cache TF_CPP_MIN_LOG_LEVEL=3
 mkdir -p demo
-rm -rf demo/python.keras demo/python.run
+rm -rf demo/python.keras demo/python.run demo/optimized
 
 echo "Training on $library"
 cellerate train text "$library" -o demo/python.keras --backend jax \
@@ -20,11 +21,17 @@ echo
 echo "It goes on from any text:"
 cellerate generate demo/python.keras 'class Parser' --backend jax --max-tokens 300 --temperature 0.6 --seed 1
 
+echo
+echo "Faster and smaller, within 2 % of its quality:"
+cellerate optimize demo/python.keras --data "$library" -o demo/optimized --backend jax \
+    --max-quality-loss 0.02 --time-budget 170 --batch-size 64 --skip length
+
 cat <<'END'
 
-What to do next, from this folder:
+Open demo/optimized/report.html in a browser. What to do next, from this folder:
   . .venv/bin/activate
   cellerate generate demo/python.keras 'import os' --temperature 0.8
+  cellerate generate demo/optimized/optimized.cell 'import os' --temperature 0.8
   cellerate train text YOUR.txt -o yours.keras         # train on a text of your own
   cellerate train series YOUR.csv --target COLUMN -o forecast.keras
   cellerate --help

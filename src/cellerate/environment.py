@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ _DEVICES = {
     "jax": "import jax; print(*jax.devices(), sep='\\n')",
     "torch": "import torch as t; print('cpu', *map(t.cuda.get_device_name, range(t.cuda.device_count())), sep='\\n')",
 }
+# Where the control group of a container keeps its limit and its use: version 2, then 1.
+_GROUP_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 _PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "pyarrow", "tokenizers")
 
 
@@ -165,6 +171,37 @@ def resident_memory_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_memory_bytes() -> int | None:
+    """The largest resident memory that this process has had, in bytes; None where the system does not say."""
+    # Not `getrusage`: on Linux that is never less than what the parent had when it started this process.
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
+
+
+def available_memory_bytes() -> int | None:
+    """What this process can still take, in bytes: of the machine, and of its control group where that has a limit.
+
+    Returns:
+        It, or None where the system does not say.
+    """
+    try:
+        memory = dict(re.findall(r"^(\w+):\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+        free = int(memory["MemAvailable"]) * 1024
+    except (OSError, KeyError):
+        return None
+    for limit, used in _GROUP_LIMITS:
+        try:
+            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        free = min(free, max(0, left))
+    return free
 
 
 def _configured_backend() -> str | None:

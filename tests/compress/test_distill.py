@@ -78,7 +78,7 @@ def same_weights(first, second):
 
 def unjudged(teacher, student, data, **arguments):
     """Distils on all rows at once, where it does not matter how good it becomes."""
-    arguments = {"batch_size": len(data[1]), "judge": lambda model: 0.0} | arguments
+    arguments = {"batch_size": len(data[1]), "judge": lambda model: 0.0, "temperature": 2.0} | arguments
     return distill(teacher, student, data, **arguments)
 
 
@@ -90,7 +90,8 @@ def test_distilled_student_is_nearer_to_its_teacher_than_a_twin_of_as_many_steps
         FEW,
         loss=LOSS,
         weight=0.9,
-        steps=80,
+        temperature=2.0,
+        steps=160,
         learning_rate=0.02,
         batch_size=8,
         compare=True,
@@ -117,13 +118,14 @@ def test_record_tells_of_both_models_as_json(teacher):
     )
     assert record.settings == {
         "temperature": 3.0,
-        "weight": 0.5,
+        "weight": 0.9,
         "steps": 4,
-        "learning_rate": 1e-3,
+        "learning_rate": 4e-3,
         "batch_size": 64,
         "seed": 8,
     }
-    assert record.details.keys() == {"steps", "outputs", "hard_loss", "soft_loss"}
+    assert record.details.keys() == {"steps", "outputs", "hard_loss", "soft_loss", "losses"}
+    assert len(record.details["losses"]) == 4
     assert json.loads(json.dumps(record.to_json())) == record.to_json()
     assert record.seconds > 0
     assert not small.compiled
@@ -335,6 +337,16 @@ def test_twin_sees_the_batches_that_the_student_saw(teacher):
     # Without soft labels the student is its own twin.
     assert record.details["twin_quality"] == pytest.approx(record.quality_after, rel=1e-5)
     assert batches.epoch == 0
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_distill_tells_of_each_step_those_of_the_twin_too(teacher, compare):
+    told = []
+    unjudged(
+        teacher, text_model(), FEW, loss=LOSS, steps=3, compare=compare, on_step=lambda *s: told.append(s[:2])
+    )
+    in_all = 6 if compare else 3
+    assert told == [(done, in_all) for done in range(1, in_all + 1)]
 
 
 def test_regularisers_of_the_student_count_beside_soft_labels_alone():

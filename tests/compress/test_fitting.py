@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.compress.fitting import endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fitting import Course, Keeper, endless, fine_tune, loss_of, loss_on
 from cellerate.data.lines import LineBatches, LineVocabulary
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
 from cellerate.data.text_windows import TextBatches
@@ -170,7 +170,8 @@ def test_fine_tune_trains_as_fit_does_and_leaves_no_compiled_state():
     # Both on the same kernels: TensorFlow gives an optimizer other (sparse) gradients of Keras's own embedding.
     tuned, plain = model(), accelerate(model())
     mean = fine_tune(tuned, endless(arrays(), 8, seed=0), loss=LOSS, steps=7, learning_rate=0.01)
-    plain.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), LOSS)
+    falling = keras.optimizers.schedules.PolynomialDecay(0.01, 7, end_learning_rate=0.0)
+    plain.compile(keras.optimizers.Adam(falling, clipnorm=1.0), LOSS)
     taken = list(itertools.islice(endless(arrays(), 8, seed=0), 7))
     x, y = (np.concatenate(parts) for parts in zip(*taken, strict=True))
     history = plain.fit(x, y, batch_size=8, shuffle=False, verbose=0)
@@ -180,6 +181,102 @@ def test_fine_tune_trains_as_fit_does_and_leaves_no_compiled_state():
     assert not tuned.compiled
     assert getattr(tuned, "optimizer", None) is None
     assert is_accelerated(tuned.get_layer("lstm_1"))
+
+
+def test_stretches_of_a_course_share_one_falling_rate():
+    tuned, course = model(), Course(8)
+    batches = endless(arrays(), 8, seed=0)
+    rates = []
+    for steps in (3, 5):
+        before = tuned.get_weights()
+        # The first step of Adam is as long as its rate, whatever the gradient.
+        fine_tune(tuned, itertools.islice(batches, 1), loss=LOSS, steps=1, learning_rate=0.01, course=course)
+        moved = [abs(a - b).max() for a, b in zip(tuned.get_weights(), before, strict=True)]
+        rates.append(max(moved))
+        fine_tune(tuned, batches, loss=LOSS, steps=steps - 1, learning_rate=0.01, course=course)
+    assert rates == pytest.approx([0.01, 0.01 * 5 / 8], rel=1e-3)
+    assert (len(course.losses), course.rate) == (8, 0.0)
+
+
+def test_course_tells_of_each_step_of_all_its_stretches():
+    told = []
+    course = Course(5, lambda *step: told.append(step))
+    tuned, batches = model(), endless(arrays(), 8, seed=0)
+    means = [
+        fine_tune(tuned, batches, loss=LOSS, steps=steps, learning_rate=0.01, course=course)
+        for steps in (2, 3)
+    ]
+    assert [step[:2] for step in told] == [(done, 5) for done in range(1, 6)]
+    assert [step[2] for step in told] == course.losses == course.curve()
+    assert means == pytest.approx([np.mean(course.losses[:2]), np.mean(course.losses[2:])])
+
+
+def test_course_whose_listener_raises_ends_the_training():
+    def stop(done, steps, loss):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    batches = Counted(endless(arrays(), 8, seed=0))
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(model(), batches, loss=LOSS, steps=9, learning_rate=0.01, course=Course(9, stop))
+    assert batches.taken == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 200, 201, 1000])
+def test_curve_of_a_course_has_at_most_200_points_and_the_mean_of_all(count):
+    course = Course(max(1, count))
+    for loss in range(count):
+        course.note(float(loss))
+    curve = course.curve()
+    assert len(curve) == min(count, 200)
+    assert curve == sorted(curve)
+    if count % 200 == 0 and count:
+        assert np.mean(curve) == pytest.approx((count - 1) / 2)
+
+
+def keeper_of(qualities):
+    """A model, its keeper, who is told these qualities, and the weights at each look."""
+    watched, seen = model(), []
+
+    def judge(judged):
+        seen.append(judged.get_weights())
+        return qualities[len(seen) - 1]
+
+    return watched, Keeper(watched, judge), seen
+
+
+@pytest.mark.parametrize(
+    ("qualities", "best"),
+    [
+        ([4.0, 3.0, 5.0, 6.0], 1),
+        ([np.nan, 3.0, np.nan, 2.0], 3),
+        ([1.0, np.nan, 1.0, 2.0], 2),
+        ([-1.0, -2.0, 0.0, np.inf], 1),
+    ],
+)
+def test_keeper_gives_the_best_weights_of_four_looks_back(qualities, best):
+    tuned, keeper, seen = keeper_of(qualities)
+    batches = Counted(endless(arrays(), 8, seed=0))
+    fine_tune(tuned, batches, loss=LOSS, steps=10, learning_rate=0.05, keeper=keeper)
+    assert (len(seen), batches.taken) == (4, 10)
+    assert keeper.restore() == keeper.quality == qualities[best]
+    for mine, its in zip(tuned.get_weights(), seen[best], strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert any(np.any(a != b) for a, b in zip(seen[0], seen[1], strict=True))
+
+
+def test_keeper_that_never_looked_judges_the_model_as_it_is():
+    tuned, keeper, seen = keeper_of([7.0])
+    before = tuned.get_weights()
+    assert keeper.restore() == 7.0
+    assert len(seen) == 1
+    for mine, its in zip(tuned.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_keeper_that_is_told_no_number_says_so():
+    _, keeper, _ = keeper_of([np.nan])
+    assert np.isnan(keeper.restore())
 
 
 def test_fine_tune_of_no_step_changes_nothing():

@@ -391,7 +391,9 @@ def test_pruned_model_is_smaller_as_recorded_and_better_for_its_training():
         "layers": {name: {"units": 16, "kept": 8} for name in ("first", "second")},
         "kept_whole": {},
         "judged_on": "data",
+        "losses": record.details["losses"],
     }
+    assert len(record.details["losses"]) == 60
     assert record.parameters_after == model.count_params() < record.parameters_before
     assert record.method == "prune"
     assert record.settings["steps"] == 60
@@ -449,6 +451,56 @@ def test_rounds_remove_most_units_early_and_end_at_the_share(monkeypatch):
     assert seen == [(23, 2), (18, 2), (16, 2), (16, 5)]
 
 
+def test_both_takes_the_units_of_the_lowest_places_in_the_two_orders(monkeypatch):
+    scores = {
+        "saliency": [8e9, 1, 2, 3, 4, 5, 6, 7],
+        "magnitude": [0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+    }
+
+    def told(values: list[float]) -> Callable[..., np.ndarray]:
+        def score(model: keras.Model, units: Units, *_: Any) -> np.ndarray:
+            found = np.zeros(pruning._count(units))
+            for features in units.layers.values():
+                found[features] = values
+            return found
+
+        return score
+
+    for name, values in scores.items():
+        monkeypatch.setattr(pruning, name, told(values))
+    model = two_layers()
+    gone = {}
+    for importance in ("saliency", "magnitude", "both"):
+        smaller, _ = prune(
+            model, rows(), keep=0.75, loss="mse", steps=0, importance=importance, multiple_of=2
+        )
+        whole, kept = (m.get_layer("head").get_weights()[0] for m in (model, smaller))
+        gone[importance] = [number for number, row in enumerate(whole) if row not in kept]
+    # Places in the two orders: 7 + 0, 0 + 7, 1 + 1, 2 + 2, ...
+    assert gone == {"saliency": [1, 2], "magnitude": [0, 2], "both": [2, 3]}
+
+
+@pytest.mark.parametrize("judged", [True, False], ids=["judge", "validation"])
+def test_best_model_of_the_training_is_kept_and_its_quality_told(judged):
+    x, y = rows(64)
+    seen = []
+
+    def judge(model: keras.Model) -> float:
+        # Worse and worse, but for the second look of the training.
+        seen.append(model.get_weights())
+        return [0.0, 5.0, 4.0, 6.0, 7.0][len(seen) - 1]
+
+    arguments = {"judge": judge} if judged else {"validation": rows(64, seed=1)}
+    model, record = prune(two_layers(16), (x, y), loss="mse", steps=8, batch_size=8, **arguments)
+    if judged:
+        assert (len(seen), record.quality_after) == (5, 4.0)
+        for mine, its in zip(model.get_weights(), seen[2], strict=True):
+            np.testing.assert_array_equal(mine, its)
+    else:
+        found = pruning.loss_on(model, rows(64, seed=1), loss="mse", batch_size=8)
+        assert record.quality_after == pytest.approx(found, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("units", "keep", "multiple_of", "kept"),
     [(32, 0.5, 8, 16), (20, 0.5, 8, 8), (24, 0.1, 8, 8), (20, 0.55, 1, 11), (9, 0.05, 1, 1), (12, 0.9, 8, 8)],
@@ -468,6 +520,15 @@ def test_units_kept_are_the_share_in_multiples(units, keep, multiple_of, kept):
     assert model.get_layer("second").units == kept
     assert record.details["judged_on"] == "judge"
     assert (record.metric, record.quality_after) == ("weights", record.parameters_after)
+
+
+def test_rounds_are_stretches_of_one_course():
+    told = []
+    _, record = prune(
+        two_layers(16), rows(), loss="mse", steps=5, rounds=2, batch_size=8, on_step=lambda *s: told.append(s)
+    )
+    assert [step[:2] for step in told] == [(done, 5) for done in range(1, 6)]
+    assert [step[2] for step in told] == record.details["losses"]
 
 
 def test_same_seed_gives_the_same_model():
@@ -528,7 +589,7 @@ def test_model_without_units_to_remove_is_refused_with_each_reason():
         ({"rounds": 0}, "rounds must be"),
         ({"steps": -1}, "steps must be"),
         ({"multiple_of": 1.5}, "multiple_of must be"),
-        ({"importance": "taylor"}, "importance must be one of saliency, magnitude"),
+        ({"importance": "taylor"}, "importance must be one of both, saliency, magnitude"),
         ({"multiple_of": 16}, "give a lower keep or multiple_of=1"),
         ({"loss": None}, "give `loss`"),
     ],

@@ -244,7 +244,12 @@ def test_gate_that_rounding_fails_is_met_by_fine_tuning_or_the_best_is_given(tmp
     model, (x, y) = regression()
     # The fit is not perfect, so that there is a loss to lose a share of.
     y = y + 0.05 * series(*y.shape, seed=6)
-    found, record = quantize(model, (x, y), loss="mse", gate=QualityGate(0.0), steps=40)
+    told = []
+    found, record = quantize(
+        model, (x, y), loss="mse", gate=QualityGate(0.0), steps=40, on_step=lambda *s: told.append(s)
+    )
+    assert [step[:2] for step in told] == [(done, 40) for done in range(1, 41)]
+    assert record.details["losses"] == [step[2] for step in told]
     qualities = record.details["qualities"]
     assert record.details["kept"] == "fine-tuned"
     assert record.quality_after == qualities["fine-tuned"] < min(qualities["plain"], qualities["calibrated"])
@@ -270,6 +275,7 @@ def test_gate_that_is_passed_at_once_starts_no_training() -> None:
     assert (record.details["kept"], record.details["passed"], record.metric) == ("plain", True, "mae")
     assert record.quality_loss == pytest.approx(0.05)
     assert "fine-tuned" not in record.details["qualities"]
+    assert record.details["losses"] == []
 
 
 def test_model_that_is_given_stays_as_it_is() -> None:

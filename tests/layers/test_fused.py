@@ -19,6 +19,7 @@ from cellerate.layers.accelerate import accelerate, is_accelerated
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.usefixtures("compiled_quickly"),
     # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
@@ -47,19 +48,6 @@ IDS = np.random.default_rng(3).integers(1, V, (B, T)).astype("int32") * MASK
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     keras.utils.set_random_seed(0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly() -> Iterator[None]:
-    """On JAX nearly all the time goes into compiling, and none of what is compiled is ours."""
-    if BACKEND != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def data(mask: np.ndarray = MASK) -> list[np.ndarray]:

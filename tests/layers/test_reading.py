@@ -5,7 +5,7 @@ engine's results of the program.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from cellerate.runtime.engine import Engine
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.usefixtures("compiled_quickly"),
     # Keras says so of every layer that drops a mask, which is what some of these tests are about.
     pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning"),
 ]
@@ -47,19 +48,6 @@ MASK = np.array(
     bool,
 )
 Chain = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly() -> Iterator[None]:
-    """On JAX nearly all the time goes into compiling, and none of what is compiled is ours."""
-    if BACKEND != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def series(*shape: int, seed: int = 1) -> np.ndarray:

@@ -1,6 +1,5 @@
 """`cellerate evaluate`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,9 +75,8 @@ def _packed(
             f"{model} is a packed model of the task {opened.task!r:.40}, and evaluate judges packed text models "
             "only: give the .keras file that it was packed from."
         )
-    score = dataclasses.asdict(opened.score_files(data, part=part, errors=errors))
-    del score["log_probabilities"]
-    return {"task": "text", **score}
+    score = vars(opened.score_files(data, part=part, errors=errors))
+    return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}
 
 
 def _shown(value: Any) -> str:

@@ -19,7 +19,9 @@ from cellerate.cli import (
     explain,
     forecast,
     generate,
+    optimize,
     pack,
+    report,
     train_embed,
     train_series,
     train_text,
@@ -46,6 +48,8 @@ app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
 app.command("pack")(pack.pack)
+app.command("optimize")(optimize.optimize)
+app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("env")(env.env)
 

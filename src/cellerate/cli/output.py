@@ -48,7 +48,12 @@ def note(text: str) -> None:
 
 def command_to_resume() -> str:
     """The command line of this process with `--resume`."""
-    words = [*sys.argv[1:]] + ([] if "--resume" in sys.argv else ["--resume"])
+    return command_to_repeat() + ("" if "--resume" in sys.argv else " --resume")
+
+
+def command_to_repeat() -> str:
+    """The command line of this process, but for what would throw away what it did."""
+    words = [word for word in sys.argv[1:] if word != "--restart"]
     return shlex.join([os.path.basename(sys.argv[0]), *words])  # noqa: PTH119
 
 

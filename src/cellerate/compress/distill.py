@@ -4,6 +4,7 @@ A module of its own because it alone trains one model by another. Keras's `Disti
 is here: sample weights and masks, probabilities as well as logits, and numbers instead of classes.
 """
 
+import functools
 import itertools
 import time
 from typing import Any, Literal
@@ -11,7 +12,17 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
-from cellerate.compress.fitting import Data, Judge, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fitting import (
+    Course,
+    Data,
+    Judge,
+    Keeper,
+    OnStep,
+    endless,
+    fine_tune,
+    loss_of,
+    loss_on,
+)
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
 from cellerate.layers.accelerate import accelerate
@@ -44,16 +55,17 @@ def distill(
     *,
     validation: Data | None = None,
     loss: Any = None,
-    temperature: float = 2.0,
-    weight: float = 0.5,
+    temperature: float = 1.0,
+    weight: float = 0.9,
     steps: int = 1000,
-    learning_rate: float = 1e-3,
+    learning_rate: float = 4e-3,
     batch_size: int = 64,
     from_logits: bool | None = None,
     compare: bool = False,
     judge: Judge | None = None,
     metric: str = "loss",
     seed: int = 0,
+    on_step: OnStep | None = None,
 ) -> tuple[keras.Model, CompressionRecord]:
     """Trains a copy of a student on what a teacher says, and on the true labels.
 
@@ -67,28 +79,32 @@ def distill(
         student: The model to train, from the weights that it has: of the same inputs and the same shape of output.
             It is not changed.
         data: To train on, as `fitting.Data`.
-        validation: To judge on; None for `data`.
+        validation: To judge on, four times in the training: the best of the four models is kept. None for `data`,
+            and keeps the last.
         loss: The Keras loss of the true labels; None for the one that the student, or else the teacher, was
             compiled with.
-        temperature: How much to soften probabilities; for numbers it changes nothing.
+        temperature: How much to soften probabilities; for numbers it changes nothing. Of next-character models 1
+            was the best: a small student has no room for how unlikely the unlikely ones are.
         weight: The share of the soft loss, from 0 to 1; that of the true labels is the rest.
         steps: How many batches to train on.
-        learning_rate: Of Adam.
+        learning_rate: Of Adam, where the training begins; it falls to 0.
         batch_size: Rows of a batch, where data are arrays.
         from_logits: What the outputs of classes are, where `loss` is one of your own: True for logits, False for
             probabilities. None reads it from the loss and the models, and takes outputs for numbers where the loss
             is none of Keras's (sparse) categorical losses.
         compare: Whether to train a twin as well: a copy of the student that sees the same batches as often, and
             the true labels only. It keeps the batches in memory.
-        judge: How bad a model is; None for the loss on `validation`.
+        judge: How bad a model is; it takes the place of the loss on `validation`. None for that.
         metric: The name of what `judge` says.
         seed: Of the order of the batches.
+        on_step: Told of each step, those of the twin too: how many are done, of how many, and the loss. What it
+            raises ends the call.
 
     Returns:
         The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
         "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
-        each about the mean of the last hundred steps, None where the weight leaves it out; and with `compare`
-        "twin_quality".
+        each about the mean of the last hundred steps, None where the weight leaves it out; "losses", of the steps, at
+        most 200 of them; and with `compare` "twin_quality".
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -126,21 +142,30 @@ def distill(
         guide = _speaking_like(student, guide, outputs)
     accelerate(guide)
     before = quality(guide)
-    pupil = _exact_copy(student)
+    pupil = accelerate(_exact_copy(student))
     soft = SoftLabels(outputs, temperature)
     distiller = _Distiller(_in_float32(guide), _in_float32(pupil), soft, weight)
-    fine_tune(distiller, batches, loss=hard, steps=steps, learning_rate=learning_rate)
+    train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
+    in_all = 2 * steps if compare else steps
+    course = Course(steps, _told_from(0, in_all, on_step))
+    # On the data that it is trained on, what comes last is best.
+    looks = judge is not None or validation is not None
+    keeper = Keeper(pupil, quality)
+    train(distiller, batches, course=course, keeper=keeper if looks else None)
     details = {
         "steps": steps,
         "outputs": outputs,
         "hard_loss": distiller.hard_loss.latest() if weight < 1 else None,
         "soft_loss": distiller.soft_loss.latest() if weight > 0 else None,
+        "losses": course.curve(),
     }
-    after = quality(accelerate(pupil))
+    after = keeper.restore()
     if compare:
         twin = _exact_copy(student)
-        fine_tune(twin, again, loss=hard, steps=steps, learning_rate=learning_rate)
-        details["twin_quality"] = quality(twin)
+        keeper = Keeper(twin, quality)
+        course = Course(steps, _told_from(steps, in_all, on_step))
+        train(twin, again, course=course, keeper=keeper if looks else None)
+        details["twin_quality"] = keeper.restore()
     return pupil, CompressionRecord(
         method="distill",
         settings={
@@ -277,6 +302,13 @@ class _Distiller(keras.distillation.Distiller):
             self.soft_loss.update_state(soft)
             total = share * total + (1.0 - share) * (soft + regularisers)
         return total
+
+
+def _told_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:
+    """Told of the steps of one of several trainings, counted through."""
+    if on_step is None:
+        return None
+    return lambda done, _, loss: on_step(start + done, in_all, loss)
 
 
 def _check_pair(teacher: Any, student: Any) -> None:

@@ -24,6 +24,47 @@ Data = Any
 Judge = Callable[[keras.Model], float]
 """Says how bad a model is; less is better."""
 
+OnStep = Callable[[int, int, float], None]
+"""Told of each step of a training: how many are done, of how many in all, and its loss. It may raise, to end it."""
+
+_MOST_LOSSES = 200
+_LOOKS = 4
+
+
+class Course:
+    """How far a training has come: it may go on in several stretches, between which the model is changed.
+
+    Args:
+        steps: How many there are in all, at least 1.
+        on_step: Told of each.
+
+    Attributes:
+        steps: How many there are in all.
+        losses: Of those that are done.
+    """
+
+    def __init__(self, steps: int, on_step: OnStep | None = None) -> None:
+        self.steps = steps
+        self.losses: list[float] = []
+        self._on_step = on_step
+
+    @property
+    def rate(self) -> float:
+        """What the next step has of the learning rate: all at first, and in a straight line down to nothing."""
+        return max(0.0, 1.0 - len(self.losses) / self.steps)
+
+    def note(self, loss: float) -> None:
+        """A step is done."""
+        self.losses.append(loss)
+        if self._on_step is not None:
+            self._on_step(len(self.losses), self.steps, loss)
+
+    def curve(self) -> list[float]:
+        """The losses, where there are more than 200 the means of as many stretches."""
+        if len(self.losses) <= _MOST_LOSSES:
+            return list(self.losses)
+        return [float(part.mean()) for part in np.array_split(self.losses, _MOST_LOSSES)]
+
 
 def loss_of(model: keras.Model, loss: Any) -> Any:
     """The loss to train with: the one given, or the one that the model was compiled with.
@@ -56,17 +97,62 @@ def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]
     return _iterable_batches(data)
 
 
+class Keeper:
+    """Keeps the best weights that a model has while it is trained: on few data it may soon become worse again.
+
+    Args:
+        model: It.
+        judge: Says how bad it is.
+
+    Attributes:
+        quality: The best so far; infinite before the first look.
+    """
+
+    def __init__(self, model: keras.Model, judge: Judge) -> None:
+        self._model, self._judge = model, judge
+        self.quality = math.inf
+        self._best: list[np.ndarray] | None = None
+
+    def look(self) -> None:
+        """Judges the model as it is."""
+        quality = float(self._judge(self._model))
+        # What is no number is never better; of two that are alike the later has learnt more.
+        if self._best is None or quality <= self.quality or math.isnan(self.quality):
+            self.quality = quality
+            self._best = [np.array(weight) for weight in self._model.get_weights()]
+
+    def restore(self) -> float:
+        """Gives the model its best weights back; their quality. One that was never looked at is judged now."""
+        if self._best is None:
+            self.look()
+        assert self._best is not None  # noqa: S101 (looked at just before)
+        self._model.set_weights(self._best)
+        return self.quality
+
+
 def fine_tune(
-    model: keras.Model, batches: Iterator[tuple[Any, ...]], *, loss: Any, steps: int, learning_rate: float
+    model: keras.Model,
+    batches: Iterator[tuple[Any, ...]],
+    *,
+    loss: Any,
+    steps: int,
+    learning_rate: float,
+    course: Course | None = None,
+    keeper: Keeper | None = None,
 ) -> float:
     """Trains a model in place, on the fastest kernels there are; Adam, gradients clipped to a norm of 1.
+
+    The learning rate falls in a straight line to 0: without it a model that is trained briefly keeps the noise of
+    its last batches, which costs more than all else here, and with it the rate may begin several times as high.
 
     Args:
         model: The model; it stays uncompiled.
         batches: Of `endless`; those that follow the ones taken before.
         loss: A Keras loss.
         steps: How many batches.
-        learning_rate: Of Adam, which starts anew.
+        learning_rate: Of Adam, where the course begins. Adam's moments start anew.
+        course: Of which this is a stretch; None for one of its own.
+        keeper: Of the same model; it looks at the end of each quarter. None keeps what comes out in the end.
 
     Returns:
         The mean loss.
@@ -76,16 +162,24 @@ def fine_tune(
     """
     if steps == 0:
         return math.nan
+    course = Course(steps) if course is None else course
     trainer = same_layers(accelerate(model), f"{model.name}_trainer")
     trainer.compile(optimizer=keras.optimizers.Adam(learning_rate, clipnorm=1.0), loss=loss)
     total = 0.0
+    looks = {-(-steps * part // _LOOKS) for part in range(1, _LOOKS + 1)}
     # Not `fit`: it takes batches ahead that the next stretch would miss, and TensorFlow expects all to have the
     # shapes of the first two.
-    for x, y, *weight in itertools.islice(batches, steps):
+    for number, (x, y, *weight) in enumerate(itertools.islice(batches, steps), start=1):
+        # Not a schedule of Keras's: it would count this stretch alone.
+        trainer.optimizer.learning_rate = learning_rate * course.rate
         found = trainer.train_on_batch(x, y, sample_weight=weight[0] if weight else None, return_dict=True)
-        total += float(found["loss"])
-        if not math.isfinite(total):
+        value = float(found["loss"])
+        if not math.isfinite(value):
             raise TrainingError("the loss is no longer a finite number: give a lower learning_rate.")
+        total += value
+        course.note(value)
+        if keeper is not None and number in looks:
+            keeper.look()
     return total / steps
 
 

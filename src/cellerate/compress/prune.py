@@ -7,12 +7,22 @@ a unit is found by `layers.units`, which units matter least, and the training be
 import itertools
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 
-from cellerate.compress.fitting import Data, Judge, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fitting import (
+    Course,
+    Data,
+    Judge,
+    Keeper,
+    OnStep,
+    endless,
+    fine_tune,
+    loss_of,
+    loss_on,
+)
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError, TrainingError
 from cellerate.layers.accelerate import accelerate, restore
@@ -26,6 +36,9 @@ _JUDGED_BATCHES = 16
 # A step so long that what a weight loses by it says its gradient to all the digits that float32 has.
 _LONG_STEP = 1e4
 
+Importance = Literal["both", "saliency", "magnitude"]
+"""How units are found that matter least."""
+
 _Group = tuple[str, ...]
 """The paths of the layers that units are in: those of one group go out of the same layers."""
 
@@ -37,15 +50,16 @@ def prune(
     keep: float = 0.5,
     validation: Data | None = None,
     loss: Any = None,
-    rounds: int = 4,
-    steps: int = 200,
-    learning_rate: float = 1e-3,
+    rounds: int = 1,
+    steps: int = 1000,
+    learning_rate: float = 4e-3,
     batch_size: int = 64,
-    importance: Literal["saliency", "magnitude"] = "saliency",
+    importance: Importance = "both",
     multiple_of: int = 8,
     judge: Judge | None = None,
     metric: str = "loss",
     seed: int = 0,
+    on_step: OnStep | None = None,
 ) -> tuple[keras.Model, CompressionRecord]:
     """Takes the units that matter least out of the LSTM layers of a model, and trains what is left.
 
@@ -64,25 +78,32 @@ def prune(
         model: A built Functional or Sequential model. It is not changed.
         data: To find the least important units and to train with, as `fitting.Data`.
         keep: The share of each layer's units to keep, above 0 and below 1.
-        validation: To judge on; None for some batches of `data`.
+        validation: To judge on, four times in the last round: the best of the four models is kept. None for some
+            batches of `data`, and keeps the last.
         loss: The Keras loss to train and judge with; None for the one that the model was compiled with.
         rounds: In how many rounds units go: most of them early, by the cubic schedule, with training after each.
+            One is as good as several for the same number of steps, and faster.
         steps: How many batches to train on, in all; each round has the same share, the last what is left over too.
-        learning_rate: Of the training.
+            The more, the better: a quarter as many as the model itself was trained on is a good beginning.
+        learning_rate: Of the training, where it begins; it falls to 0.
         batch_size: Rows of a batch, where data are arrays.
-        importance: "saliency" takes the units whose removal changes the loss least, to first order: those of the
-            smallest mean square, over batches, of the sum over time of h · dloss/dh. "magnitude" takes those with
-            the smallest weights (L2 norm), and looks at no data.
+        importance: Which units go. "saliency": those whose removal changes the loss least, to first order: of the
+            smallest mean square, over batches, of the sum over time of h · dloss/dh. "magnitude": those with the
+            smallest weights (L2 norm), which looks at no data. "both": those of the lowest places in the two orders
+            together, as each of the two alone is much the worse for some models.
         multiple_of: The number of units that a layer keeps is rounded to a multiple of this, one multiple at least
             and never more than there are, as kernels are fastest at such sizes.
-        judge: How bad a model is; None for the loss on `validation`.
+        judge: How bad a model is; it takes the place of the loss on `validation`. None for that.
         metric: The name of what `judge` says.
         seed: Of the order of the batches.
+        on_step: Told of each step of the training: how many are done, of how many, and the loss. What it raises
+            ends the call.
 
     Returns:
         The smaller model, not compiled, and a record. Its details: "layers", by the path of each LSTM that was
         pruned the units it had ("units") and has ("kept"); "kept_whole", by the path of each other the reason;
-        "judged_on", what the quality is of: "judge", "validation" or "data".
+        "judged_on", what the quality is of: "judge", "validation" or "data"; "losses", of the steps, at most 200 of
+        them.
 
     Raises:
         ConfigError: An argument is out of range; nothing would go; there is no loss.
@@ -110,8 +131,8 @@ def prune(
     for name in ("steps", "seed"):
         check_number(name, settings[name], at_least=0, whole=True)
     check_number("learning_rate", learning_rate, above=0)
-    check_choice("importance", importance, ("saliency", "magnitude"))
-    needs_loss = bool(steps) or judge is None or importance == "saliency"
+    check_choice("importance", importance, get_args(Importance))
+    needs_loss = bool(steps) or judge is None or importance != "magnitude"
     used_loss = loss_of(model, loss) if needs_loss else None
     # A copy, because judging puts kernels into layers.
     current = rebuild(model, describe(model))
@@ -122,17 +143,28 @@ def prune(
     batches = endless(data, batch_size, seed)
     judge, judged_on = _judge(judge, validation, batches, used_loss, batch_size)
     quality_before = float(judge(current))
+    course = Course(steps, on_step)
     for number in range(1, rounds + 1):
         # Cubic: the share of what is to go that is gone by now.
         share = 1 - (1 - number / rounds) ** 3
         left = {group: count - round(share * (count - final[group])) for group, count in before.items()}
         units = units_of(current)
-        by_loss = importance == "saliency"
-        scores = saliency(current, units, batches, used_loss) if by_loss else magnitude(current, units)
+        scores = _scores(current, units, importance, batches, used_loss)
         current = without(current, units, _least(units, scores, left))
-        trained = steps // rounds + (steps % rounds if number == rounds else 0)
-        fine_tune(current, batches, loss=used_loss, steps=trained, learning_rate=learning_rate)
-    quality_after = float(judge(current))
+        last = number == rounds
+        trained = steps // rounds + (steps % rounds if last else 0)
+        keeper = Keeper(current, judge)
+        fine_tune(
+            current,
+            batches,
+            loss=used_loss,
+            steps=trained,
+            learning_rate=learning_rate,
+            course=course,
+            # On the data that it is trained on, what comes last is best.
+            keeper=keeper if last and judged_on != "data" else None,
+        )
+    quality_after = keeper.restore()
     restore(current)
     kept = units_of(current).layers
     details = {
@@ -141,6 +173,7 @@ def prune(
         },
         "kept_whole": dict(found.kept_whole),
         "judged_on": judged_on,
+        "losses": course.curve(),
     }
     return current, CompressionRecord(
         method="prune",
@@ -239,6 +272,22 @@ def magnitude(model: keras.Model, units: Units) -> Array:
     for axis in units.axes:
         _add(total, axis, values[id(axis.variable)].astype("float64") ** 2)
     return np.sqrt(total)
+
+
+def _scores(
+    model: keras.Model, units: Units, importance: Importance, batches: Iterator[tuple[Any, ...]], loss: Any
+) -> Array:
+    """How much each unit matters, by the number of the feature; comparable within a group."""
+    found = []
+    if importance != "magnitude":
+        found.append(saliency(model, units, batches, loss))
+    if importance != "saliency":
+        found.append(magnitude(model, units))
+    ranks = np.zeros(_count(units))
+    for features in _groups(units).values():
+        for scores in found:
+            ranks[features] += np.argsort(np.argsort(scores[features], kind="stable"), kind="stable")
+    return ranks
 
 
 class _Held(keras.utils.PyDataset):

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.compress.fitting import Data, Judge, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.program import Program
@@ -106,6 +106,7 @@ def quantize(
     judge: Judge | None = None,
     metric: str = "loss",
     seed: int = 0,
+    on_step: OnStep | None = None,
 ) -> tuple[keras.Model, CompressionRecord]:
     """Rounds the weights of a model to those that a packed file of a precision keeps.
 
@@ -134,6 +135,8 @@ def quantize(
         judge: How bad a model is; None for the loss on `validation`.
         metric: The name of what `judge` says.
         seed: Of the order of the batches.
+        on_step: Told of each step of the fine-tuning: how many are done, of how many, and the loss. What it raises
+            ends the call.
 
     Returns:
         The model, not compiled, and a record. Its details: "precision"; "bytes_before" and "bytes_after", of the
@@ -172,6 +175,7 @@ def quantize(
     floats = _weights(work.model)
     batches = None if data is None else endless(data, batch_size, seed)
     moments: _Moments = {}
+    course = Course(steps, on_step)
     best = work.rounded("plain", floats, moments)
     qualities = {best.kept: best.quality}
     if batches is not None and precision == "int8":
@@ -180,7 +184,9 @@ def quantize(
         qualities[calibrated.kept] = calibrated.quality
         best = calibrated if calibrated.better_than(best) else best
     if may_train and batches is not None and not _passed(gate, before, best):
-        train = functools.partial(fine_tune, batches=batches, loss=tuned_loss, learning_rate=learning_rate)
+        train = functools.partial(
+            fine_tune, batches=batches, loss=tuned_loss, learning_rate=learning_rate, course=course
+        )
         tuned = _fine_tuned(work, best, floats, moments if best.kept == "calibrated" else {}, train, steps)
         qualities[tuned.kept] = tuned.quality
         best = tuned if tuned.better_than(best) else best
@@ -212,6 +218,7 @@ def quantize(
             "qualities": qualities,
             "kept": best.kept,
             "passed": _passed(gate, before, best),
+            "losses": course.curve(),
         },
     )
 

@@ -27,7 +27,7 @@ class CompressionRecord:
         details: What only this method has to tell, such as the units of each layer.
     """
 
-    method: Literal["quantize", "prune", "distill"]
+    method: Literal["quantize", "prune", "distill", "sparsify"]
     settings: Mapping[str, Any]
     metric: str
     quality_before: float | None

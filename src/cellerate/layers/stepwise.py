@@ -168,6 +168,46 @@ class StepGraph:
             self.untested.append(operation.name)
 
 
+def step_model(model: keras.Model, batch_size: int) -> keras.Model:
+    """A model of one time step, its state going in and out: what Keras alone can run a next-token model with.
+
+    Args:
+        model: A next-token model; its layers are shared, and it is not changed.
+        batch_size: Rows, B.
+
+    Returns:
+        [ids (B, 1), *states] → [output, *states]; all that computes are Keras's own layers.
+
+    Raises:
+        ModelError: The model cannot be run step by step.
+    """
+    graph = StepGraph(model)
+    (whole,) = graph.graph.inputs
+    inputs = keras.Input(batch_shape=(batch_size, 1, *whole.shape[2:]), dtype=whole.dtype)
+    state = [
+        keras.Input(batch_shape=tuple(part.shape), dtype=keras.backend.standardize_dtype(part.dtype))
+        for part in graph.initial_state(batch_size)
+    ]
+    tensors = [inputs, *state]
+    return keras.Model(tensors, _Step(model, graph)(tensors), name=f"{model.name}_step")
+
+
+class _Step(keras.Layer):
+    """A step as one layer: Keras names all cells alike, and of a name a model may have one operation only."""
+
+    def __init__(self, model: keras.Model, graph: StepGraph) -> None:
+        super().__init__(name="step", dtype="float32", autocast=False)
+        self.model = model  # its variables are those of this layer
+        self._graph = graph
+
+    def build(self, input_shape: Any) -> None:
+        """All layers are built."""
+
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        new_state, output = self._graph.run(inputs[0], inputs[1:])
+        return [output, *new_state]
+
+
 class _Run:
     """One pass over the graph."""
 

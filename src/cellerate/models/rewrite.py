@@ -117,15 +117,7 @@ def rebuild(
     Raises:
         ModelError: It cannot be built, or has other weights.
     """
-    try:
-        # The model is in this process already, with whatever code it carries: nothing unsafe is let in here.
-        copy = keras.saving.deserialize_keras_object(description, _custom_objects(model), safe_mode=False)
-    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n", 1)[0][:300]
-        raise ModelError(
-            f"model {model.name!r} cannot be rebuilt from its description: {reason} "
-            "A custom layer needs get_config, and @keras.saving.register_keras_serializable."
-        ) from error
+    copy = _built(model, description)
     # Through NumPy: JAX's trainer gives its arrays away while it trains, so the two must not share any.
     values = model.get_weights() if weights is None else weights
     if [tuple(w.shape) for w in values] != [tuple(w.shape) for w in copy.weights]:
@@ -135,6 +127,19 @@ def rebuild(
         )
     copy.set_weights(values)
     return copy
+
+
+def reinitialized(model: keras.Model, description: dict[str, Any] | None = None) -> keras.Model:
+    """A model of the same layers with new weights, drawn by their initializers.
+
+    Args:
+        model: A Functional or Sequential model. It is not changed.
+        description: Of `describe`, changed; None for that of the model.
+
+    Raises:
+        ModelError: It cannot be built.
+    """
+    return _built(model, describe(model) if description is None else description)
 
 
 def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -151,6 +156,19 @@ def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[s
             found = f"{path}{node['config'].get('name')}"
             yield found, node
             yield from layer_nodes(node, f"{found}/")
+
+
+def _built(model: keras.Model, description: dict[str, Any]) -> keras.Model:
+    """What a description of a model, changed, builds; its weights are new. Raises `ModelError` if it cannot be."""
+    try:
+        # The model is in this process already, with whatever code it carries: nothing unsafe is let in here.
+        return keras.saving.deserialize_keras_object(description, _custom_objects(model), safe_mode=False)
+    except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n", 1)[0][:300]
+        raise ModelError(
+            f"model {model.name!r} cannot be rebuilt from its description: {reason} "
+            "A custom layer needs get_config, and @keras.saving.register_keras_serializable."
+        ) from error
 
 
 def _custom_objects(model: keras.Model) -> dict[str, type]:

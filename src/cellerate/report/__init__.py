@@ -1,1 +1,1 @@
-"""Charts from results."""
+"""Reports of `optimize`, drawn and compared from their records alone, and charts of forecasts."""

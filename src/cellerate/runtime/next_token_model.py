@@ -279,7 +279,8 @@ class NextTokenModel:
         texts = [text] if isinstance(text, str) else list(text)
         ids = [self._encoded(one, errors, "the text to score") for one in texts]
         # Where characters were left out, it is a text without them.
-        lengths = [len(self.tokenizer.known(one) if errors == "ignore" else one) for one in texts]
+        read = [self.tokenizer.known(one) for one in texts] if errors == "ignore" else texts
+        lengths = [len(one) for one in read]
         scores = score_ids(self.steps, ids, lengths, context=context)
         return scores[0] if isinstance(text, str) else scores
 

@@ -109,7 +109,7 @@ def train_embed(
         network, vocabulary = known.model, known.vocabulary
     else:
         network, vocabulary = model, LineVocabulary.from_lines(lines)
-    train_lines, held_out = _split(lines, data.validation_fraction, training.seed)
+    train_lines, held_out = split_lines(lines, data.validation_fraction, training.seed)
     common: dict[str, Any] = {"max_length": data.max_length, "padding": data.padding}
     source = LineBatches(
         train_lines,
@@ -131,6 +131,8 @@ def train_embed(
         "vocabulary": vocabulary.to_config(),
         "max_length": data.max_length,
         "padding": data.padding,
+        "batch_size": data.batch_size,
+        "validation_fraction": data.validation_fraction,
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
     result = train(
@@ -138,9 +140,7 @@ def train_embed(
         source,
         output=output,
         save=lambda trained, path: save_model(trained, path, TaskRecord("embed", payload)),
-        loss=keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        ),
+        loss=line_loss(),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         settings=training,
         validation=validation,
@@ -221,9 +221,7 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
     )
     judge = same_layers(line_model.model)
     judge.compile(
-        loss=keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        ),
+        loss=line_loss(),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
     )
     forced = judge.evaluate(KerasBatches(source), verbose=0, return_dict=True)
@@ -246,6 +244,11 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         "exact_lines": exact / count,
         "lines": count,
     }
+
+
+def line_loss() -> keras.losses.Loss:
+    """The loss of a line autoencoder: the cross-entropy of logits, over the characters that count."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
 
 
 def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, length: int) -> np.ndarray:
@@ -276,7 +279,12 @@ def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
         )
 
 
-def _split(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+def split_lines(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
+    """Splits lines at random: those to train on, and a share that is held out.
+
+    Raises:
+        DataError: No line is left to train on.
+    """
     count = int(len(lines) * fraction)
     chosen = np.zeros(len(lines), bool)
     chosen[np.random.default_rng(seed).permutation(len(lines))[:count]] = True

@@ -135,17 +135,12 @@ def train_series(
         "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(_names(data))},
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
-    losses = {
-        "mse": keras.losses.MeanSquaredError,
-        "mae": keras.losses.MeanAbsoluteError,
-        "huber": keras.losses.Huber,
-    }
     result = train(
         network,
         source,
         output=output,
         save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
-        loss=QuantileLoss(quantiles) if quantiles else losses[options.loss](),
+        loss=series_loss(options.loss, quantiles),
         metrics=[] if quantiles else [keras.metrics.MeanAbsoluteError(name="mae")],
         settings=training,
         validation=validation,
@@ -201,6 +196,18 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
         _reading(options), options.window, options.horizon, series_model.quantiles, series_model.scaler
     )
     return forecast_ends(series_model.model.predict_on_batch, _open(options), settings)
+
+
+def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
+    """The loss of a forecaster: that of its quantiles, or "mse", "mae" or "huber"."""
+    if quantiles:
+        return QuantileLoss(tuple(quantiles))
+    losses = {
+        "mse": keras.losses.MeanSquaredError,
+        "mae": keras.losses.MeanAbsoluteError,
+        "huber": keras.losses.Huber,
+    }
+    return losses[name]()
 
 
 def _open(options: SeriesOptions) -> SeriesData:

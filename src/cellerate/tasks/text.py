@@ -127,6 +127,7 @@ def train_text(
     payload: dict[str, Any] = {
         "tokenizer": text.tokenizer.to_config(),
         "length": data.length,
+        "batch_size": data.batch_size,
         "validation_fraction": data.validation_fraction,
         "include": list(data.include),
         "exclude": list(data.exclude),
@@ -139,7 +140,7 @@ def train_text(
         source,
         output=output,
         save=lambda trained, path: save_model(trained, path, TaskRecord("text", payload)),
-        loss=_loss(model),
+        loss=text_loss(model),
         settings=training,
         validation=validation,
         carry_states=data.carry_states,
@@ -174,6 +175,11 @@ def evaluate_text(
     return _evaluate(text_model, ids, data.length, data.batch_size)
 
 
+def text_loss(model: keras.Model) -> keras.losses.Loss:
+    """The loss of a next-token model: the cross-entropy, of logits or of probabilities."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=not gives_probabilities(model))
+
+
 def _tokenizer(record: TaskRecord) -> Tokenizer:
     return tokenizer_from_config(record.payload.get("tokenizer", {}))
 
@@ -192,10 +198,6 @@ def _open(
     )
 
 
-def _loss(model: keras.Model) -> keras.losses.Loss:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=not gives_probabilities(model))
-
-
 def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: int) -> dict[str, Any]:
     tokenizer, model = text_model.tokenizer, text_model.model
     every_step = predicts_every_step(model)
@@ -210,7 +212,7 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
         item=tokenizer.unit,
     )
     judge = same_layers(model)
-    judge.compile(loss=_loss(model))
+    judge.compile(loss=text_loss(model))
     nats = float(judge.evaluate(KerasBatches(source), verbose=0))
     characters = len(tokenizer.decode(ids)) if tokenizer.unit != "characters" else len(ids)
     tokens_per_character = len(ids) / characters

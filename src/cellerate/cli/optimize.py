@@ -1,0 +1,65 @@
+"""`cellerate optimize`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
+from cellerate.cli.output import command_to_repeat, emit, note
+from cellerate.optimize.settings import OptimizeSettings
+
+
+@with_settings("settings", OptimizeSettings, panel="Optimizing")
+def optimize(
+    model: Annotated[Path, typer.Argument(help="A model that `train` wrote.", show_default=False)],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data",
+            "-d",
+            help="Data of the model's task: what it was trained on, or more like it. May be given several times.",
+            show_default=False,
+        ),
+    ],
+    settings: OptimizeSettings,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder of the run and its report.")
+    ] = Path("optimized"),
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away what an earlier run left in the folder.")
+    ] = False,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Tune and shrink a model within an allowed loss of quality, and report every decision with its measurement.
+
+    Examples:
+        cellerate optimize book.keras --data book.txt -o out/
+
+        cellerate optimize book.keras --data book.txt --max-quality-loss 0.02 --time-budget 3600
+
+        cellerate optimize ett.keras --data ETTh1.csv --objective throughput --skip distill
+    """
+    start_backend(backend)
+    from cellerate.optimize.progress import Progress, Terminal
+    from cellerate.optimize.workflow import run
+
+    progress = Progress() if quiet else Terminal(settings.time_budget)
+    found = run(model, data, output, settings, restart=restart, progress=progress)
+    if found.status == "interrupted":
+        note(f"interrupted; every pass that had ended is kept. To go on:\n  {command_to_repeat()}")
+        raise typer.Exit(130)
+    if json:
+        emit((output / "report.json").read_text().rstrip())
+        return
+    assert found.verdict is not None  # noqa: S101 (a finished run has one)
+    emit(found.verdict.sentence)
+    for warning in found.verdict.warnings:
+        note(f"note: {warning}")
+    if not quiet:
+        files = "   ".join(str(output / path) for _, path in found.verdict.files)
+        note(f"report: {output / 'report.html'}   files: {files}")

@@ -1,0 +1,213 @@
+"""Unstructured pruning: single weights set to zero, which makes a file smaller once it is compressed, and nothing else.
+
+A module of its own, apart from `prune`, because the model keeps its shape: what changes are values, held at zero
+while the others are trained.
+"""
+
+import functools
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from keras import ops
+
+from cellerate.compress.fitting import (
+    Course,
+    Data,
+    Judge,
+    Keeper,
+    OnStep,
+    endless,
+    fine_tune,
+    loss_of,
+    loss_on,
+)
+from cellerate.compress.record import CompressionRecord
+from cellerate.errors import ModelError
+from cellerate.layers.reading import read_program
+from cellerate.models.rewrite import describe, rebuild
+from cellerate.runtime.cell import PRECISIONS, write_cell
+from cellerate.training.settings import check_choice, check_number
+
+_REMARK = (
+    "No kernel here skips zeros: the model is as fast as before, its file is smaller only once it is compressed. "
+    "To be faster, use prune."
+)
+
+
+def sparsify(
+    model: keras.Model,
+    data: Data,
+    *,
+    sparsity: float = 0.8,
+    scope: Literal["matrix", "model"] = "matrix",
+    validation: Data | None = None,
+    loss: Any = None,
+    rounds: int = 4,
+    steps: int = 1000,
+    learning_rate: float = 2e-3,
+    batch_size: int = 64,
+    judge: Judge | None = None,
+    metric: str = "loss",
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> tuple[keras.Model, CompressionRecord]:
+    """Sets the smallest weights of a model to zero, and trains the others.
+
+    It brings no speed: no kernel here skips zeros. What it brings is a file that a compressor, such as that of a
+    download or of a zip archive, makes smaller; the record says by how much.
+
+    Args:
+        model: A built Functional or Sequential model. It is not changed.
+        data: To train with, as `fitting.Data`.
+        sparsity: The share of zeros in the matrices that can be trained, above 0 and below 1; vectors, such as
+            biases, stay as they are.
+        scope: Where weights are compared: "matrix" gives each the same share of zeros, "model" takes the smallest
+            of all.
+        validation: To judge on; None for `data`.
+        loss: The Keras loss to train and judge with; None for the one that the model was compiled with.
+        rounds: In how many rounds weights go: most of them early, by the cubic schedule, with training after each.
+        steps: How many batches to train on, in all; each round has the same share, the last what is left over too.
+        learning_rate: Of the training, where it begins; it falls to 0.
+        batch_size: Rows of a batch, where data are arrays.
+        judge: How bad a model is; None for the loss on `validation`.
+        metric: The name of what `judge` says.
+        seed: Of the order of the batches.
+        on_step: Told of each step of the training: how many are done, of how many, and the loss. What it raises
+            ends the call.
+
+    Returns:
+        The model, not compiled, and a record. Its details: "sparsity", the share of zeros that it has;
+        "matrices", the same by the path of each; "zlib_bytes", by the precision of a packed file what it takes
+        compressed, "before" and "after", None where the model cannot be packed; "remark"; "losses", of the steps, at
+        most 200 of them.
+
+    Raises:
+        ConfigError: An argument is out of range, or there is no loss.
+        DataError: There is no batch.
+        ModelError: The model cannot be rebuilt, or has no matrix to train.
+        TrainingError: The loss is no longer a finite number.
+
+    Source: Zhu & Gupta, "To prune, or not to prune", 2017.
+    """
+    started = time.perf_counter()
+    settings: dict[str, Any] = {
+        "sparsity": sparsity,
+        "scope": scope,
+        "rounds": rounds,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    check_number("sparsity", sparsity, above=0, below=1)
+    check_choice("scope", scope, ("matrix", "model"))
+    for name in ("rounds", "batch_size"):
+        check_number(name, settings[name], at_least=1, whole=True)
+    for name in ("steps", "seed"):
+        check_number(name, settings[name], at_least=0, whole=True)
+    check_number("learning_rate", learning_rate, above=0)
+    used_loss = loss_of(model, loss) if steps or judge is None else None
+    current = rebuild(model, describe(model))
+    matrices = [weight for weight in current.trainable_weights if len(weight.shape) == 2]
+    if not matrices:
+        raise ModelError(
+            f"model {model.name!r} has no matrix that can be trained: nothing can be set to zero."
+        )
+    batches = endless(data, batch_size, seed)
+    looks = judge is not None or validation is not None
+    judged = data if validation is None else validation
+    if judge is None:
+        judge = functools.partial(loss_on, data=judged, loss=used_loss, batch_size=batch_size)
+    before = float(judge(current))
+    bytes_before = _compressed(current)
+    course = Course(steps, on_step)
+    keeper = Keeper(current, judge)
+    kept_constraints = [weight.constraint for weight in matrices]
+    for number in range(1, rounds + 1):
+        last = number == rounds
+        values = [np.asarray(ops.convert_to_numpy(weight), np.float32) for weight in matrices]
+        masks = _masks(values, sparsity * (1 - (1 - number / rounds) ** 3), scope)
+        for weight, mask, constraint in zip(matrices, masks, kept_constraints, strict=True):
+            weight.constraint = _Masked(mask, constraint)
+            weight.assign(weight.constraint(weight))
+        fine_tune(
+            current,
+            batches,
+            loss=used_loss,
+            steps=steps // rounds + (steps % rounds if last else 0),
+            learning_rate=learning_rate,
+            course=course,
+            keeper=keeper if last and looks else None,
+        )
+    after = keeper.restore()
+    zeros = {weight.path: 1 - _nonzero(weight) / int(np.prod(weight.shape)) for weight in matrices}
+    total = sum(int(np.prod(weight.shape)) for weight in matrices)
+    parameters = int(model.count_params())
+    return rebuild(current, describe(current)), CompressionRecord(
+        method="sparsify",
+        settings=settings,
+        metric=metric,
+        quality_before=before,
+        quality_after=after,
+        parameters_before=parameters,
+        parameters_after=parameters,
+        seconds=time.perf_counter() - started,
+        details={
+            "sparsity": 1 - sum(map(_nonzero, matrices)) / total,
+            "matrices": zeros,
+            "zlib_bytes": {"before": bytes_before, "after": _compressed(current)},
+            "remark": _REMARK,
+            "losses": course.curve(),
+        },
+    )
+
+
+class _Masked(keras.constraints.Constraint):
+    """Holds weights at zero, after what the layer itself demands of them."""
+
+    def __init__(self, mask: np.ndarray, constraint: Any) -> None:
+        self._mask, self._constraint = mask, constraint
+
+    def __call__(self, weight: Any) -> Any:
+        found = weight if self._constraint is None else self._constraint(weight)
+        return ops.multiply(found, ops.cast(self._mask, found.dtype))
+
+
+def _masks(matrices: Sequence[np.ndarray], share: float, scope: str) -> list[np.ndarray]:
+    """For each matrix 0 where a weight goes and 1 where it stays; of equal ones the first go."""
+    if scope == "matrix":
+        return [_mask(np.abs(matrix), share) for matrix in matrices]
+    flat = _mask(np.concatenate([np.abs(matrix).ravel() for matrix in matrices]), share)
+    ends = np.cumsum([matrix.size for matrix in matrices])[:-1]
+    return [part.reshape(m.shape) for part, m in zip(np.split(flat, ends), matrices, strict=True)]
+
+
+def _mask(sizes: np.ndarray, share: float) -> np.ndarray:
+    mask = np.ones(sizes.size, np.float32)
+    mask[np.argsort(sizes, axis=None, kind="stable")[: round(share * sizes.size)]] = 0
+    return mask.reshape(sizes.shape)
+
+
+def _nonzero(weight: Any) -> int:
+    return int(np.count_nonzero(ops.convert_to_numpy(weight)))
+
+
+def _compressed(model: keras.Model) -> dict[str, int] | None:
+    """By precision, how many bytes of the packed file are left when it is compressed; None if it cannot be packed."""
+    try:
+        program = read_program(model)
+    except ModelError:
+        return None
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in PRECISIONS:
+            path = Path(folder) / f"{precision}.cell"
+            write_cell(path, program, precision=precision)
+            found[precision] = len(zlib.compress(path.read_bytes()))
+    return found

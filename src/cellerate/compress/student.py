@@ -1,0 +1,54 @@
+"""The student: the layers of a model with fewer units and new weights, for `distill` to train.
+
+A module of its own because it prunes nothing: which units go does not matter where all weights are drawn anew.
+"""
+
+import keras
+import numpy as np
+
+from cellerate.compress.prune import without
+from cellerate.errors import ModelError
+from cellerate.layers.units import units_of
+from cellerate.models.rewrite import reinitialized
+from cellerate.training.settings import check_number
+
+
+def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8) -> keras.Model:
+    """A model like another with a share of the units of its LSTM layers, and new weights.
+
+    Args:
+        model: A built Functional or Sequential model. It is not changed.
+        keep: The share of units, above 0 and below 1.
+        multiple_of: Units of a layer are rounded to a multiple of this, one multiple at least.
+
+    Returns:
+        The model, not compiled; its weights are drawn by the initializers of its layers.
+
+    Raises:
+        ConfigError: `keep` is out of range.
+        ModelError: The model cannot be rebuilt, or no layer of it can have fewer units.
+
+    Example:
+        >>> student, record = cellerate.distill(model, smaller(model, 0.5), data, loss=loss)
+    """
+    check_number("keep", keep, above=0, below=1)
+    units = units_of(model)
+    # Units that layers share go out of all of them, so each set of sharers is counted by itself.
+    sharers: dict[int, tuple[str, ...]] = {}
+    for path, features in units.layers.items():
+        for feature in features.tolist():
+            sharers[feature] = (*sharers.get(feature, ()), path)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for feature, paths in sharers.items():
+        groups.setdefault(paths, []).append(feature)
+    removed = []
+    for members in groups.values():
+        left = min(len(members), multiple_of * max(1, round(keep * len(members) / multiple_of)))
+        removed += members[left:]
+    if not removed:
+        why = "; ".join(f"{path!r}: {reason}" for path, reason in units.kept_whole.items())
+        raise ModelError(
+            f"model {model.name!r} has no LSTM layer that can have fewer units"
+            + (f" ({why})." if why else ".")
+        )
+    return reinitialized(without(model, units, np.array(removed)))

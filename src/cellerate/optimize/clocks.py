@@ -1,0 +1,90 @@
+"""How fast a model answers: calls timed one by one until a given time has passed.
+
+A module of its own because every way to use a model, Keras's and ours, for texts, series and lines, must be timed
+alike to be compared.
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cellerate.report.record import Speed
+
+MEASURED_S = 1.0
+"""How long each figure is measured for, about."""
+_LEAST_CALLS, _MOST_CALLS = 5, 20_000
+_WARM_S = 0.1
+
+
+def speed(
+    way: str,
+    one: Callable[[], object],
+    many: Callable[[], object] | None,
+    batch: int,
+    *,
+    several: Callable[[int], object] | None = None,
+    each: int = 1,
+    steps: int = 1,
+) -> Speed:
+    """Times a way to use a model.
+
+    Args:
+        way: Its name.
+        one: Makes one item, or `each` of them one after another.
+        many: Makes `steps` items of each of `batch` sequences; None: not measured.
+        batch: See `many`.
+        several: Makes so many items one after another in a single call, where that is how it is used; `one` then
+            gives the latency alone.
+        each: See `one`.
+        steps: See `many`.
+
+    Returns:
+        Its latency, from calls of `one`, and its speeds.
+    """
+    calls = np.array(timed_calls(one)) / each
+    throughput = None
+    if many is not None:
+        throughput = float(batch * steps / np.median(timed_calls(many)))
+    p50, p99 = (1e3 * float(np.quantile(calls, share)) for share in (0.5, 0.99))
+    return Speed(
+        way=way,
+        latency_p50_ms=p50,
+        latency_p99_ms=p99,
+        per_s=float(1 / calls.mean()) if several is None else _per_s(several),
+        throughput_per_s=throughput,
+        batch=batch,
+    )
+
+
+def timed_calls(call: Callable[[], object]) -> list[float]:
+    """Seconds that calls took: as many as fit into `MEASURED_S`, after some that warm up."""
+    began = time.perf_counter()
+    call()
+    while time.perf_counter() - began < _WARM_S:
+        call()
+    found: list[float] = []
+    began = last = time.perf_counter()
+    while len(found) < _LEAST_CALLS or (last - began < MEASURED_S and len(found) < _MOST_CALLS):
+        call()
+        now = time.perf_counter()
+        found.append(now - last)
+        last = now
+    return found
+
+
+def _per_s(several: Callable[[int], object]) -> float:
+    """Items a second: the median of calls that each take a fifth of the time."""
+    count, taken = 16, 0.0
+    while taken < MEASURED_S / 20:
+        began = time.perf_counter()
+        several(count)
+        taken = time.perf_counter() - began
+        count *= 2
+    count = max(1, int(count / 2 * MEASURED_S / 5 / taken))
+    rates = []
+    for _ in range(5):
+        began = time.perf_counter()
+        several(count)
+        rates.append(count / (time.perf_counter() - began))
+    return float(np.median(rates))

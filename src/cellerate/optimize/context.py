@@ -1,0 +1,148 @@
+"""What a pass works with: the model, the data, what was found so far, and the time that is left.
+
+A module of its own because every pass makes candidates, and a candidate is packed, judged, timed and kept the same
+way whichever pass made it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from cellerate.compress.record import QualityGate
+from cellerate.errors import BackendError, ModelError
+from cellerate.layers.accelerate import accelerate, restore
+from cellerate.models.rewrite import describe, rebuild
+from cellerate.models.storage import save_model
+from cellerate.optimize.judging import Judged, interval, relative_loss
+from cellerate.optimize.probes import Probe
+from cellerate.optimize.progress import Progress
+from cellerate.optimize.settings import OptimizeSettings
+from cellerate.optimize.state import State
+from cellerate.optimize.workload import Workload
+from cellerate.report.record import Candidate
+from cellerate.runtime.packed import load
+from cellerate.tasks.packing import pack
+
+# Keras and the native core add in other orders: of a loss of 0 this much is rounding.
+_ROUNDING = 1e-6
+ORIGINAL = "original"
+"""The id of the model as its user runs it."""
+
+
+@dataclasses.dataclass
+class Context:
+    """What a pass works with.
+
+    Attributes:
+        workload: The model and its data.
+        settings: The options.
+        folder: Of the run.
+        model_file: The original model.
+        data: The paths of the data.
+        backend: The Keras backend.
+        state: What was found so far; a pass adds to it.
+        progress: Who is told.
+        deadline: When the time is up, by `time.perf_counter`.
+    """
+
+    workload: Workload
+    settings: OptimizeSettings
+    folder: Path
+    model_file: Path
+    data: Sequence[str]
+    backend: str
+    state: State
+    progress: Progress
+    deadline: float
+
+    @property
+    def gate(self) -> QualityGate:
+        """How much worse a model may be."""
+        return QualityGate(self.settings.max_quality_loss)
+
+    def seconds_left(self) -> float:
+        """Of the time budget; below 0 when it is used up."""
+        return self.deadline - time.perf_counter()
+
+    def probe(self) -> Probe:
+        """A new process that measures the original."""
+        return Probe(self.model_file, self.data, seed=self.settings.seed, backend=self.backend)
+
+    def original(self) -> keras.Model:
+        """A copy of the original, on the fastest kernels."""
+        return accelerate(rebuild(self.workload.model, describe(self.workload.model)))
+
+    def judge(self, model: keras.Model) -> float:
+        """How bad a Keras model is, for the calls of `compress`: less is better."""
+        value = self.workload.judge(accelerate(model)).mean
+        return -value if self.workload.metric.higher_is_better else value
+
+    def candidate(self, name: str) -> Candidate:
+        """The candidate of an id."""
+        return next(candidate for candidate in self.state.candidates if candidate.id == name)
+
+    def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
+        """Packs, judges and times a model, and adds it to the candidates.
+
+        Args:
+            name: The id.
+            title: In words.
+            made_by: The pass.
+            model: The model; it is not changed.
+            precision: How the packed file keeps its matrices.
+
+        Returns:
+            The candidate; where the model cannot be packed, it is one that runs on Keras, and says why.
+        """
+        self.progress.note(f"measuring {title}")
+        work, stem = self.workload, self.folder / "candidates" / name
+        restore(model)
+        save_model(model, stem.with_suffix(".keras"), work.record)
+        packed, error = None, ""
+        try:
+            pack(stem.with_suffix(".keras"), stem.with_suffix(".cell"), precision=precision)
+            packed = load(stem.with_suffix(".cell"))
+        except (BackendError, ModelError) as reason:
+            error = f"it cannot be packed and runs on Keras: {reason}"
+        file = stem.with_suffix(".keras" if packed is None else ".cell")
+        accelerate(model)
+        speeds = work.keras_speeds(model)[::-1] if packed is None else (work.packed_speed(packed),)
+        return self.add(
+            Candidate(
+                id=name,
+                title=title,
+                made_by=made_by,
+                precision=precision if packed is not None else "float32",
+                parameters=int(model.count_params()),
+                file_bytes=file.stat().st_size,
+                quality=None,
+                loss=None,
+                passes_gate=False,
+                speeds=speeds,
+                file=str(file.relative_to(self.folder)),
+                sample=work.sample(model, packed),
+                error=error,
+            ),
+            work.judge(model if packed is None else packed),
+        )
+
+    def add(self, candidate: Candidate, judged: Judged) -> Candidate:
+        """Adds a candidate with what it was worth, held against the original."""
+        before = self.state.judged.get(ORIGINAL)
+        loss = None
+        if before is not None:
+            loss = relative_loss(before, judged, higher_is_better=self.workload.metric.higher_is_better)
+        complete = dataclasses.replace(
+            candidate,
+            quality=interval(judged),
+            loss=loss,
+            passes_gate=loss is None or loss.value <= self.settings.max_quality_loss + _ROUNDING,
+        )
+        self.state.judged[candidate.id] = judged
+        # One that an interrupted pass had made already is made again.
+        kept = [one for one in self.state.candidates if one.id != candidate.id]
+        self.state.candidates[:] = [*kept, complete]
+        return complete

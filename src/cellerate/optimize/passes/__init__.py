@@ -1,0 +1,1 @@
+"""The passes of `optimize`, in their order."""

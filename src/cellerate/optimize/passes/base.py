@@ -1,0 +1,45 @@
+"""What a pass is.
+
+A module of its own because the workflow knows passes by this alone: what they read and write, what they may cost,
+and what they found.
+"""
+
+import abc
+from typing import ClassVar
+
+from cellerate.errors import CellerateError
+from cellerate.optimize.context import Context
+from cellerate.report.record import Pass
+
+
+class NotNeededError(CellerateError):
+    """A pass has nothing to do here; the message says why."""
+
+
+class OptimizerPass(abc.ABC):
+    """A pass: it measures something, keeps what helps in the state, and says what it found.
+
+    Attributes:
+        name: As it is chosen.
+        title: In words.
+        reads: What of the state it builds on: names of `State` and `Choices`.
+        writes: What of the state it may change.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]]
+    writes: ClassVar[tuple[str, ...]]
+
+    @abc.abstractmethod
+    def cost_s(self, context: Context) -> float:
+        """Seconds that it takes at least: with less time left it is not begun."""
+
+    @abc.abstractmethod
+    def run(self, context: Context) -> Pass:
+        """Does it.
+
+        Raises:
+            NotNeededError: There is nothing to do.
+            CellerateError: It failed; the state is as it was.
+        """

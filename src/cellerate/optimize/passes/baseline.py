@@ -1,0 +1,74 @@
+"""The baseline: the model as its user runs it, in a process that has nothing of ours in it."""
+
+import keras
+
+from cellerate.optimize.context import ORIGINAL, Context
+from cellerate.optimize.judging import Judged
+from cellerate.optimize.passes.base import OptimizerPass
+from cellerate.optimize.training import policy_of
+from cellerate.report.record import Candidate, Pass, Speed, TrainingStep
+
+
+class Baseline(OptimizerPass):
+    """Judges, uses and trains the original with Keras alone."""
+
+    name = "baseline"
+    title = "Baseline"
+    reads = ("choices",)
+    writes = ("candidates", "judged", "training_steps", "explanation")
+
+    def cost_s(self, context: Context) -> float:
+        """Nothing goes without it."""
+        return 0.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        work, choices, progress = context.workload, context.state.choices, context.progress
+        with context.probe() as probe:
+            context.state.explanation[:] = [tuple(row) for row in probe.ask("explain")]
+            progress.note("judging the model on held-out data")
+            judged = Judged(**probe.ask("judge"))
+            progress.note("using it as Keras does")
+            speeds = tuple(Speed(**speed) for speed in probe.ask("use"))
+        progress.note("training it as Keras does")
+        # Another process: what `predict` took in memory is no part of training.
+        with context.probe() as probe:
+            step = TrainingStep(
+                **probe.ask(
+                    "train",
+                    way=f"Keras, {policy_of(work.model)}",
+                    policy=policy_of(work.model),
+                    implementation="keras",
+                    batch_size=choices.batch_size,
+                    length=choices.length,
+                )
+            )
+        choices.batch_size = step.batch_size
+        context.state.training_steps[:] = [step]
+        candidate = context.add(
+            Candidate(
+                id=ORIGINAL,
+                title="the model as it was, in Keras",
+                made_by=self.name,
+                precision="float32",
+                parameters=int(work.model.count_params()),
+                file_bytes=context.model_file.stat().st_size,
+                quality=None,
+                loss=None,
+                passes_gate=True,
+                speeds=speeds,
+                sample=work.sample(work.model, None),
+            ),
+            judged,
+        )
+        assert candidate.quality is not None  # noqa: S101 (`add` has set it)
+        first = speeds[0]
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=(
+                f"{candidate.quality.value:.4g} {work.metric.name}, {first.per_s:,.0f} {work.item}/s by "
+                f"{first.way}, a training step in {step.step_ms:.1f} ms on {keras.config.backend()}"
+            ),
+        )

@@ -1,0 +1,93 @@
+"""Kernels: the same model on Cellerate's own, checked for equal quality."""
+
+import numpy as np
+
+from cellerate.compress.record import relative_loss
+from cellerate.errors import ModelError
+from cellerate.layers.accelerate import is_accelerated
+from cellerate.layers.graph import find_over_time
+from cellerate.optimize.context import ORIGINAL, Context
+from cellerate.optimize.passes.base import OptimizerPass
+from cellerate.optimize.training import policy_of
+from cellerate.report.format import percent, times
+from cellerate.report.record import Change, Pass, TrainingStep
+
+# How far each stretch of the held-out data may be from what Keras makes of it, as a share.
+_ROUNDING = {"float32": 1e-3}
+_ROUNDING_16_BITS = 2e-2
+
+
+class Kernels(OptimizerPass):
+    """Trains on the fused kernels, and uses the model packed in float32."""
+
+    name = "kernels"
+    title = "Kernels"
+    reads = ("candidates", "judged", "training_steps", "choices")
+    writes = ("candidates", "judged", "training_steps", "choices")
+
+    def cost_s(self, context: Context) -> float:
+        """A process that opens the model, and a few steps."""
+        return 10.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        state, work, choices = context.state, context.workload, context.state.choices
+        model, policy = context.original(), policy_of(work.model)
+        fused = [found.layer for found in find_over_time(model) if is_accelerated(found.layer)]
+        context.progress.note("checking that both compute the same")
+        here, there = work.judge(model), state.judged[ORIGINAL]
+        apart = float(np.max(np.abs(np.subtract(here.values, there.values))) / max(abs(there.mean), 1e-9))
+        if apart > _ROUNDING.get(policy, _ROUNDING_16_BITS):
+            raise ModelError(
+                f"the fused kernels judge the model {percent(apart)} apart from Keras on a stretch of the held-out "
+                "data, which is more than rounding: please report it, with the model"
+            )
+        gains, decision = [], "no layer can be fused"
+        if fused:
+            context.progress.note("training on the fused kernels")
+            step = self._step(context, policy)
+            state.training_steps.append(step)
+            before = state.training_steps[0]
+            gain = Change(
+                quantity="training",
+                label="training step",
+                before=before.step_ms,
+                after=step.step_ms,
+                unit="ms",
+                higher_is_better=False,
+            )
+            gains.append(gain)
+            decision = f"training steps {times(gain.factor)} as fast, with equal results"
+            if gain.factor > 1:
+                choices.implementation = "auto"
+        packed = context.consider("float32", "packed in float32", self.name, model, "float32")
+        if not packed.error:
+            first = context.candidate(ORIGINAL).speeds[0]
+            factor = packed.speeds[0].per_s / first.per_s
+            decision += f"; {work.verb} {times(factor)} as fast as {first.way}"
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=decision,
+            kept=bool(fused) or not packed.error,
+            gains=tuple(gains),
+            facts=(
+                ("fused layers", str(len(fused))),
+                ("difference in quality", f"{abs(relative_loss(there.mean, here.mean)):.2g} of its value"),
+            ),
+            notes=(packed.error,) if packed.error else (),
+        )
+
+    def _step(self, context: Context, policy: str) -> TrainingStep:
+        choices = context.state.choices
+        with context.probe() as probe:
+            found = probe.ask(
+                "train",
+                way=f"fused kernels, {policy}",
+                policy=policy,
+                implementation="auto",
+                batch_size=choices.batch_size,
+                length=choices.length,
+            )
+        return TrainingStep(**found)

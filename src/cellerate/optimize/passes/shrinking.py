@@ -1,0 +1,285 @@
+"""Quantise, prune, distil: smaller models, each judged as it will be used, and kept if it is good enough."""
+
+import contextlib
+from typing import Any
+
+import keras
+
+from cellerate.compress.distill import distill
+from cellerate.compress.prune import prune
+from cellerate.compress.quantize import quantize
+from cellerate.compress.record import CompressionRecord
+from cellerate.compress.student import smaller
+from cellerate.data.pipeline import KerasBatches
+from cellerate.errors import ModelError
+from cellerate.layers.units import units_of
+from cellerate.optimize.context import Context
+from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
+from cellerate.report.format import milliseconds, percent, whole
+from cellerate.report.record import Candidate, Curve, Pass
+
+_LEAST_STEPS = 50
+
+
+class Quantize(OptimizerPass):
+    """The original in 16 and in 8 bits."""
+
+    name = "quantize"
+    title = "Quantise"
+    reads = ("candidates", "judged")
+    writes = ("candidates", "judged", "choices")
+
+    def cost_s(self, context: Context) -> float:
+        """Two models to pack, judge and time."""
+        return 10.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        if all(candidate.error for candidate in context.state.candidates if candidate.id == "float32"):
+            raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
+        model, curves, facts = context.original(), [], []
+        found = []
+        for precision in ("bfloat16", "int8"):
+            context.progress.note(precision)
+            rounded, record = quantize(
+                model,
+                _data(context, model),
+                precision=precision,
+                loss=context.workload.loss(model),
+                judge=context.judge,
+                metric=context.workload.metric.name,
+                gate=context.gate,
+                steps=_steps(context, 0.3, least=0),
+                seed=context.settings.seed,
+                on_step=context.progress.step,
+            )
+            found.append(context.consider(precision, f"packed in {precision}", self.name, rounded, precision))
+            curves += _losses(record, f"quantised to {precision}")
+            facts.append((precision, _said(found[-1]) + f"; weights {record.details['kept']}"))
+        passing = [candidate for candidate in found if candidate.passes_gate]
+        if passing:
+            # Of all precisions that hold the quality the narrowest is the fastest and the smallest.
+            context.state.choices.precision = passing[-1].precision
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=_decision(context, passing[-1:], found),
+            kept=bool(passing),
+            curves=tuple(curves),
+            facts=tuple(facts),
+        )
+
+
+class Prune(OptimizerPass):
+    """The original without the hidden units that matter least, trained further."""
+
+    name = "prune"
+    title = "Prune"
+    reads = ("candidates", "judged", "choices", "training_steps")
+    writes = ("candidates", "judged")
+
+    def cost_s(self, context: Context) -> float:
+        """A short training at least."""
+        return 20.0 + _LEAST_STEPS * _step_s(context)
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        model, precision = context.original(), context.state.choices.precision
+        if not units_of(model).layers:
+            raise NotNeededError("no LSTM layer of the model can have fewer units")
+        found: list[Candidate] = []
+        curves, facts = [], []
+        for share in sorted(context.settings.keep):
+            if found and (found[-1].passes_gate or context.seconds_left() < 2 * self.cost_s(context)):
+                break
+            steps = _steps(context, 0.4)
+            context.progress.note(f"{percent(share)} of the units")
+            pruned, record = prune(
+                model,
+                _data(context, model),
+                keep=share,
+                loss=context.workload.loss(model),
+                judge=context.judge,
+                metric=context.workload.metric.name,
+                steps=steps,
+                seed=context.settings.seed,
+                on_step=context.progress.step,
+            )
+            title = f"pruned to {percent(share)} of its units, {precision}"
+            found.append(
+                context.consider(
+                    f"pruned-{round(100 * share)}-{precision}", title, self.name, pruned, precision
+                )
+            )
+            curves += _losses(record, f"{percent(share)} of the units")
+            layers = record.details["layers"]
+            facts.append(
+                (
+                    f"{percent(share)} of the units",
+                    f"{_said(found[-1])}, after {steps} steps; "
+                    + ", ".join(f"{path} {of['units']} to {of['kept']}" for path, of in layers.items()),
+                )
+            )
+        passing = [candidate for candidate in found if candidate.passes_gate]
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=_decision(context, passing, found),
+            kept=bool(passing),
+            curves=tuple(curves),
+            facts=tuple(facts),
+            notes=(
+                "A pruned model is trained further, which the original was not: part of what it is worth comes from "
+                "that.",
+            ),
+        )
+
+
+class Distill(OptimizerPass):
+    """A small model of the same layers, taught by the original; and its twin, which had no teacher."""
+
+    name = "distill"
+    title = "Distil"
+    reads = ("candidates", "judged", "choices", "training_steps")
+    writes = ("candidates", "judged")
+
+    def cost_s(self, context: Context) -> float:
+        """A short training of two models at least."""
+        return 20.0 + 3 * _LEAST_STEPS * _step_s(context)
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        teacher, precision = context.original(), context.state.choices.precision
+        student, goal_ms = _student(context, teacher)
+        # The twin takes as long as a plain training, the student as long as that and a forward pass of the teacher.
+        steps = _steps(context, 0.35)
+        context.progress.note(f"a student of {whole(student.count_params())} weights")
+        taught, record = distill(
+            teacher,
+            student,
+            _data(context, teacher),
+            loss=context.workload.loss(teacher),
+            steps=steps,
+            compare=True,
+            judge=context.judge,
+            metric=context.workload.metric.name,
+            seed=context.settings.seed,
+            on_step=context.progress.step,
+        )
+        share = student.count_params() / teacher.count_params()
+        candidate = context.consider(
+            f"student-{precision}",
+            f"a student of {percent(share)} of the weights, {precision}",
+            self.name,
+            taught,
+            precision,
+        )
+        higher = context.workload.metric.higher_is_better
+        twin = record.details["twin_quality"] * (-1 if higher else 1)
+        worth = context.workload.judge(taught).mean
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=_decision(context, [candidate] if candidate.passes_gate else [], [candidate]),
+            kept=candidate.passes_gate,
+            curves=tuple(_losses(record, "student")),
+            facts=(
+                ("latency goal", milliseconds(goal_ms)),
+                ("student", f"{_said(candidate)}, after {steps} steps"),
+                (
+                    "its twin without a teacher",
+                    f"{twin:.4f} {context.workload.metric.unit} in Keras, the student {worth:.4f}",
+                ),
+            ),
+        )
+
+
+def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
+    """A model with new weights that is about as fast as is wanted, and what is wanted, in milliseconds."""
+    packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
+    now = next(
+        (
+            one
+            for one in packed
+            if one.precision == context.state.choices.precision and one.made_by != "prune"
+        ),
+        None,
+    )
+    if now is None:
+        now = next(one for one in context.state.candidates if one.made_by == "kernels")
+    latency = now.speeds[0].latency_p50_ms
+    goal = context.settings.latency_goal_ms or latency / 2
+    if goal >= latency:
+        raise NotNeededError(
+            f"{milliseconds(goal)} are asked for, and the model takes {milliseconds(latency)}"
+        )
+    # What one step takes is reading the weights, so it goes with their number.
+    wanted = teacher.count_params() * goal / latency
+    made = []
+    for sixteenths in range(2, 16):
+        # Where rounding leaves a layer all of its units there is no such student.
+        with contextlib.suppress(ModelError):
+            made.append(smaller(teacher, sixteenths / 16))
+    if not made:
+        raise NotNeededError("no LSTM layer of the model can have fewer units")
+    return min(made, key=lambda one: abs(one.count_params() - wanted)), goal
+
+
+def _data(context: Context, model: keras.Model) -> Any:
+    """What a model is trained on further: batches as large as those of its own training."""
+    batch_size = context.state.training_steps[0].batch_size
+    return KerasBatches(context.workload.source(model, batch_size))
+
+
+def _step_s(context: Context) -> float:
+    """Seconds of a training step of the original on the fastest kernels, as it was trained."""
+    first = context.state.training_steps[0]
+    alike = [step for step in context.state.training_steps if step.batch_size == first.batch_size]
+    return min(step.step_ms for step in alike) / 1e3
+
+
+def _steps(context: Context, share: float, *, least: int = _LEAST_STEPS) -> int:
+    """How many steps may be trained in a share of the time that is left."""
+    fitting = int(share * max(0.0, context.seconds_left() - 20) / _step_s(context))
+    if fitting < least:
+        raise NotNeededError(f"there is no time for {least} steps of training: give a larger time_budget")
+    return min(context.settings.steps, fitting)
+
+
+def _losses(record: CompressionRecord, name: str) -> list[Curve]:
+    losses = record.details.get("losses") or ()
+    if len(losses) < 2:
+        return []
+    total = int(record.settings["steps"])
+    x = [1 + place * (total - 1) / (len(losses) - 1) for place in range(len(losses))]
+    return [
+        Curve(
+            chart="Loss of the training that follows",
+            name=name,
+            x_label="step",
+            y_label="training loss",
+            x=tuple(x),
+            y=tuple(float(loss) for loss in losses),
+        )
+    ]
+
+
+def _said(candidate: Candidate) -> str:
+    """How good and how fast a candidate is."""
+    assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
+    change = candidate.loss.value
+    worse = (
+        "as good" if abs(change) < 5e-5 else f"{percent(abs(change))} {'worse' if change > 0 else 'better'}"
+    )
+    return f"{worse}, {milliseconds(candidate.speeds[0].latency_p50_ms)}"
+
+
+def _decision(context: Context, kept: list[Candidate], found: list[Candidate]) -> str:
+    if kept:
+        return f"{kept[-1].title}: {_said(kept[-1])}"
+    limit = percent(context.settings.max_quality_loss)
+    told = "; ".join(f"{candidate.title}: {_said(candidate)}" for candidate in found)
+    return f"nothing passes the gate of {limit}: {told}"

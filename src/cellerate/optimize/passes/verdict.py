@@ -1,0 +1,324 @@
+"""The verdict: the best of all candidates that are good enough, measured once more in a process of its own."""
+
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Sequence
+
+from cellerate.files import atomic_write
+from cellerate.optimize.context import ORIGINAL, Context
+from cellerate.optimize.judging import Judged, relative_loss
+from cellerate.optimize.training import settings_of, way_of
+from cellerate.report.format import percent, times
+from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict
+
+_NAME = "optimized"
+_ALIKE = 1.05  # by how much two speeds may differ and be called the same
+_NOISE = 1.5  # by how much two timings of the same thing may differ
+
+
+def verdict(context: Context) -> Verdict:
+    """Chooses, copies what was chosen to where it is used from, and measures it again.
+
+    Raises:
+        CellerateError: A file cannot be written, or what was chosen cannot be measured.
+    """
+    state, settings = context.state, context.settings
+    state.candidates[:] = front(state.candidates, higher_is_better=context.workload.metric.higher_is_better)
+    chosen = choose(state.candidates, settings.objective)
+    files, warnings = _copy(context, chosen), []
+    speeds, judged = chosen.speeds, state.judged[chosen.id]
+    if chosen.file is not None and chosen.file.endswith(".cell"):
+        context.progress.note("measuring it again in a process of its own")
+        with context.probe() as probe:
+            again = probe.ask("packed", file=str((context.folder / f"{_NAME}.cell").resolve()))
+        found = Speed(**again["speed"])
+        if not 1 / _NOISE < found.per_s / speeds[0].per_s < _NOISE:
+            warnings.append(
+                f"It was {times(found.per_s / speeds[0].per_s)} as fast in a process of its own: something else may "
+                "use this machine."
+            )
+        speeds, judged = (found,), Judged(**again["judged"])
+    _train_as_before(context)
+    rows = _rows(context, chosen, speeds, judged)
+    _credit(context, chosen)
+    if chosen.id == ORIGINAL:
+        warnings.append("No candidate passes the gate, so the model stays as it was.")
+    return Verdict(
+        sentence=_sentence(context, chosen, rows),
+        chosen=chosen.id,
+        rows=rows,
+        files=files,
+        training=_training(context),
+        warnings=tuple(warnings),
+    )
+
+
+def _train_as_before(context: Context) -> None:
+    """Measures what was chosen for training on batches like those of the baseline, unless it was."""
+    state, choices = context.state, context.state.choices
+    first = state.training_steps[0]
+    way = way_of(choices, choices.policy)
+    if any(
+        (s.way, s.batch_size, s.length) == (way, first.batch_size, first.length) for s in state.training_steps
+    ):
+        return
+    context.progress.note("training it on batches like those of the baseline")
+    with context.probe() as probe:
+        found = probe.ask(
+            "train",
+            way=way,
+            policy=choices.policy,
+            implementation=choices.implementation,
+            batch_size=first.batch_size,
+            length=first.length,
+        )
+    state.training_steps.append(TrainingStep(**found))
+
+
+def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
+    """The best of those that pass the gate; for training, the one that changes nothing."""
+    passing = [one for one in candidates if one.passes_gate and one.id != ORIGINAL]
+    if objective == "training":
+        passing = [one for one in passing if one.id == "float32"]
+    if not passing:
+        return next(one for one in candidates if one.id == ORIGINAL)
+    smallest = min(passing, key=lambda one: one.file_bytes)
+    if objective == "size":
+        return smallest
+
+    def rate(one: Candidate) -> float:
+        first = one.speeds[0]
+        return (objective == "throughput" and first.throughput_per_s) or first.per_s
+
+    # Of those that a second timing might order otherwise, the smallest.
+    fastest = max(map(rate, passing))
+    return min((one for one in passing if rate(one) * _ALIKE >= fastest), key=lambda one: one.file_bytes)
+
+
+def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
+    """The candidates, those marked that no other beats in both quality and latency."""
+    sign = -1 if higher_is_better else 1
+
+    def beats(one: Candidate, other: Candidate) -> bool:
+        assert one.quality and other.quality  # noqa: S101 (all of them were judged)
+        mine = (sign * one.quality.value, one.speeds[0].latency_p50_ms)
+        its = (sign * other.quality.value, other.speeds[0].latency_p50_ms)
+        return mine != its and mine[0] <= its[0] and mine[1] <= its[1]
+
+    return [
+        dataclasses.replace(one, on_front=not any(beats(other, one) for other in candidates))
+        for one in candidates
+    ]
+
+
+def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
+    """Puts the files of the chosen model beside the report."""
+    context.folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    source = context.model_file if chosen.file is None else context.folder / chosen.file
+    names = [("the model in Keras, to train further", ".keras")]
+    if source.suffix == ".cell":
+        names.insert(0, ("the packed model, to use: cellerate.load(...)", ".cell"))
+    for label, suffix in names:
+        taken = context.model_file if chosen.file is None else source.with_suffix(suffix)
+        target = context.folder / f"{_NAME}{suffix}"
+        with atomic_write(target) as beside:
+            shutil.copyfile(taken, beside)
+        files.append((label, target.name))
+    return tuple(files)
+
+
+def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: Judged) -> tuple[Change, ...]:
+    """The table of before and after."""
+    state, work = context.state, context.workload
+    original, after = context.candidate(ORIGINAL), speeds[0]
+    rate = f"{work.item}/s"
+    rows = []
+    for before in original.speeds:
+        rows.append(
+            Change(
+                quantity="use",
+                label=f"{work.verb}, one at a time, from {before.way}",
+                before=before.per_s,
+                after=after.per_s,
+                unit=rate,
+                higher_is_better=True,
+            )
+        )
+    many = [one for one in original.speeds if one.throughput_per_s]
+    if many and after.throughput_per_s:
+        fastest = max(many, key=lambda one: one.throughput_per_s or 0)
+        rows.append(
+            Change(
+                quantity="use",
+                label=f"{work.verb}, {after.batch} at a time, from {fastest.way}",
+                before=fastest.throughput_per_s or 0,
+                after=after.throughput_per_s,
+                unit=rate,
+                higher_is_better=True,
+            )
+        )
+    best = original.speeds[-1]
+    for label, was, now in (
+        ("latency, median", best.latency_p50_ms, after.latency_p50_ms),
+        ("latency, one in a hundred", best.latency_p99_ms, after.latency_p99_ms),
+    ):
+        rows.append(
+            Change(
+                quantity="use",
+                label=f"{label}, from {best.way}",
+                before=was,
+                after=now,
+                unit="ms",
+                higher_is_better=False,
+            )
+        )
+    rows.append(
+        Change(
+            quantity="size",
+            label="file",
+            before=original.file_bytes,
+            after=chosen.file_bytes,
+            unit="bytes",
+            higher_is_better=False,
+        )
+    )
+    rows += _training_rows(context)
+    rows.append(
+        Change(
+            quantity=None,
+            label=f"{work.metric.name}, {work.metric.source}",
+            before=state.judged[ORIGINAL].mean,
+            after=judged.mean,
+            unit=work.metric.unit,
+            higher_is_better=work.metric.higher_is_better,
+        )
+    )
+    return tuple(rows)
+
+
+def _training_rows(context: Context) -> list[Change]:
+    steps = context.state.training_steps
+    first, best = steps[0], fastest_step(context)
+    alike = [s for s in steps if (s.batch_size, s.length) == (first.batch_size, first.length)]
+    rows = []
+    quickest = min(alike, key=lambda step: step.step_ms)
+    if quickest is not first:
+        rows.append(
+            Change(
+                quantity="training",
+                label=f"training step, batch of {first.batch_size}",
+                before=first.step_ms,
+                after=quickest.step_ms,
+                unit="ms",
+                higher_is_better=False,
+            )
+        )
+    if best is not first and best is not quickest:
+        rows.append(
+            Change(
+                quantity="training",
+                label=f"training, batch of {best.batch_size}",
+                before=first.items_per_s,
+                after=best.items_per_s,
+                unit="items/s",
+                higher_is_better=True,
+            )
+        )
+    return rows
+
+
+def fastest_step(context: Context) -> TrainingStep:
+    """The training that reads most a second."""
+    return max(context.state.training_steps, key=lambda step: step.items_per_s)
+
+
+def _credit(context: Context, chosen: Candidate) -> None:
+    """Writes into the passes what each brought of the speed and the size of what was chosen, and who is kept."""
+    state, work = context.state, context.workload
+    chain = [context.candidate(ORIGINAL)]
+    for maker in ("kernels", "quantize", "prune", "distill"):
+        made = [one for one in state.candidates if one.made_by == maker and one.passes_gate]
+        if maker == chosen.made_by:
+            chain.append(chosen)
+            break
+        same = [one for one in made if one.precision in (state.choices.precision, "float32")]
+        if maker in ("kernels", "quantize") and same:
+            chain.append(same[-1])
+    brought = {}
+    for before, after in itertools.pairwise(chain):
+        brought[after.made_by] = (
+            Change(
+                quantity="use",
+                label=f"{work.verb}, one at a time",
+                before=before.speeds[0].per_s,
+                after=after.speeds[0].per_s,
+                unit=f"{work.item}/s",
+                higher_is_better=True,
+            ),
+            Change(
+                quantity="size",
+                label="file",
+                before=before.file_bytes,
+                after=after.file_bytes,
+                unit="bytes",
+                higher_is_better=False,
+            ),
+        )
+    for place, one in enumerate(state.passes):
+        training = tuple(gain for gain in one.gains if gain.quantity == "training")
+        kept = one.kept
+        if one.name in ("quantize", "prune", "distill"):
+            kept = one.name in brought
+        state.passes[place] = dataclasses.replace(
+            one, gains=(*training, *brought.get(one.name, ())), kept=kept
+        )
+
+
+def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> str:
+    work = context.workload
+    told = []
+    uses = [row for row in rows if row.quantity == "use" and row.higher_is_better]
+    if chosen.id != ORIGINAL and uses:
+        told.append(
+            f"{work.verb} {times(uses[0].factor)} faster than {context.candidate(ORIGINAL).speeds[0].way}"
+        )
+    size = next(row for row in rows if row.quantity == "size")
+    if chosen.id != ORIGINAL and size.factor > 1:
+        told.append(f"the file {times(size.factor)} smaller")
+    training = [row for row in rows if row.quantity == "training"]
+    if training:
+        told.append(f"training {times(training[0].factor)} faster")
+    quality = next(row for row in rows if row.quantity is None)
+    metric = work.metric
+    judged = Judged((quality.after,), (1.0,))
+    loss = relative_loss(
+        Judged((quality.before,), (1.0,)), judged, higher_is_better=metric.higher_is_better
+    ).value
+    gate = percent(context.settings.max_quality_loss)
+    change = (
+        "as good as before"
+        if abs(loss) < 5e-5
+        else f"{percent(abs(loss))} {'worse' if loss > 0 else 'better'}"
+    )
+    if not told:
+        return f"The model stays as it was: nothing is faster within the gate of {gate}."
+    first = ", ".join(told)
+    value = f"{quality.before:.4g} to {quality.after:.4g} {metric.name}"
+    return f"{first[0].upper()}{first[1:]}; quality {change} ({value}; allowed {gate})."
+
+
+def _training(context: Context) -> str:
+    """The settings to train with, as options of `cellerate train`."""
+    choices, told = context.state.choices, settings_of(context.workload.record)
+    options = [f"--batch-size {choices.batch_size}"]
+    if choices.accumulate > 1:
+        options.append(f"--accumulate {choices.accumulate}")
+    if context.workload.length is not None:
+        options.append(f"--length {choices.length}")
+    options.append(f"--precision {choices.policy}")
+    if choices.implementation == "keras":
+        options.append("--implementation keras")
+    options.append(f"--optimizer {told.optimizer}")
+    return " ".join(options)

@@ -1,0 +1,102 @@
+"""What a run of `optimize` is told: one frozen record, checked when it is made.
+
+A module of its own, importing nothing heavy, so that the command line can make its options of it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+from cellerate.errors import ConfigError
+from cellerate.training.settings import check_choice, check_number
+
+Objective = Literal["latency", "throughput", "size", "training"]
+PassName = Literal["kernels", "batch", "length", "pipeline", "precision", "quantize", "prune", "distill"]
+
+PASSES: tuple[PassName, ...] = get_args(PassName)
+"""The passes that can be chosen, in their order; a baseline stands before them and a verdict after."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizeSettings:
+    """What to optimize for, and what may be spent on it.
+
+    Attributes:
+        objective: What is best among the models that pass the gate: "latency" of one item, "throughput" of many,
+            the "size" of the file, or "training", which leaves the model as it is and tunes its training alone.
+        max_quality_loss: How much worse the model may become, as a share: 0.01 lets 2.00 bits become 2.02.
+        time_budget: Seconds that the run may take, about; what no time is left for is left out, and said.
+        only: The passes to run; without, those that the objective needs.
+        skip: Passes to leave out.
+        batch_size: Rows of a training batch, as the model is trained now; without, what its task is trained with
+            by default.
+        keep: Shares of hidden units to keep when pruning, tried from the smallest on until one passes.
+        latency_goal_ms: What one item may take, which decides how small the distilled student is; without, half
+            of what the quantized model takes.
+        steps: Batches to train a pruned model and a student on, at most: the time that is left may allow fewer.
+        seed: Of everything that is drawn.
+    """
+
+    objective: Objective = "latency"
+    max_quality_loss: float = 0.01
+    time_budget: float = 1800.0
+    only: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    batch_size: int | None = None
+    keep: Sequence[float] = (0.5, 0.75)
+    latency_goal_ms: float | None = None
+    steps: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used, or two of them contradict each other.
+        """
+        check_choice("objective", self.objective, get_args(Objective))
+        check_number("max_quality_loss", self.max_quality_loss, at_least=0)
+        check_number("time_budget", self.time_budget, above=0)
+        check_number("batch_size", self.batch_size, at_least=1, whole=True, optional=True)
+        check_number("latency_goal_ms", self.latency_goal_ms, above=0, optional=True)
+        check_number("steps", self.steps, at_least=1, whole=True)
+        check_number("seed", self.seed, at_least=0, whole=True)
+        for name, what in (
+            ("only", "passes"),
+            ("skip", "passes"),
+            ("keep", "shares of units, such as [0.5]"),
+        ):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise ConfigError(f"{name} is {given!r}; expected a list of {what}.")
+        for name in ("only", "skip"):
+            for one in getattr(self, name):
+                check_choice(name, one, PASSES)
+        if self.only and self.skip:
+            raise ConfigError("only and skip cannot be used together: choose one.")
+        if not self.keep:
+            raise ConfigError(
+                "keep is empty; expected shares of units, such as 0.5. To prune nothing, skip prune."
+            )
+        for share in self.keep:
+            check_number("keep", share, above=0, below=1)
+
+    @property
+    def chosen(self) -> tuple[PassName, ...]:
+        """The passes to run, in their order."""
+        if self.only:
+            return tuple(name for name in PASSES if name in self.only)
+        tuning: tuple[PassName, ...] = ("batch", "length", "pipeline", "precision")
+        shrinking: tuple[PassName, ...] = ("quantize", "prune", "distill")
+        wanted = ("kernels", *tuning) if self.objective == "training" else ("kernels", *tuning, *shrinking)
+        return tuple(name for name in wanted if name not in self.skip)
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Raises `ConfigError` for a name that is no setting."""
+    known = {field.name for field in dataclasses.fields(OptimizeSettings)}
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{name!r} is no setting of optimize; expected one of {', '.join(sorted(known))}."
+            )

@@ -1,0 +1,309 @@
+"""The run: passes in their order, each kept on disk when it ends, and a report of whatever there is.
+
+A module of its own because it alone decides what runs, what a failure means, and what an interruption leaves.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import keras
+import numpy as np
+
+import cellerate
+from cellerate.environment import backend_devices, machine, processors, versions
+from cellerate.errors import CellerateError, ConfigError, OutputError
+from cellerate.files import check_writable
+from cellerate.models.rewrite import describe
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.optimize.context import Context
+from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimize.passes.baseline import Baseline
+from cellerate.optimize.passes.kernels import Kernels
+from cellerate.optimize.passes.precision import Precision
+from cellerate.optimize.passes.shrinking import Distill, Prune, Quantize
+from cellerate.optimize.passes.sweeps import BatchSize, Pipeline, SequenceLength
+from cellerate.optimize.passes.verdict import verdict
+from cellerate.optimize.progress import Progress
+from cellerate.optimize.settings import PASSES, OptimizeSettings
+from cellerate.optimize.state import FILE_NAME, Choices, State, load_state, save_state
+from cellerate.optimize.training import policy_of
+from cellerate.optimize.workload import Workload, open_workload
+from cellerate.report.html import write_html
+from cellerate.report.markdown import write_markdown
+from cellerate.report.record import SCHEMA, Pass, Run, write_run
+
+_PASSES: tuple[type[OptimizerPass], ...] = (
+    Kernels,
+    BatchSize,
+    SequenceLength,
+    Pipeline,
+    Precision,
+    Quantize,
+    Prune,
+    Distill,
+)
+# What is kept for the verdict, which is always reached.
+_VERDICT_S = 10.0
+
+
+def run(
+    model: str | os.PathLike[str] | keras.Model,
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    settings: OptimizeSettings,
+    *,
+    record: TaskRecord | None = None,
+    restart: bool = False,
+    progress: Progress | None = None,
+    command: str | None = None,
+) -> Run:
+    """Optimizes a trained model; see `cellerate.optimize`.
+
+    Args:
+        model: A `.keras` file that Cellerate wrote, or a model, which is then written into the folder.
+        data: What it was trained on, or more like it.
+        output: The folder of the run.
+        settings: The options.
+        record: What belongs to a model that is not given as a file.
+        restart: Throws away what an earlier run left in the folder.
+        progress: Who is told.
+        command: What reproduces the run; None for the one of the command line.
+
+    Returns:
+        The run; its status is "interrupted" after a Ctrl-C, and the next call goes on.
+
+    Raises:
+        CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
+    """
+    progress, folder = progress or Progress(), Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
+    check_writable(folder / FILE_NAME)
+    paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+    file = _model_file(model, record, folder)
+    work = open_workload(file, paths, seed=settings.seed)
+    identity = _identity(work, settings)
+    if restart:
+        _clear(folder)
+    state = load_state(folder, identity)
+    if state is None:
+        state = State(identity=identity, choices=_first_choices(work, settings), started=_now())
+    elif state.passes:
+        progress.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
+    context = Context(
+        workload=work,
+        settings=settings,
+        folder=folder,
+        model_file=file,
+        data=paths,
+        backend=keras.config.backend(),
+        state=state,
+        progress=progress,
+        deadline=time.perf_counter() + settings.time_budget - state.seconds,
+    )
+    reproduce = command or _command(file, paths, folder, settings)
+    began, before = time.perf_counter(), state.seconds
+    try:
+        with _stopping(progress):
+            _run_passes(context, began, before)
+            progress.begin("Verdict")
+            found = verdict(context)
+    except KeyboardInterrupt:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        result = _record(context, reproduce, "interrupted", None)
+    else:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        result = _record(context, reproduce, "finished", found)
+    write_run(result, folder)
+    write_html(result, folder)
+    write_markdown(result, folder)
+    return result
+
+
+@contextlib.contextmanager
+def _stopping(progress: Progress) -> Iterator[None]:
+    """Takes the live line away at the end, and ends in good order when it is asked to by a SIGTERM."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if here else None
+    try:
+        yield
+    finally:
+        progress.stop()
+        if here:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run_passes(context: Context, began: float, before: float) -> None:
+    """Runs what is not done yet; a pass that fails is told, and the rest goes on."""
+    state, settings, progress = context.state, context.settings, context.progress
+    done = {one.name for one in state.passes if one.status == "done"}
+    chosen = [Baseline(), *(kind() for kind in _PASSES if kind.name in settings.chosen)]
+    waiting = [one for one in chosen if one.name not in done]
+    progress.start([one.title for one in waiting] + ["Verdict"])
+    for one in waiting:
+        progress.begin(one.title)
+        started = time.perf_counter()
+        found = _result(one, context)
+        found = dataclasses.replace(found, seconds=time.perf_counter() - started)
+        # Those of an earlier call that chose others too.
+        place = ["baseline", *PASSES]
+        kept = [other for other in state.passes if other.name != one.name]
+        state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, context.folder)
+        progress.end(found)
+
+
+def _result(one: OptimizerPass, context: Context) -> Pass:
+    """What a pass found, or why it found nothing. Raises what the baseline does: nothing goes without it."""
+    if one.cost_s(context) > context.seconds_left() - _VERDICT_S and not isinstance(one, Baseline):
+        left = max(0.0, context.seconds_left())
+        reason = (
+            f"it takes {one.cost_s(context):.0f} s at least, and {left:.0f} s of the time budget are left. Run the "
+            "same command with a larger --time-budget to go on."
+        )
+        return Pass(name=one.name, title=one.title, status="skipped", reason=reason)
+    try:
+        with _as_it_was(context.state):
+            return one.run(context)
+    except NotNeededError as error:
+        return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
+    # A backend may raise anything; whatever one pass cannot do, the others can.
+    except Exception as error:
+        if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
+            raise
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        reason = told[0] if isinstance(error, CellerateError) else f"{type(error).__name__}: {told[0]}"
+        return Pass(name=one.name, title=one.title, status="failed", reason=reason[:500])
+
+
+@contextlib.contextmanager
+def _as_it_was(state: State) -> Iterator[None]:
+    """Takes back what a pass that fails, or is interrupted, had chosen; the candidates that it made are good."""
+    choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
+    try:
+        yield
+    except BaseException:
+        state.choices = choices
+        del state.training_steps[steps:]
+        raise
+
+
+def _model_file(model: str | os.PathLike[str] | keras.Model, record: TaskRecord | None, folder: Path) -> Path:
+    if not isinstance(model, keras.Model):
+        if record is not None:
+            raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+        return Path(model)
+    file = folder / "original.keras"
+    save_model(model, file, record)
+    return file
+
+
+def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
+    """What makes another run of it. More time, or other passes, do not: these go on."""
+    free = ("time_budget", "only", "skip")
+    told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
+    return {
+        "model": _digest(work),
+        "data": work.fingerprint,
+        "settings": repr(sorted((name, str(value)) for name, value in told.items())),
+        "backend": keras.config.backend(),
+        "version": cellerate.__version__,
+    }
+
+
+def _digest(work: Workload) -> str:
+    """Tells models apart; not by their files, into which Keras writes the time."""
+    description = [describe(work.model), work.record.payload]
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode())
+    for weights in work.model.get_weights():
+        digest.update(np.ascontiguousarray(weights).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _first_choices(work: Workload, settings: OptimizeSettings) -> Choices:
+    return Choices(
+        implementation="keras",
+        policy=policy_of(work.model),
+        batch_size=settings.batch_size or work.batch_size,
+        accumulate=1,
+        length=work.length,
+        precision="float32",
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run keeps to go on; what it was for stays until there is something new."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / "candidates", ignore_errors=True)
+
+
+def _record(context: Context, command: str, status: Any, found: Any) -> Run:
+    state, work, settings = context.state, context.workload, context.settings
+    here = machine()
+    environment = (
+        ("processor", f"{here['cpu']}, {processors()} cores"),
+        ("memory", f"{here['memory_bytes'] / 1e9:.0f} GB"),
+        ("system", str(here["system"])),
+        ("Python", str(here["python"])),
+        ("backend", context.backend),
+        ("devices", ", ".join(backend_devices(context.backend))),
+        *versions().items(),
+    )
+    return Run(
+        schema=SCHEMA,
+        model=context.model_file.name,
+        task=work.record.task,
+        item=work.item,
+        data=work.data,
+        started=state.started,
+        seconds=state.seconds,
+        status=status,
+        command=command,
+        settings=dataclasses.asdict(settings),
+        environment=environment,
+        metric=work.metric,
+        max_quality_loss=settings.max_quality_loss,
+        explanation=tuple(state.explanation),
+        passes=tuple(state.passes),
+        candidates=tuple(state.candidates),
+        training_steps=tuple(state.training_steps),
+        verdict=found,
+    )
+
+
+def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSettings) -> str:
+    """The command line of the run: what differs from the defaults."""
+    words = ["cellerate", "optimize", str(file)]
+    for path in data:
+        words += ["--data", path]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default and value is not None:
+            several = list(value) if isinstance(value, tuple | list) else [value]
+            for one in several:
+                words += [f"--{field.name.replace('_', '-')}", str(one)]
+    return shlex.join([*words, "-o", str(folder), "--backend", keras.config.backend()])
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,279 @@
+"""Two runs beside each other: what became better, and first of all what became worse.
+
+A module of its own because a comparison is made from two reports alone, long after both runs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from cellerate.report import format as shown
+from cellerate.report.record import Candidate, Change, Interval, Metric, Quantity, Run
+from cellerate.report.tables import named
+from cellerate.report.view import began, setting
+
+NOISE = 0.05
+"""By how much two timings of one and the same thing may differ, as a share."""
+
+Outcome = Literal["regression", "improvement", "same"]
+# In the environment: what makes timings of two runs no comparison of their code.
+_MACHINE = ("cpu", "processor", "gpu", "device", "accelerator", "machine", "core", "memory", "system")
+_ORDER: tuple[Outcome, ...] = ("regression", "improvement", "same")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A figure of both runs.
+
+    Attributes:
+        group: "result", "training" or "model".
+        label: In words.
+        change: From the first run to the second.
+        outcome: Whether that is more than noise.
+        margin: What noise is, in words.
+    """
+
+    group: Literal["result", "training", "model"]
+    label: str
+    change: Change
+    outcome: Outcome
+    margin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common, and how the second is different.
+
+    Attributes:
+        names: Both, in words.
+        warnings: Why figures of the two may be no comparison, and what only one has.
+        rows: Regressions first.
+        lost: What the first run had and the second has not, each a regression, in a sentence.
+        differences: Of environment and settings: a label, and both values.
+    """
+
+    names: tuple[str, str]
+    warnings: tuple[str, ...]
+    rows: tuple[Row, ...]
+    lost: tuple[str, ...]
+    differences: tuple[tuple[str, str, str], ...]
+
+    @property
+    def regressions(self) -> int:
+        """How many things became worse."""
+        return len(self.lost) + sum(row.outcome == "regression" for row in self.rows)
+
+    @property
+    def sentence(self) -> str:
+        """What it comes to."""
+        better = sum(row.outcome == "improvement" for row in self.rows)
+        same = sum(row.outcome == "same" for row in self.rows)
+        worse = "Nothing regressed" if not self.regressions else f"{_count(self.regressions, 'regression')}"
+        return (
+            f"{worse}; {_count(better, 'improvement')}, {_count(same, 'figure')} the same within the noise."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """It as JSON values; a factor that is infinite is null."""
+        rows = [
+            {
+                **{key: value for key, value in dataclasses.asdict(row).items() if key != "change"},
+                **dataclasses.asdict(row.change),
+                "label": row.label,
+                "factor": row.change.factor if math.isfinite(row.change.factor) else None,
+            }
+            for row in self.rows
+        ]
+        return {
+            "sentence": self.sentence,
+            "regressions": self.regressions,
+            **{
+                key: getattr(self, key) for key in ("names", "warnings", "lost", "differences")
+            },
+            "rows": rows,
+        }  # fmt: skip
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Compares what two runs came to, their training steps and their models.
+
+    Timings and memory differ where they do by more than 5 %, qualities where their 95 % intervals do not meet, sizes
+    where they differ at all. Models and training steps of different tasks are not compared. A figure that only one of
+    the two has is told and not judged, but a verdict or a model that the first run had and the second lost is a
+    regression.
+
+    Args:
+        a: The run before.
+        b: The run after.
+    """
+    rows = [*_results(a, b)]
+    if a.task == b.task:
+        rows += [*_training(a, b), *_models(a, b)]
+    rows.sort(key=lambda row: _ORDER.index(row.outcome))
+    return Comparison(
+        names=(_name(a), _name(b)),
+        warnings=tuple(_warnings(a, b)),
+        rows=tuple(rows),
+        lost=tuple(_lost(a, b)),
+        differences=tuple(_differences(a, b)),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _name(run: Run) -> str:
+    return ", ".join(filter(None, [named(run.model), began(run)]))
+
+
+def _results(a: Run, b: Run) -> Iterable[Row]:
+    if a.verdict is None or b.verdict is None:
+        return
+    after = {(one.quantity, one.label, one.unit): one for one in b.verdict.rows}
+    for one in a.verdict.rows:
+        other = after.get((one.quantity, one.label, one.unit))
+        if other is not None:
+            change = dataclasses.replace(one, before=one.after, after=other.after)
+            if one.quantity is None:
+                both = (_quality_of(a, one.after), _quality_of(b, other.after))
+                yield _row("result", one.label, change, both)
+            else:
+                yield _row("result", one.label, change)
+
+
+def _quality_of(run: Run, value: float) -> Interval | None:
+    """The interval of the quality of the chosen model, if that is what the value is."""
+    chosen = run.verdict.chosen if run.verdict else None
+    found = next((one.quality for one in run.candidates if one.id == chosen), None)
+    return found if found is not None and math.isclose(found.value, value, rel_tol=1e-6) else None
+
+
+def _training(a: Run, b: Run) -> Iterable[Row]:
+    after = {(one.way, one.batch_size, one.length): one for one in b.training_steps}
+    for one in a.training_steps:
+        other = after.get((one.way, one.batch_size, one.length))
+        if other is None:
+            continue
+        length = "" if one.length is None else f" x {one.length:,}"
+        label = f"{one.way}, {one.batch_size:,}{length}"
+        unit = f"{a.item or 'items'}/s"
+        yield _row(
+            "training", f"{label}: speed", _change("training", one.items_per_s, other.items_per_s, unit, True)
+        )
+        if one.peak_memory_bytes is not None and other.peak_memory_bytes is not None:
+            memory = _change("training", one.peak_memory_bytes, other.peak_memory_bytes, "bytes", False)
+            yield _row("training", f"{label}: peak memory", memory)
+
+
+def _models(a: Run, b: Run) -> Iterable[Row]:
+    after = {one.id: one for one in b.candidates}
+    for one in a.candidates:
+        other = after.get(one.id)
+        if other is not None and not one.error and not other.error:
+            yield from _model(one, other, a, b.metric)
+
+
+def _model(one: Candidate, other: Candidate, run: Run, metric: Metric) -> Iterable[Row]:
+    name = one.title
+    alike = dataclasses.replace(metric, source=run.metric.source) == run.metric
+    if alike and one.quality is not None and other.quality is not None:
+        change = Change(
+            None, name, one.quality.value, other.quality.value, run.metric.unit, run.metric.higher_is_better
+        )
+        label = run.metric.name or "quality"
+        yield _row("model", f"{name}: {label}", change, (one.quality, other.quality))
+    yield _row("model", f"{name}: file", _change("size", one.file_bytes, other.file_bytes, "bytes", False))
+    ways = {speed.way: speed for speed in other.speeds}
+    for speed in one.speeds:
+        now = ways.get(speed.way)
+        if now is None:
+            continue
+        latency = _change("use", speed.latency_p50_ms, now.latency_p50_ms, "ms", False)
+        yield _row("model", f"{name}: latency by {speed.way}", latency)
+        both = (speed.throughput_per_s, now.throughput_per_s)
+        if both[0] is not None and both[1] is not None and speed.batch == now.batch:
+            many = _change("use", both[0], both[1], f"{run.item or 'items'}/s", True)
+            yield _row("model", f"{name}: {speed.batch:,} at once by {speed.way}", many)
+
+
+def _change(quantity: Quantity, before: float, after: float, unit: str, higher_is_better: bool) -> Change:
+    return Change(quantity, "", before, after, unit, higher_is_better)
+
+
+def _row(
+    group: Literal["result", "training", "model"],
+    label: str,
+    change: Change,
+    intervals: tuple[Interval | None, Interval | None] = (None, None),
+) -> Row:
+    before, after = change.before, change.after
+    better = after > before if change.higher_is_better else after < before
+    differs, margin = before != after, "exact"
+    one, two = intervals
+    if one is not None and two is not None:
+        differs, margin = one.high < two.low or two.high < one.low, "95 % intervals"
+    elif change.quantity in ("training", "use"):
+        differs, margin = abs(after - before) > NOISE * abs(before), shown.percent(NOISE)
+    outcome: Outcome = "same" if not differs else "improvement" if better else "regression"
+    return Row(group, label, change, outcome, margin)
+
+
+def _lost(a: Run, b: Run) -> Iterable[str]:
+    if a.verdict is not None and b.verdict is None:
+        yield "The first run came to a verdict, the second did not."
+    after = {one.id: one for one in b.candidates}
+    for one in a.candidates:
+        other = after.get(one.id)
+        if other is None or one.error:
+            continue
+        if other.error:
+            yield f"{one.title}: it could be measured before, and now not: {other.error}"
+        elif one.passes_gate and not other.passes_gate:
+            yield f"{one.title}: it passed the gate before, and now fails."
+    statuses = {one.name: one for one in b.passes}
+    for before in a.passes:
+        now = statuses.get(before.name)
+        if before.status == "done" and now is not None and now.status == "failed":
+            yield f"{before.title}: the pass was done before, and now failed: {now.reason}"
+
+
+def _warnings(a: Run, b: Run) -> Iterable[str]:
+    for label, one, other in (
+        ("tasks", a.task, b.task),
+        ("models", a.model, b.model),
+        ("data", a.data, b.data),
+        ("kinds of quality", a.metric.name, b.metric.name),
+        ("data to judge on", a.metric.source, b.metric.source),
+        (
+            "limits of the loss of quality",
+            shown.percent(a.max_quality_loss),
+            shown.percent(b.max_quality_loss),
+        ),
+    ):
+        if one != other:
+            yield f"The runs have different {label}: {one or 'none'} and {other or 'none'}."
+    after = dict(b.environment)
+    for label, value in a.environment:
+        now = after.get(label)
+        if now is not None and now != value and any(word in label.lower() for word in _MACHINE):
+            yield f"The machines differ, and so do timings: {label}: {value} and {now}."
+    for which, run in (("first", a), ("second", b)):
+        if run.status != "finished":
+            yield f"The {which} run did not come to its end ({run.status})."
+    here, there = {one.id: one.title for one in a.candidates}, {one.id: one.title for one in b.candidates}
+    for which, known, others in (("first", here, there), ("second", there, here)):
+        only = [title for id_, title in known.items() if id_ not in others]
+        if only:
+            yield f"Only the {which} run made: {', '.join(only)}."
+
+
+def _differences(a: Run, b: Run) -> Iterable[tuple[str, str, str]]:
+    for one, other in (
+        (dict(a.environment), dict(b.environment)),
+        ({k: setting(v) for k, v in a.settings.items()}, {k: setting(v) for k, v in b.settings.items()}),
+    ):
+        for label in {**one, **other}:
+            if one.get(label) != other.get(label):
+                yield label, one.get(label, ""), other.get(label, "")

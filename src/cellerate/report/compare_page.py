@@ -1,0 +1,121 @@
+"""A comparison of two runs, written down: as a page, as Markdown, as JSON, and as plain lines for a terminal.
+
+A module of its own because what is compared and how it is shown change for different reasons.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cellerate.report import format as shown
+from cellerate.report import markdown
+from cellerate.report.compare import Comparison, Outcome, Row
+from cellerate.report.format import Tone
+from cellerate.report.html import render, write_page
+from cellerate.report.tables import Cell, Table, cells, table
+
+_HEADINGS: dict[Outcome, str] = {
+    "regression": "Regressions",
+    "improvement": "Improvements",
+    "same": "The same within the noise",
+}
+_SIGNS: dict[Outcome, tuple[str, Tone]] = {
+    "regression": ("▼\N{NO-BREAK SPACE}", "bad"),
+    "improvement": ("▲\N{NO-BREAK SPACE}", "good"),
+    "same": ("", ""),
+}
+
+
+def write_comparison(found: Comparison, folder: str | Path) -> tuple[Path, Path, Path]:
+    """Writes compare.html, compare.md and compare.json into a folder, each whole or not at all.
+
+    Raises:
+        OutputError: One could not be written.
+    """
+    content = json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n"
+    return (
+        write_page(Path(folder) / "compare.html", comparison_html(found)),
+        write_page(Path(folder) / "compare.md", comparison_markdown(found)),
+        write_page(Path(folder) / "compare.json", content),
+    )
+
+
+def comparison_html(found: Comparison) -> str:
+    """A comparison as HTML."""
+    return render(
+        "compare.html",
+        title="Two runs of optimize compared",
+        names=found.names,
+        warnings=found.warnings,
+        sentence=found.sentence,
+        tone="bad" if found.regressions else "good",
+        lost=found.lost,
+        tables=_tables(found),
+    )
+
+
+def comparison_markdown(found: Comparison) -> str:
+    """A comparison as GitHub-flavoured Markdown."""
+    parts = ["# Two runs compared"]
+    before, after = map(markdown.plain, found.names)
+    parts += [f"Before: {before}. After: {after}.", markdown.bullets(found.warnings)]
+    parts += [f"**{markdown.plain(found.sentence)}**", markdown.bullets(found.lost)]
+    for heading, one in _tables(found):
+        parts += [f"## {heading}", markdown.table(one, caption=False)]
+    return markdown.join(parts)
+
+
+def comparison_lines(found: Comparison) -> Iterable[str]:
+    """A comparison as lines of plain text, regressions first."""
+    yield from map(shown.one_line, [f"before: {found.names[0]}", f"after:  {found.names[1]}"])
+    yield from (shown.one_line(f"warning: {warning}") for warning in found.warnings)
+    yield from (shown.one_line(f"regression: {one}") for one in found.lost)
+    rows = [(row.outcome, row.label, *_values(row), _change(row)) for row in found.rows]
+    if rows:
+        yield ""
+        yield from _aligned([("outcome", "what", "before", "after", "change"), *rows])
+        yield ""
+    yield found.sentence
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
+    rows = [tuple(map(shown.one_line, row)) for row in rows]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        padded = [
+            word.rjust(width) if n in (2, 3) else word.ljust(width)
+            for n, (word, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(padded).rstrip()
+
+
+def _tables(found: Comparison) -> list[tuple[str, Table]]:
+    tables = []
+    for outcome, heading in _HEADINGS.items():
+        rows = [_row(row) for row in found.rows if row.outcome == outcome]
+        heads = ("What", ">Before", ">After", "Change")
+        if one := table(heading, heads, rows):
+            tables.append((heading, one))
+    different = (cells(Cell(label), before, after) for label, before, after in found.differences)
+    if one := table("Environment and settings that differ", ("What", "Before", "After"), different):
+        tables.append(("What else differs", one))
+    return tables
+
+
+def _row(row: Row) -> tuple[Cell, ...]:
+    sign, tone = _SIGNS[row.outcome]
+    if row.outcome == "same":
+        note = "" if row.margin == "exact" else f"within {row.margin}"
+    else:
+        note = row.outcome if row.margin == "exact" else f"{row.outcome}, beyond {row.margin}"
+    return cells(row.label, *_values(row), Cell(sign + _change(row), note=note, tone=tone))
+
+
+def _values(row: Row) -> tuple[str, str]:
+    return shown.quantity(row.change.before, row.change.unit), shown.quantity(
+        row.change.after, row.change.unit
+    )
+
+
+def _change(row: Row) -> str:
+    return shown.effect(row.change)[0]

@@ -1,0 +1,161 @@
+"""Which charts a report has, each made from the records of a run, with its data as a table.
+
+A module of its own because what is worth drawing is one question, and how to draw it (`svg`) another.
+"""
+
+import math
+from collections.abc import Sequence
+
+from cellerate.report import format as shown
+from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
+from cellerate.report.svg import Dot, Line, LineChart, ScatterChart, Step, WaterfallChart
+from cellerate.report.svg.scatter import Kind
+from cellerate.report.tables import NONE, Cell, Figure, Table, cells, thinned
+from cellerate.report.view import metric_name
+
+_WATERFALLS: tuple[tuple[Quantity, str, str], ...] = (
+    ("training", "Training, pass by pass", "faster"),
+    ("use", "Use, pass by pass", "faster"),
+    ("size", "Size, pass by pass", "smaller"),
+)
+_OPPOSITE = {"faster": "slower", "smaller": "larger"}
+_FLAT = 0.005
+
+
+def waterfalls(run: Run) -> list[Figure]:
+    """What each pass that was kept multiplied each quantity by: the first of its gains of that quantity."""
+    found = []
+    for quantity, title, word in _WATERFALLS:
+        steps, rows, reached = [], [], 1.0
+        for one in run.passes:
+            gain = next((g for g in one.gains if g.quantity == quantity), None) if one.kept else None
+            if gain is None or not (0 < gain.factor < math.inf) or min(gain.before, gain.after) < 0:
+                continue
+            if not 0 < reached * gain.factor < math.inf:
+                break
+            reached *= gain.factor
+            steps.append(Step(one.title, gain.factor, factor_in_words(gain.factor, word)))
+            rows.append(
+                cells(
+                    Cell(one.title, note=gain.label),
+                    shown.quantity(gain.before, gain.unit),
+                    shown.quantity(gain.after, gain.unit),
+                    factor_in_words(gain.factor, word),
+                    factor_in_words(reached, word),
+                )
+            )
+        if not steps:
+            continue
+        total = factor_in_words(reached, word)
+        said = "; ".join(f"{step.name}: {step.words}" for step in steps)
+        chart = WaterfallChart(
+            title, f"A bar for each pass that was kept. {said}. In all: {total}.", tuple(steps), total
+        )
+        heads = ("Pass", ">Before", ">After", ">By itself", ">In all so far")
+        found.append(Figure(chart, Table(title, heads, tuple(rows)), wide=True))
+    return found
+
+
+def factor_in_words(factor: float, word: str) -> str:
+    """A factor: "2.10x faster", "1.20x slower" or "unchanged"."""
+    if abs(factor - 1) < _FLAT:
+        return "unchanged"
+    return f"{shown.times(factor)} {word}" if factor > 1 else f"{shown.times(1 / factor)} {_OPPOSITE[word]}"
+
+
+def front(run: Run) -> Figure | None:
+    """Quality against latency; None where no model has both."""
+    known = [one for one in run.candidates if one.quality and one.speeds and one.speeds[0].latency_p50_ms > 0]
+    if not known:
+        return None
+    gate = gate_of(run)
+    dots = tuple(_dot(run, one) for one in known)
+    label = metric_name(run)
+    fastest, best = min(dots, key=lambda d: d.latency_ms), _best(run, dots)
+    described = (
+        f"A dot for each of {len(dots)} models. Fastest: {fastest.name}, {shown.milliseconds(fastest.latency_ms)}. "
+        f"Best quality: {best.name}, {shown.number(best.quality, 4)}."
+    )
+    if gate is not None:
+        described += f" The gate lies at {shown.number(gate, 4)}."
+    rows = [
+        cells(
+            dot.name,
+            shown.milliseconds(dot.latency_ms),
+            shown.number(dot.quality, 4),
+            {"passes": "passes the gate", "fails": "fails the gate"}.get(dot.kind, dot.kind),
+            "yes" if dot.on_front else "no",
+        )
+        for dot in dots
+    ]
+    heads = ("Model", ">Latency, median", f">{label}", "Marked as", "On the front")
+    chart = ScatterChart("Quality against latency", described, dots, gate, label, run.metric.higher_is_better)
+    return Figure(chart, Table("Quality and latency of each model", heads, tuple(rows)), wide=True)
+
+
+def _best(run: Run, dots: Sequence[Dot]) -> Dot:
+    return (max if run.metric.higher_is_better else min)(dots, key=lambda dot: dot.quality)
+
+
+def gate_of(run: Run) -> float | None:
+    """The quality that is just allowed; None where the original was not judged."""
+    original = run.candidates[0].quality if run.candidates else None
+    if original is None:
+        return None
+    room = abs(original.value) * run.max_quality_loss
+    gate = original.value - room if run.metric.higher_is_better else original.value + room
+    return gate if math.isfinite(gate) else None
+
+
+def _dot(run: Run, one: Candidate) -> Dot:
+    kind: Kind = "passes" if one.passes_gate else "fails"
+    if run.verdict is not None and one.id == run.verdict.chosen:
+        kind = "chosen"
+    elif one is run.candidates[0]:
+        kind = "original"
+    quality = one.quality
+    assert quality is not None  # noqa: S101 (`front` takes no other)
+    return Dot(
+        one.title, one.speeds[0].latency_p50_ms, quality.value, quality.low, quality.high, kind, one.on_front
+    )
+
+
+def curves(one: Pass) -> tuple[Figure, ...]:
+    """The curves of a pass: those of one chart together."""
+    groups: dict[tuple[str, str, str, bool], list[Curve]] = {}
+    for curve in one.curves:
+        if curve.x and curve.y:
+            groups.setdefault((curve.chart, curve.x_label, curve.y_label, curve.log_x), []).append(curve)
+    return tuple(_figure(*key, found) for key, found in groups.items())
+
+
+def _figure(title: str, x_label: str, y_label: str, log_x: bool, found: Sequence[Curve]) -> Figure:
+    lines = tuple(Line(c.name, tuple(zip(c.x, c.y, strict=False)), c.marks) for c in found)
+    said = []
+    for line in lines:
+        low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
+        ends = [_point(line.points[0]), _point(line.points[-1]), _point(low), _point(high)]
+        said.append("{}: from {} to {}; lowest {}, highest {}".format(line.name, *ends))
+        places = [(line.points[n][0], words) for n, words in line.marks if 0 <= n < len(line.points)]
+        said += [f"{words} at {shown.bare(shown.number(place, 4))}" for place, words in places]
+    chart = LineChart(
+        title, f"{y_label} over {x_label}. {'. '.join(said)}.", lines, x_label, y_label, log_x=log_x
+    )
+    tables = [dict(line.points) for line in lines]
+    marks: dict[float, list[str]] = {}
+    for line in lines:
+        for n, words in line.marks:
+            if 0 <= n < len(line.points):
+                marks.setdefault(line.points[n][0], []).append(words)
+    shown_x, remark = thinned(sorted({x for points in tables for x in points}))
+    rows = []
+    for x in shown_x:
+        values = [shown.number(points[x], 4) if x in points else NONE for points in tables]
+        values += [", ".join(marks.get(x, [NONE]))] if marks else []
+        rows.append(cells(shown.bare(shown.number(x, 4)), *values))
+    heads = (f">{x_label}", *(f">{line.name}" for line in lines), *(["Marks"] if marks else []))
+    return Figure(chart, Table(f"{title}: {y_label}", heads, tuple(rows), remark))
+
+
+def _point(point: tuple[float, float]) -> str:
+    return f"{shown.bare(shown.number(point[1], 4))} at {shown.bare(shown.number(point[0], 4))}"

@@ -1,0 +1,157 @@
+"""Numbers as a reader wants them: few digits, a unit that fits, and in words whether more of it is good.
+
+A module of its own because a figure must read the same in a table, beside a chart and on the command line.
+"""
+
+import math
+import re
+from typing import Literal
+
+from cellerate.report.record import Change, Interval
+
+Tone = Literal["", "good", "bad"]
+
+_PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_TIMES_MS = ((1e3, "s", 1e-3), (1.0, "ms", 1.0), (1e-3, "µs", 1e3), (0.0, "ns", 1e6))
+_TIME_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_UNCHANGED = 0.005  # what a factor may differ from 1 by and still be called the same
+_MOST_FACTOR = 1e6  # beyond, it is no measurement
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits and thousands separators: 0.0123, 1.50, 12,345.
+
+    Whole digits are never rounded away: 12,345 stays 12,345.
+    """
+    if not math.isfinite(value):
+        return "infinite" if value > 0 else "minus infinite" if value < 0 else "not a number"
+    if value == 0:
+        return "0"
+    if not 1e-6 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(float(f"{abs(value):.{digits - 1}e}"))))
+    return f"{value:,.{decimals}f}"
+
+
+def bare(label: str) -> str:
+    """A number, or one with its unit, without zeros at its end that say nothing: 1.50 ms is 1.5 ms."""
+    return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", label)
+
+
+def one_line(text: str) -> str:
+    """Text without what moves a cursor, turns its direction round or begins a line: for a terminal or a table."""
+    return _INVISIBLE.sub(" ", text).strip()
+
+
+def whole(value: float) -> str:
+    """A count: 12,345."""
+    return f"{value:,.0f}" if math.isfinite(value) else number(value)
+
+
+def short(value: float) -> str:
+    """Three significant digits with a prefix from a thousand on: 247 k."""
+    for limit, suffix in _PREFIXES:
+        if limit * 0.9995 <= abs(value) < 1e15:
+            return number(value / limit) + suffix
+    return number(value)
+
+
+def size(value: float) -> str:
+    """Bytes, in powers of a thousand: 1.7 MB."""
+    for limit, unit in _SIZES:
+        if limit * 0.9995 <= abs(value) < 1e15:
+            return f"{bare(number(value / limit))} {unit}"
+    return f"{number(value) if abs(value) >= 1e15 else whole(value)} bytes"
+
+
+def milliseconds(value: float) -> str:
+    """A time in ms, in the unit that fits: 19.8 µs."""
+    for limit, unit, factor in _TIMES_MS:
+        if abs(value) >= limit * 0.9995 and value:
+            return f"{number(value * factor)} {unit}"
+    return f"{number(value)} ms"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, the two largest that matter: 1 h 05 min."""
+    if not math.isfinite(seconds) or seconds < 0 or seconds >= 1e9:
+        return f"{number(seconds)} s"
+    if seconds < 10:
+        return bare(milliseconds(1e3 * seconds))
+    rounded = round(seconds)
+    if rounded >= 3600:
+        return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
+    return f"{rounded // 60} min {rounded % 60:02d} s" if rounded >= 60 else f"{rounded} s"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A value with its unit, whatever that is: bytes and times in the unit that fits, rates with a prefix."""
+    if unit == "bytes":
+        return size(value)
+    if unit in _TIME_UNITS_MS:
+        return milliseconds(value * _TIME_UNITS_MS[unit])
+    if unit.endswith("/s"):
+        return f"{short(value)} {unit}"
+    return f"{bare(number(value, 4))} {unit}".rstrip()
+
+
+def percent(share: float) -> str:
+    """A share, with two digits: 0.012 is 1.2 %."""
+    value = 100 * share
+    if not math.isfinite(value) or abs(value) >= 1e6:
+        return "more than a million %" if value > 0 else f"{number(value, 2)} %"
+    return "0 %" if abs(value) < 0.005 else f"{bare(number(value, 2))} %"
+
+
+def reach(value: Interval) -> str:
+    """The 95 % interval of a quality."""
+    return f"{number(value.low, 4)} to {number(value.high, 4)}"
+
+
+def times(factor: float) -> str:
+    """A factor: 34.2x."""
+    if not factor < _MOST_FACTOR:
+        return "over a million x"
+    return f"{number(factor)}x"
+
+
+def effect(change: Change) -> tuple[str, Tone]:
+    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good")."""
+    better, worse = _words(change)
+    if change.quantity is None:
+        return _quality_effect(change)
+    if change.before == change.after:
+        return "unchanged", ""
+    if min(change.before, change.after) < 0 or 0 in (change.before, change.after):
+        good = (change.after > change.before) == change.higher_is_better
+        return (better, "good") if good else (worse, "bad")
+    factor = change.factor
+    if abs(factor - 1) < _UNCHANGED:
+        return "unchanged", ""
+    if factor > 1:
+        return f"{times(factor)} {better}", "good"
+    return f"{times(1 / factor) if factor else 'far'} {worse}", "bad"
+
+
+def _words(change: Change) -> tuple[str, str]:
+    if change.unit == "bytes":
+        return "smaller", "larger"
+    if change.unit.endswith("/s") or change.unit in _TIME_UNITS_MS:
+        return "faster", "slower"
+    return "better", "worse"
+
+
+def _quality_effect(change: Change) -> tuple[str, Tone]:
+    """A quality changes by a share, not by a factor."""
+    gained = change.after - change.before if change.higher_is_better else change.before - change.after
+    if gained == 0:
+        return "unchanged", ""
+    word, tone = ("better", "good") if gained > 0 else ("worse", "bad")
+    if change.before == 0:
+        return word, tone  # type: ignore[return-value]
+    share = abs(gained / change.before)
+    if percent(share) == "0 %":
+        return "unchanged", ""
+    return f"{percent(share)} {word}", tone  # type: ignore[return-value]

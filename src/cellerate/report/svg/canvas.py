@@ -1,0 +1,373 @@
+"""What every chart is made of: elements that cannot be broken out of, scales, round ticks, a frame, places for labels.
+
+A module of its own because a chart says what it shows, and how that becomes marks on paper is said here once.
+"""
+
+import abc
+import dataclasses
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from markupsafe import Markup, escape
+
+from cellerate.report.format import bare, milliseconds, number
+
+FONT = 12.0
+"""The size of all text, in units of the drawing, which is shown about as large as it is drawn."""
+SERIES = 6
+"""How many lines have a colour, a dash and a marker of their own."""
+
+# What no XML document may hold: https://www.w3.org/TR/xml/#charsets
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MOST_TICKS = 12
+_DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2")
+_LEAST_SPAN = 1e-12
+_LARGEST = 1e100
+_MOST_POINTS = 120  # of a line: more cannot be told apart at the width of a page
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """An element; children that are no markup are escaped, and so are attributes (`stroke_width` has a dash)."""
+    shown = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), clean(_attribute(value)))
+        for key, value in attributes.items()
+        if value is not None
+    )
+    inner = Markup("").join(
+        child if isinstance(child, Markup) else escape(clean(child)) for child in children
+    )
+    return Markup(f"<{name}{shown}>{inner}</{name}>" if inner else f"<{name}{shown}/>")  # noqa: S704 (escaped above)
+
+
+def clean(text: str) -> str:
+    """Text without the characters that XML cannot hold."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _attribute(value: object) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def tame(value: float, *, log: bool = False) -> float:
+    """A value that can be drawn: between them, any two of these have a difference and a quotient."""
+    return min(_LARGEST, max(1 / _LARGEST if log else -_LARGEST, value))
+
+
+def text_width(text: str, size: float = FONT) -> float:
+    """How wide text is, about: the fonts of a reader are not known."""
+    return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.56 for c in text)
+
+
+def shorten(text: str, width: float, size: float = FONT) -> str:
+    """Text that fits into a width, with an ellipsis where some is missing."""
+    text = " ".join(text[:400].split())
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+class Scale(NamedTuple):
+    """Where a value lies on an axis.
+
+    Attributes:
+        low: The value at `start`.
+        high: The value at `end`.
+        start: A place.
+        end: Another, which may be before it.
+        log: Whether equal factors are equally far apart.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The place of a value; one outside of the axis lies at its end."""
+        if self.log:
+            low, high = math.log(self.low), math.log(self.high)
+            value = math.log(value) if value > 0 else low
+        else:
+            low, high = self.low, self.high
+        # Values so large that a step between them is less than their last digit share one place.
+        share = min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
+        return self.start + share * (self.end - self.start)
+
+    @staticmethod
+    def around(
+        values: Iterable[float], start: float, end: float, *, log: bool = False, zero_below: float = 0.7
+    ) -> "Scale":
+        """A scale that holds all values, with a little space around them.
+
+        A linear one begins at 0 if the lowest value is less than `zero_below` of the highest: a small difference
+        then looks small.
+        """
+        known = [tame(v, log=log) for v in values if v > 0 or not log]
+        low, high = (min(known), max(known)) if known else (1.0, 2.0)
+        if log:
+            factor = (high / low) ** 0.06 if high / low > 1.05 else 1.2
+            return Scale(low / factor, high * factor, start, end, log)
+        if 0 <= low < zero_below * high:
+            return Scale(0.0, high * 1.06, start, end)
+        space = 0.08 * (high - low) or abs(high) * 0.05 or 1.0
+        return Scale(low - space, high + space, start, end)
+
+
+def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
+    """About so many ticks at round values: steps of 1, 2 or 5 times a power of ten."""
+    span = max(scale.high - scale.low, abs(scale.high) * _LEAST_SPAN, 1e-300)
+    raw = span / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(scale.low / step - 1e-9)
+    found = [step * n for n in range(first, first + _MOST_TICKS) if step * n <= scale.high + 1e-9 * span]
+    largest = max((abs(v) for v in found), default=0.0)
+    divisor, suffix = next(
+        ((limit, end) for limit, end in ((1e9, " G"), (1e6, " M"), (1e4, " k")) if largest >= limit),
+        (1.0, ""),
+    )
+    if suffix == " k":
+        divisor = 1e3
+    if not 1e-6 <= largest < 1e15:
+        return [(v, number(v)) for v in found]
+    decimals = max(0, -math.floor(math.log10(step / divisor) + 1e-9))
+    return [(v, f"{v / divisor:,.{decimals}f}{suffix if round(v, 12) else ''}") for v in found]
+
+
+def log_ticks(scale: Scale, count: int, label: Callable[[float], str] = number) -> list[tuple[float, str]]:
+    """Ticks at powers of ten, and at 2 and 5 times them where there is space."""
+    first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [f * 10.0**p for p in range(first, last + 1) for f in factors]
+        found = [v for v in found if scale.low <= v <= scale.high]
+        if len(found) <= count:
+            break
+    found = found[:: max(1, -(-len(found) // count))] or [math.sqrt(scale.low * scale.high)]
+    return [(v, bare(label(v))) for v in found]
+
+
+def log2_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
+    """Ticks at powers of two."""
+    first, last = math.ceil(math.log2(scale.low) - 1e-9), math.floor(math.log2(scale.high) + 1e-9)
+    powers = range(first, last + 1, max(1, -(-(last - first + 1) // count)))
+    return [(2.0**p, bare(number(2.0**p))) for p in powers]
+
+
+def time_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
+    """Those of a logarithmic axis in ms, each in the unit that fits."""
+    return log_ticks(scale, count, milliseconds)
+
+
+class Box(NamedTuple):
+    """A rectangle on the drawing."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: "Box") -> float:
+        """The area that both cover."""
+        wide = min(self.right, other.right) - max(self.left, other.left)
+        high = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(0.0, wide) * max(0.0, high)
+
+
+_Anchor = Literal["start", "middle", "end"]
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: _Anchor = "start",
+    class_: str | None = None,
+) -> Markup:
+    """A line of text whose baseline is at y."""
+    return element("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """A straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def path(points: Sequence[tuple[float, float]], class_: str, dash: str = "") -> Markup:
+    """A line through points."""
+    steps = " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return element("path", d=f"M{steps}", class_=class_, stroke_dasharray=dash or None)
+
+
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a long line that shape it: first, lowest, highest and last of each stretch."""
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    stretches = _MOST_POINTS // 4
+    edges = [round(n * len(points) / stretches) for n in range(stretches + 1)]
+    kept: list[tuple[float, float]] = []
+    for begin, end in pairwise(edges):
+        part = range(begin, end)
+        lowest, highest = min(part, key=lambda n: points[n][1]), max(part, key=lambda n: points[n][1])
+        kept += [points[n] for n in sorted({begin, lowest, highest, end - 1})]
+    return kept
+
+
+def marker(kind: int, x: float, y: float, class_: str, radius: float = 3.5) -> Markup:
+    """One of the shapes that tell lines apart where colours do not."""
+    r = radius
+    if kind % SERIES == 0:
+        return element("circle", cx=x, cy=y, r=r, class_=class_)
+    corners = {
+        1: [(-r, -r), (r, -r), (r, r), (-r, r)],
+        2: [(0, -1.3 * r), (1.2 * r, r), (-1.2 * r, r)],
+        3: [(0, -1.4 * r), (1.4 * r, 0), (0, 1.4 * r), (-1.4 * r, 0)],
+        4: [(0, 1.3 * r), (1.2 * r, -r), (-1.2 * r, -r)],
+        5: [(-1.4 * r, -0.7 * r), (1.4 * r, -0.7 * r), (1.4 * r, 0.7 * r), (-1.4 * r, 0.7 * r)],
+    }[kind % SERIES]
+    return element(
+        "path", d="M" + " ".join(f"{x + a:.1f} {y + b:.1f}" for a, b in corners) + "Z", class_=class_
+    )
+
+
+def dash(kind: int) -> str:
+    """How the line of a series is broken."""
+    return _DASHES[kind % SERIES]
+
+
+def place_label(
+    words: str, x: float, y: float, taken: list[Box], within: Box, class_: str, gap: float = 8.0
+) -> Markup:
+    """Text beside a point, where it covers least of what is there; its place is added to `taken`.
+
+    Where it stands further away, a line leads to the point.
+    """
+    wide = text_width(words)
+    near: list[tuple[float, float, _Anchor]] = [
+        (gap, 4, "start"),
+        (-gap, 4, "end"),
+        (0, -gap - 1, "middle"),
+        (0, gap + 9, "middle"),
+    ]
+    for far in range(14, 140, 14):
+        for up in (-far, far + 8):
+            near += [(gap * 0.7, up, "start"), (-gap * 0.7, up, "end"), (0, up, "middle")]
+
+    def box(spot: tuple[float, float, _Anchor]) -> Box:
+        left = x + spot[0] - {"start": 0.0, "middle": wide / 2, "end": wide}[spot[2]]
+        return Box(left, y + spot[1] - FONT, left + wide, y + spot[1] + 3)
+
+    def cost(spot: tuple[float, float, _Anchor]) -> float:
+        own = box(spot)
+        outside = wide * (FONT + 3) - own.overlap(within)
+        return sum(own.overlap(other) for other in taken) + 4 * outside + abs(spot[1]) / 2
+
+    best = min(near, key=cost)
+    taken.append(box(best))
+    shown = text(x + best[0], y + best[1], words, anchor=best[2], class_=class_)
+    if abs(best[1]) < 2.2 * gap:
+        return shown
+    end = y + best[1] + (4 if best[1] < 0 else -FONT)
+    return line(x, y + math.copysign(gap * 0.6, best[1]), x + best[0], end, "lead") + shown
+
+
+def along(places: Sequence[tuple[float, float]]) -> list[Box]:
+    """Small boxes on a line, for labels to keep away from."""
+    found = []
+    for (x1, y1), (x2, y2) in pairwise(places):
+        count = int(max(abs(x2 - x1), abs(y2 - y1)) / 6) + 1
+        steps = [(x1 + (x2 - x1) * n / count, y1 + (y2 - y1) * n / count) for n in range(count)]
+        found += [Box(a - 3, b - 3, a + 3, b + 3) for a, b in steps]
+    return found
+
+
+def frame(
+    box: Box,
+    x_ticks: Sequence[tuple[float, str]],
+    y_ticks: Sequence[tuple[float, str]],
+    x: Scale,
+    y: Scale,
+    x_label: str,
+    y_label: str,
+) -> Markup:
+    """Grid lines, ticks with their labels, and the titles of both axes: that of y above its ticks, to be read."""
+    parts = []
+    for value, label in y_ticks:
+        place = y(value)
+        parts.append(line(box.left, place, box.right, place, "grid"))
+        parts.append(text(box.left - 6, place + 4, label, anchor="end"))
+    reached = -math.inf
+    for value, label in x_ticks:
+        place, half = x(value), text_width(label) / 2
+        parts.append(line(place, box.bottom, place, box.bottom + 4, "axis"))
+        if place - half > reached:
+            parts.append(text(place, box.bottom + 17, label, anchor="middle"))
+            reached = place + half + 5
+    parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
+    parts.append(text(2, box.top - 10, shorten(y_label, box.right - 2), class_="label"))
+    wide = box.right - 2
+    parts.append(text(box.right, box.bottom + 34, shorten(x_label, wide), anchor="end", class_="label"))
+    return Markup("").join(parts)
+
+
+def legend(entries: Sequence[tuple[Markup, str]], width: float, top: float) -> tuple[Markup, float]:
+    """Signs and what they mean, in as many rows as that takes; each sign is drawn around (0, 0).
+
+    Returns:
+        It, and where it ends.
+    """
+    parts, left, y = [], 2.0, top + 10
+    for sign, words in entries:
+        words = shorten(words, width - 34)
+        needed = 30 + text_width(words)
+        if left > 2 and left + needed > width:
+            left, y = 2.0, y + 18
+        parts.append(element("g", sign, transform=f"translate({left + 12:.1f} {y - 4:.1f})"))
+        parts.append(text(left + 28, y, words))
+        left += needed + 12
+    return Markup("").join(parts), y + 8 if entries else top
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart(abc.ABC):
+    """What is drawn, and what it shows in words, for those who do not see it.
+
+    Attributes:
+        title: What it shows.
+        description: What can be seen in it.
+    """
+
+    title: str
+    description: str
+
+    @abc.abstractmethod
+    def body(self, width: float) -> tuple[Markup, float]:
+        """The marks, and how high the drawing is."""
+
+    def draw(self, width: float, name: str) -> Markup:
+        """The drawing.
+
+        Args:
+            width: Of it, in pixels; it shrinks where there is less space.
+            name: Unique in the page: what its title and description are found by.
+        """
+        marks, height = self.body(width)
+        return element(
+            "svg",
+            element("title", self.title, id=f"{name}-title"),
+            element("desc", self.description, id=f"{name}-desc"),
+            marks,
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {width:.0f} {height:.0f}",
+            width=f"{width:.0f}",
+            height=f"{height:.0f}",
+            role="img",
+            aria_labelledby=f"{name}-title {name}-desc",
+        )

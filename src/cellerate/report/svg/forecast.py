@@ -1,0 +1,75 @@
+"""A forecast: what was, what came, what was forecast, and between which bounds."""
+
+import dataclasses
+
+from markupsafe import Markup
+
+from cellerate.report.svg import canvas
+from cellerate.report.svg.canvas import Box, Chart, Scale
+
+_PAST_HORIZONS = 2  # how much of the past is shown, so that the forecast is no sliver
+_MOST_PAST = 1200
+
+
+@dataclasses.dataclass(frozen=True)
+class ForecastChart(Chart):
+    """A forecast.
+
+    Attributes:
+        past: Up to now.
+        truth: From then on; may be shorter than the forecast.
+        forecast: From then on.
+        low: Its lower bounds, or ().
+        high: Its upper bounds, or ().
+        span: Further values that the axis holds: charts that are compared share one.
+    """
+
+    past: tuple[float, ...]
+    truth: tuple[float, ...]
+    forecast: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    span: tuple[float, ...] = ()
+
+    def body(self, width: float) -> tuple[Markup, float]:
+        """See `Chart.body`."""
+        later = max(len(self.forecast), len(self.truth), 1)
+        past = self.past[-min(_PAST_HORIZONS * later, _MOST_PAST) :]
+        values = [*past, *self.truth, *self.forecast, *self.low, *self.high, *self.span] or [0.0, 1.0]
+        bottom = 150.0
+        y = Scale.around(values, bottom, 10, zero_below=0.0)
+        y_ticks = canvas.linear_ticks(y, 4)
+        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
+        box = Box(left, 10, width - 4, bottom)
+        x = Scale(float(-len(past)), float(later), box.left, box.right)
+        count = int((box.right - box.left) / 55) + 1
+        parts = [
+            canvas.frame(
+                box,
+                [t for t in canvas.linear_ticks(x, count) if t[0] == int(t[0])],
+                y_ticks,
+                x,
+                y,
+                "steps",
+                "",
+            ),
+            canvas.line(x(0), box.top, x(0), box.bottom, "now"),
+        ]
+        if self.low and self.high:
+            count = min(len(self.low), len(self.high))
+            edge = [(x(n + 1), y(self.low[n])) for n in range(count)]
+            back = [(x(n + 1), y(self.high[n])) for n in reversed(range(count))]
+            parts.append(canvas.path([*canvas.thin(edge), *canvas.thin(back)], "band"))
+        # From the last known point on, so that the lines join.
+        joint = [(x(0), y(past[-1]))] if past else []
+        for values_of, class_ in (
+            (past, "past"),
+            (self.truth, "truth"),
+            (self.forecast, "forecast"),
+        ):
+            first = -len(past) + 1 if class_ == "past" else 1
+            places = [(x(first + n), y(value)) for n, value in enumerate(values_of)]
+            places = places if class_ == "past" else joint + places
+            if len(places) > 1:
+                parts.append(canvas.path(canvas.thin(places), class_))
+        return Markup("").join(parts), bottom + 40

@@ -1,0 +1,127 @@
+"""Lines over one axis, each with a dash and a marker of its own and its name beside it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from cellerate.report.svg import canvas
+from cellerate.report.svg.canvas import Box, Chart, Scale
+
+_MOST_MARKERS = 24
+_MOST_MARKS = 8
+_ROW = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line: its name, its points, and what to say of some of them.
+
+    Attributes:
+        name: Stands beside it.
+        points: x ascending.
+        marks: A place in `points` and a text each.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    marks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LineChart(Chart):
+    """Lines.
+
+    Attributes:
+        lines: At least one that has points.
+        x_label: With its unit.
+        y_label: With its unit.
+        log_x: Whether x doubles from tick to tick.
+    """
+
+    lines: tuple[Line, ...]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+
+    def _point(self, point: tuple[float, float]) -> tuple[float, float]:
+        return canvas.tame(point[0], log=self.log_x), canvas.tame(point[1])
+
+    def body(self, width: float) -> tuple[Markup, float]:
+        """See `Chart.body`."""
+        lines = [
+            dataclasses.replace(one, points=tuple(map(self._point, one.points)))
+            for one in self.lines
+        ]
+        points = [point for one in lines for point in one.points]
+        several = len(lines) > 1
+        longest = max((canvas.text_width(one.name) for one in lines), default=0.0) + 14
+        beside = several and len(lines) <= 6 and longest <= 0.3 * width
+        top, head = 0.0, Markup("")
+        if several and not beside:
+            head, top = canvas.legend([(_sign(n), one.name) for n, one in enumerate(lines)], width, 0)
+        bottom = top + 26 + max(170.0, min(240.0, 0.44 * width))
+        # Over sizes a half must look like a half; over time it is the course that counts.
+        zero_below = 0.7 if self.log_x else 0.3
+        y = Scale.around([value for _, value in points], bottom, top + 26, zero_below=zero_below)
+        y_ticks = canvas.linear_ticks(y, 5)
+        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
+        box = Box(left, top + 26, width - (longest if beside else 8.0), bottom)
+        x = Scale.around([value for value, _ in points], box.left + 6, box.right - 4, log=self.log_x)
+        if not self.log_x and points:
+            # What is measured fills the width; only y wants space above it.
+            low, high = min(p[0] for p in points), max(p[0] for p in points)
+            x = Scale(low, high if high > low else low + 1.0, box.left + 6, box.right - 4)
+        count = int((box.right - box.left) / 60) + 1
+        x_ticks = canvas.log2_ticks(x, count) if self.log_x else canvas.linear_ticks(x, count)
+        parts = [head, canvas.frame(box, x_ticks, y_ticks, x, y, self.x_label, self.y_label)]
+        taken: list[Box] = []
+        marked: list[tuple[str, tuple[float, float]]] = []
+        ends: list[tuple[float, int]] = []
+        for n, one in enumerate(lines):
+            places = [(x(a), y(b)) for a, b in one.points]
+            if not places:
+                continue
+            drawn = canvas.thin(places)
+            taken += canvas.along(drawn)
+            parts.append(canvas.path(drawn, f"line s{n % canvas.SERIES}", canvas.dash(n)))
+            if len(places) <= _MOST_MARKERS:
+                parts += [canvas.marker(n, *place, class_=f"dot s{n % canvas.SERIES}") for place in places]
+                taken += [Box(a - 4, b - 4, a + 4, b + 4) for a, b in places]
+            ends.append((places[-1][1], n))
+            for index, words in one.marks[:_MOST_MARKS]:
+                if 0 <= index < len(places):
+                    marked.append((words, places[index]))
+        if beside:
+            for place, n in _spread(ends, box):
+                shown = canvas.shorten(lines[n].name, longest)
+                parts.append(
+                    canvas.text(box.right + 4, place + 4, shown, class_=f"name s{n % canvas.SERIES}")
+                )
+        parts += [_mark(words, place, taken, box) for words, place in marked]
+        return Markup("").join(parts), bottom + 42
+
+
+def _sign(n: int) -> Markup:
+    return canvas.path([(-12, 0), (12, 0)], f"line s{n % canvas.SERIES}", canvas.dash(n)) + canvas.marker(
+        n, 0, 0, f"dot s{n % canvas.SERIES}"
+    )
+
+
+def _mark(words: str, place: tuple[float, float], taken: list[Box], box: Box) -> Markup:
+    ring = canvas.element("circle", cx=place[0], cy=place[1], r=7.0, class_="ring")
+    shown = canvas.shorten(words, 0.6 * (box.right - box.left))
+    return ring + canvas.place_label(shown, *place, taken=taken, within=box, class_="mark", gap=10)
+
+
+def _spread(ends: Sequence[tuple[float, int]], box: Box) -> list[tuple[float, int]]:
+    """Heights of the names of lines: near their ends, and never one over another."""
+    order = sorted(ends)
+    places = [place for place, _ in order]
+    for n in range(1, len(places)):
+        places[n] = max(places[n], places[n - 1] + _ROW)
+    over = max(0.0, (places[-1] if places else 0.0) - box.bottom)
+    for n in range(len(places) - 1, -1, -1):
+        limit = places[n + 1] - _ROW if n + 1 < len(places) else places[n] - over
+        places[n] = min(places[n], limit)
+    return [(place, n) for place, (_, n) in zip(places, order, strict=True)]

@@ -1,0 +1,131 @@
+"""Quality against latency: each model a dot with its interval, the gate a line, and the front through the best."""
+
+import dataclasses
+from typing import Literal
+
+from markupsafe import Markup
+
+from cellerate.report.svg import canvas
+from cellerate.report.svg.canvas import Box, Chart, Scale
+
+Kind = Literal["original", "chosen", "passes", "fails"]
+
+_WORDS: dict[Kind, str] = {
+    "original": "original",
+    "chosen": "chosen",
+    "passes": "passes the gate",
+    "fails": "fails the gate",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """A model.
+
+    Attributes:
+        name: Stands beside it.
+        latency_ms: Of one call; above 0.
+        quality: Where it stands.
+        low: Where the interval of the quality begins.
+        high: Where it ends.
+        kind: How it is marked.
+        on_front: Whether the front runs through it.
+    """
+
+    name: str
+    latency_ms: float
+    quality: float
+    low: float
+    high: float
+    kind: Kind
+    on_front: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ScatterChart(Chart):
+    """Models.
+
+    Attributes:
+        dots: At least one.
+        gate: The quality that is just allowed; None: not drawn.
+        y_label: With its unit.
+        higher_is_better: What the quality says.
+    """
+
+    dots: tuple[Dot, ...]
+    gate: float | None
+    y_label: str
+    higher_is_better: bool
+
+    def body(self, width: float) -> tuple[Markup, float]:
+        """See `Chart.body`."""
+        kinds: list[Kind] = [kind for kind in _WORDS if any(dot.kind == kind for dot in self.dots)]
+        entries = [(_marker(kind, 0, 0), _WORDS[kind]) for kind in kinds]
+        front = sorted((dot.latency_ms, dot.quality) for dot in self.dots if dot.on_front)
+        if len(front) > 1:
+            entries.append((canvas.line(-12, 0, 12, 0, "front"), "none is better and faster"))
+        head, top = canvas.legend(entries, width, 0)
+        bottom = top + 30 + max(230.0, min(340.0, 0.42 * width))
+        values = [canvas.tame(value) for dot in self.dots for value in (dot.quality, dot.low, dot.high)]
+        values += [canvas.tame(self.gate)] if self.gate is not None else []
+        # Small differences are what the chart is for: its axis need not begin at 0.
+        space = 0.12 * (max(values) - min(values)) or 0.02 * abs(values[0]) or 1.0
+        y = Scale(min(values) - space, max(values) + space, bottom, top + 30)
+        y_ticks = canvas.linear_ticks(y, 6)
+        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
+        box = Box(left, top + 30, width - 8, bottom)
+        x = Scale.around([dot.latency_ms for dot in self.dots], box.left + 12, box.right - 12, log=True)
+        x_ticks = canvas.time_ticks(x, int((box.right - box.left) / 75) + 1)
+        better = "higher is better" if self.higher_is_better else "lower is better"
+        parts = [
+            head,
+            canvas.frame(
+                box,
+                x_ticks,
+                y_ticks,
+                x,
+                y,
+                "latency of one call (faster to the left)",
+                f"{self.y_label}, {better}",
+            ),
+        ]
+        taken = [
+            Box(x(d.latency_ms) - 6, y(d.quality) - 6, x(d.latency_ms) + 6, y(d.quality) + 6)
+            for d in self.dots
+        ]
+        if self.gate is not None:
+            parts.append(canvas.line(box.left, y(self.gate), box.right, y(self.gate), "gate"))
+            above = y(self.gate) - 5
+            parts.append(canvas.text(box.right, above, "the gate", anchor="end", class_="fall"))
+            taken.append(Box(box.left, y(self.gate) - 2, box.right, y(self.gate) + 2))
+            taken.append(Box(box.right - canvas.text_width("the gate"), above - 12, box.right, above))
+        if len(front) > 1:
+            places = [(x(a), y(b)) for a, b in front]
+            parts.append(canvas.path(places, "front"))
+            taken += canvas.along(places)
+        for dot in self.dots:
+            across = x(dot.latency_ms)
+            if dot.high > dot.low:
+                taken.append(Box(across - 3, y(dot.high), across + 3, y(dot.low)))
+                parts.append(canvas.line(across, y(dot.low), across, y(dot.high), "interval"))
+                for end in (dot.low, dot.high):
+                    parts.append(canvas.line(across - 4, y(end), across + 4, y(end), "interval"))
+        parts += [_marker(dot.kind, x(dot.latency_ms), y(dot.quality)) for dot in self.dots]
+        for dot in sorted(self.dots, key=lambda one: one.kind not in ("original", "chosen")):
+            name = canvas.shorten(dot.name, 0.55 * (box.right - box.left))
+            class_ = "strong" if dot.kind in ("original", "chosen") else "mark"
+            parts.append(
+                canvas.place_label(name, x(dot.latency_ms), y(dot.quality), taken, box, class_, gap=11)
+            )
+        return Markup("").join(parts), bottom + 42
+
+
+def _marker(kind: Kind, x: float, y: float) -> Markup:
+    if kind == "original":
+        return canvas.marker(1, x, y, "dot original", 5)
+    if kind == "chosen":
+        ring = canvas.element("circle", cx=x, cy=y, r=9.5, class_="ring")
+        return ring + canvas.marker(0, x, y, "dot chosen", 5.5)
+    if kind == "passes":
+        return canvas.marker(0, x, y, "dot passes", 5)
+    return canvas.element("path", d=f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10", class_="cross")

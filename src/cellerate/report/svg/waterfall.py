@@ -1,0 +1,104 @@
+"""What each step multiplied a quantity by, and what that comes to: bars on an axis of factors, one below another."""
+
+import dataclasses
+import math
+
+from markupsafe import Markup
+
+from cellerate.report.format import times
+from cellerate.report.svg import canvas
+from cellerate.report.svg.canvas import Box, Chart, Scale
+
+_ROW, _BAR, _TOP = 46.0, 18.0, 6.0
+_LARGEST = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+        name: Such as "Packed as int8".
+        factor: How many times better it made it; below 1 is worse.
+        words: The same in words: "2.1x faster".
+    """
+
+    name: str
+    factor: float
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WaterfallChart(Chart):
+    """Steps.
+
+    Attributes:
+        steps: At least one.
+        total: What all of them come to, in words: "12x faster in all".
+    """
+
+    steps: tuple[Step, ...]
+    total: str
+
+    def body(self, width: float) -> tuple[Markup, float]:
+        """See `Chart.body`."""
+        reached, spans = 1.0, []
+        for step in self.steps:
+            after = min(_LARGEST, max(1 / _LARGEST, reached * step.factor))
+            spans.append((reached, after))
+            reached = after
+        low, high = min(1.0, *(b for _, b in spans)), max(1.0, *(b for _, b in spans))
+        low, high = (low, high) if high / low > 1.3 else (low / 1.15, high * 1.15)
+        box = Box(2, _TOP, width - 2, _TOP + _ROW * (len(spans) + 1))
+        # The ends of the axis have labels too.
+        x = Scale(low, high, box.left + 14, box.right - 18, log=True)
+        parts = []
+        for value, label in canvas.log_ticks(x, int(width / 70), times):
+            parts.append(canvas.line(x(value), box.top + 18, x(value), box.bottom, "grid"))
+            parts.append(canvas.text(x(value), box.bottom + 16, label, anchor="middle"))
+        parts.append(canvas.line(x(1), box.top + 18, x(1), box.bottom + 4, "axis"))
+        for n, (step, (before, after)) in enumerate(zip(self.steps, spans, strict=True)):
+            better = after >= before
+            parts.append(
+                self._bar(n, x, before, after, step.name, step.words, width, "gain" if better else "fall")
+            )
+            foot = _TOP + n * _ROW + 22 + _BAR
+            parts.append(canvas.line(x(after), foot, x(after), foot + _ROW - _BAR, "link"))
+        parts.append(self._bar(len(spans), x, 1.0, reached, "In all", self.total, width, "total"))
+        return Markup("").join(parts), box.bottom + 22
+
+    def _bar(
+        self,
+        n: int,
+        x: Scale,
+        before: float,
+        after: float,
+        name: str,
+        words: str,
+        width: float,
+        class_: str,
+    ) -> Markup:
+        top = _TOP + n * _ROW
+        left, right = sorted((x(before), x(after)))
+        if not math.isfinite(left + right):
+            left = right = x(1)
+        room = width - 16 - canvas.text_width(words)
+        bar = canvas.element(
+            "rect",
+            x=left,
+            y=top + 22,
+            width=max(right - left, 2.0),
+            height=_BAR,
+            rx=2.0,
+            class_=f"bar {class_}",
+        )
+        # Text stands on the colour of the page: grid lines end before it.
+        under = canvas.element("rect", x=0.0, y=top + 2, width=width, height=18.0, class_="under")
+        return (
+            under
+            + canvas.text(2, top + 16, canvas.shorten(name, room), class_="strong")
+            + canvas.text(
+                width - 2, top + 16, words, anchor="end", class_=class_ if class_ != "total" else "strong"
+            )
+            + bar
+        )

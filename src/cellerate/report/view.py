@@ -1,0 +1,353 @@
+"""What the report says, in words, tables and charts, before it is HTML or Markdown.
+
+A module of its own so that both forms say the same: a template or a writer only arranges what is here.
+"""
+
+import dataclasses
+import datetime
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from cellerate.report import format as shown
+from cellerate.report.format import Tone
+from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep
+from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
+
+_WIDE = 92  # characters of a command on a line
+
+STATUS = {
+    "done": "✓\N{NO-BREAK SPACE}done",
+    "failed": "✗\N{NO-BREAK SPACE}failed",
+    "skipped": "○\N{NO-BREAK SPACE}skipped",
+}
+_MADE = {"characters": "character", "forecasts": "forecast", "lines": "line"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """The largest figures: "34.2x faster", what of, and from what to what."""
+
+    big: str
+    word: str
+    label: str
+    detail: str
+    tone: Tone
+
+
+@dataclasses.dataclass(frozen=True)
+class PassView:
+    """A pass."""
+
+    name: str
+    title: str
+    state: str
+    look: str
+    head: str
+    decision: str
+    reason: str
+    gains: Table | None
+    facts: Table | None
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]
+
+
+def outcome(run: Run) -> tuple[str, Tone]:
+    """The sentence that everything comes down to."""
+    if run.verdict is not None:
+        if run.status == "finished":
+            return run.verdict.sentence, "good"
+        how = "was interrupted" if run.status == "interrupted" else "failed"
+        return f"This run {how}; so far: {run.verdict.sentence}", "bad"
+    done = sum(one.status == "done" for one in run.passes)
+    passes = f"{done} of its passes {'was' if done == 1 else 'were'} done" if done else "no pass was done"
+    if run.status == "interrupted":
+        again = "Start the same command again: it goes on where it stopped."
+        return f"This run was interrupted before it came to a verdict; {passes}. {again}", "bad"
+    if run.status == "failed":
+        why = next((f": {one.title}: {one.reason}" for one in run.passes if one.status == "failed"), "")
+        return f"This run failed before it came to a verdict; {passes}{why or '.'}", "bad"
+    return f"This run came to its end without a verdict; {passes}.", "bad"
+
+
+def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
+    """Before and after."""
+    rows = []
+    for change in changes:
+        words, tone = shown.effect(change)
+        sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
+        rows.append(
+            cells(
+                change.label,
+                shown.quantity(change.before, change.unit),
+                shown.quantity(change.after, change.unit),
+                Cell(sign + words, tone=tone),
+            )
+        )
+    return table(caption, ("What", ">Before", ">After", "Change"), rows)
+
+
+def titled(run: Run) -> Run:
+    """The same run, in which nothing that stands in a heading is empty."""
+    passes = tuple(
+        dataclasses.replace(
+            one,
+            title=named(one.title, one.name, "Pass"),
+            curves=tuple(
+                dataclasses.replace(curve, chart=named(curve.chart, "Curve"), name=named(curve.name, "value"))
+                for curve in one.curves
+            ),
+        )
+        for one in run.passes
+    )
+    candidates = tuple(
+        dataclasses.replace(one, title=named(one.title, one.id, "Model")) for one in run.candidates
+    )
+    model = named(run.model, "Unnamed model")
+    return dataclasses.replace(run, model=model, passes=passes, candidates=candidates)
+
+
+def began(run: Run) -> str:
+    """When the run began, to the minute."""
+    try:
+        when = datetime.datetime.fromisoformat(run.started)
+    except ValueError:
+        return run.started
+    return f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".rstrip()
+
+
+def tiles(run: Run) -> list[Tile]:
+    """The first figure of each quantity."""
+    found: list[Tile] = []
+    for quantity in ("training", "use", "size", None):
+        changes = run.verdict.rows if run.verdict else ()
+        change = next((one for one in changes if one.quantity == quantity), None)
+        if change is None:
+            continue
+        words, tone = shown.effect(change)
+        big, _, word = words.rpartition(" ")
+        detail = f"{shown.quantity(change.before, change.unit)} → {shown.quantity(change.after, change.unit)}"
+        found.append(Tile(big or word, word if big else "", change.label, detail, tone))
+    return found
+
+
+def used(run: Run) -> Table | None:
+    """The files of the verdict."""
+    files = run.verdict.files if run.verdict else ()
+    return table(
+        "Files, within the folder of this report",
+        ("What", "File"),
+        (cells(label, Cell(path, code=True)) for label, path in files),
+    )
+
+
+def training_command(run: Run) -> str:
+    """How to train from now on; "" where nothing is proposed."""
+    if run.verdict is None or not run.verdict.training.strip():
+        return ""
+    return wrapped(f"cellerate train {run.task} DATA -o MODEL.keras {run.verdict.training.strip()}")
+
+
+def wrapped(command: str) -> str:
+    """A command on lines that fit, each but the last ending in a backslash: it can be copied as it is."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    if shlex.join(words) != command or len(command) <= _WIDE:
+        return command
+    lines: list[str] = []
+    for word in map(shlex.quote, words):
+        # A value stays on the line of its option.
+        if not lines or (word.startswith("-") and len(lines[-1]) + len(word) > _WIDE - 24):
+            lines.append(word if not lines else f"  {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
+
+
+def passes_table(run: Run) -> Table | None:
+    """A row a pass."""
+    rows = []
+    for one in run.passes:
+        tone: Tone = "bad" if one.status == "failed" else "good" if one.kept else ""
+        said = one.decision if one.status == "done" else " ".join(filter(None, [one.reason, one.decision]))
+        rows.append(
+            cells(
+                Cell(one.title, note=one.name),
+                Cell(STATUS[one.status], note="kept" if one.kept else "", tone=tone),
+                shown.duration(one.seconds) if one.seconds else NONE,
+                said or NONE,
+            )
+        )
+    return table("Every pass of the run", ("Pass", "Status", ">Took", "What was found"), rows)
+
+
+def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
+    """A pass with all that it has to tell."""
+    took = f", {shown.duration(one.seconds)}" if one.seconds else ""
+    return PassView(
+        name=one.name,
+        title=one.title,
+        look="failed" if one.status == "failed" else "kept" if one.kept else "",
+        state=STATUS[one.status] + took,
+        head={"failed": "Why it failed", "skipped": "Why it was left out", "done": "Remark"}[one.status],
+        decision=one.decision,
+        reason=one.reason,
+        gains=changes_table(f"{one.title}: before and after", one.gains),
+        facts=table(f"{one.title}: facts", ("What", "Found"), (cells(a, cut(b)) for a, b in one.facts)),
+        notes=one.notes,
+        figures=figures,
+    )
+
+
+def training_table(run: Run) -> Table | None:
+    """What was measured of training."""
+    rows = [
+        cells(
+            Cell(one.way, note="baseline" if n == 0 else ""),
+            f"{one.batch_size:,}",
+            NONE if one.length is None else f"{one.length:,}",
+            Cell(shown.milliseconds(one.step_ms), note=_percentiles(one)),
+            f"{shown.short(one.items_per_s)}",
+            NONE if one.peak_memory_bytes is None else shown.size(one.peak_memory_bytes),
+            NONE if one.loss is None else shown.number(one.loss, 4),
+        )
+        for n, one in enumerate(run.training_steps)
+    ]
+    heads = (
+        "Way",
+        ">Batch",
+        ">Length",
+        ">Step, median",
+        f">{_items(run)} a second",
+        ">Memory, peak",
+        ">Loss",
+    )
+    return table(
+        "Training as it was measured", heads, rows, "Below the median step: its 20th and 80th percentile."
+    )
+
+
+def _percentiles(one: TrainingStep) -> str:
+    return f"{shown.milliseconds(one.step_p20_ms)} to {shown.milliseconds(one.step_p80_ms)}"
+
+
+def _items(run: Run) -> str:
+    return (run.item[:1].upper() + run.item[1:]) or "Items"
+
+
+def metric_name(run: Run) -> str:
+    """What the quality is, with its unit where the name does not say it."""
+    name, unit = named(run.metric.name, "quality"), run.metric.unit
+    name = name[:1].upper() + name[1:]
+    return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
+
+
+def candidates_table(run: Run) -> Table | None:
+    """A row a model."""
+    heads = (
+        "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
+        "Gate", f">One {_MADE.get(run.item, 'item')}, median", f">{_items(run)} a second", "Kept as",
+    )  # fmt: skip
+    chosen = run.verdict.chosen if run.verdict else None
+    rows = [_candidate_row(run, one, chosen) for one in run.candidates]
+    remark = (
+        f"The gate: at most {shown.percent(run.max_quality_loss)} worse than the original. Second lines: 95 % "
+        "intervals, the latency of the slowest call in a hundred, and many at a time."
+    )
+    return table("Every model that was made", heads, rows, remark)
+
+
+def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, ...]:
+    speed = one.speeds[0] if one.speeds else None
+    roles = [one.id] + ["chosen"] * (one.id == chosen) + ["on the front"] * one.on_front
+    if one.error:
+        gate = Cell("✗ not measured", note=one.error, tone="bad")
+    else:
+        gate = (
+            Cell("✓\N{NO-BREAK SPACE}passes", tone="good")
+            if one.passes_gate
+            else Cell("✗\N{NO-BREAK SPACE}fails", tone="bad")
+        )
+    many = speed.throughput_per_s if speed else None
+    return cells(
+        Cell(one.title, note=", ".join(roles), tone="good" if one.id == chosen else ""),
+        one.made_by,
+        Cell(shown.short(one.parameters), note=one.precision),
+        shown.size(one.file_bytes) if one.file_bytes else NONE,
+        Cell(shown.number(one.quality.value, 4), note=shown.reach(one.quality)) if one.quality else NONE,
+        Cell(_loss(one.loss.value), note=_loss_reach(one)) if one.loss else NONE,
+        gate,
+        Cell(shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}")
+        if speed
+        else NONE,
+        Cell(shown.short(speed.per_s), note=f"{shown.short(many)}, {speed.batch:,} at once" if many else "")
+        if speed
+        else NONE,
+        Cell(one.file, code=True) if one.file else "not kept",
+    )
+
+
+def _loss(share: float) -> str:
+    if shown.percent(share) == "0 %":
+        return "equal"
+    return f"{shown.percent(abs(share))} {'worse' if share > 0 else 'better'}"
+
+
+def _loss_reach(one: Candidate) -> str:
+    return f"{shown.percent(one.loss.low)} to {shown.percent(one.loss.high)}" if one.loss else ""
+
+
+def speeds_table(run: Run) -> Table | None:
+    """Every way to call every model; None where each has only one, which the table of models shows."""
+    if all(len(one.speeds) < 2 for one in run.candidates):
+        return None
+    rows = [
+        cells(
+            one.title,
+            speed.way,
+            shown.milliseconds(speed.latency_p50_ms),
+            shown.milliseconds(speed.latency_p99_ms),
+            shown.short(speed.per_s),
+            NONE if speed.throughput_per_s is None else shown.short(speed.throughput_per_s),
+            NONE if speed.throughput_per_s is None else f"{speed.batch:,}",
+        )
+        for one in run.candidates
+        for speed in one.speeds
+    ]
+    heads = (
+        "Model", "Called by", ">Median", ">99th percentile", f">{_items(run)} a second, one at a time",
+        ">Many at a time", ">How many",
+    )  # fmt: skip
+    return table("Every way to call every model", heads, rows)
+
+
+def explanation_table(run: Run) -> Table | None:
+    """Which kernel ran each layer."""
+    rows = (cells(layer, kernel, why) for layer, kernel, why in run.explanation)
+    return table("Which kernel ran each layer before", ("Layer", "Kernel", "Why"), rows)
+
+
+def environment_table(run: Run) -> Table | None:
+    """Where it was measured."""
+    return table(
+        "Where all of this was measured", ("What", "Which"), (cells(*row) for row in run.environment)
+    )
+
+
+def settings_table(run: Run) -> Table | None:
+    """What the run was told."""
+    rows = (cells(Cell(str(name), code=True), setting(value)) for name, value in run.settings.items())
+    return table("Settings of the run", ("Setting", "Value"), rows)
+
+
+def setting(value: Any) -> str:
+    """The value of a setting, as a reader would write it."""
+    if value is None or value in ("", [], ()):
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return cut(", ".join(setting(one) for one in value))
+    return cut(str(value))

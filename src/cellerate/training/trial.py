@@ -1,0 +1,104 @@
+"""A few steps of training, timed: what says how fast a model trains without training it.
+
+A module of its own because the choice of a precision and the optimizer's passes must time the same thing: `fit`, as
+it is used, once it is compiled.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.pipeline import KerasBatches
+from cellerate.measure import Timing, as_timing
+from cellerate.training.optimizers import build_optimizer
+from cellerate.training.settings import TrainingSettings
+
+_WARMUP_STEPS = 4
+_LEAST_STEPS, _MOST_STEPS = 8, 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What a few steps took.
+
+    Attributes:
+        steps: The time of each, after the first ones.
+        loss: The mean loss of these.
+    """
+
+    steps: Timing
+    loss: float
+
+
+def try_training(
+    model: keras.Model,
+    source: BatchSource,
+    *,
+    loss: Any,
+    settings: TrainingSettings,
+    policy: str,
+    steps: int | None = None,
+    seconds: float = 2.0,
+) -> Trial:
+    """Trains a model in place for a few steps and times them.
+
+    Args:
+        model: The model; it is compiled anew, and its weights change.
+        source: The training batches, walked as often as it takes.
+        loss: The loss.
+        settings: The run's settings.
+        policy: The dtype policy that the model has.
+        steps: How many to time; None: as many as fit into `seconds`.
+        seconds: See `steps`.
+    """
+    optimizer = build_optimizer(settings, len(source), policy)
+    model.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
+    # The first steps compile; on TensorFlow the first call of `fit` alone does.
+    warmup = _fit(model, source, min(_WARMUP_STEPS, len(source)), epoch=0)
+    if steps is None:
+        one = float(np.diff(warmup.ends).min(initial=math.inf))
+        fitting = 0 if not math.isfinite(one) else int(seconds / max(one, 1e-6))
+        steps = min(max(fitting, _LEAST_STEPS), _MOST_STEPS)
+    found: list[float] = []
+    losses, epoch = [], 1
+    while len(found) < steps:
+        clock = _fit(model, source, min(steps - len(found), len(source)), epoch=epoch)
+        found += np.diff([clock.began, *clock.ends]).tolist()
+        losses.append((clock.loss, len(clock.ends)))
+        epoch += 1
+    mean = float(np.average([value for value, _ in losses], weights=[count for _, count in losses]))
+    return Trial(as_timing(found), mean)
+
+
+def _fit(model: keras.Model, source: BatchSource, steps: int, *, epoch: int) -> "_Clock":
+    clock = _Clock()
+    with contextlib.closing(KerasBatches(source, stop=steps, epoch=epoch)) as batches:
+        model.fit(batches, callbacks=[clock], shuffle=False, verbose=0)
+    return clock
+
+
+class _Clock(keras.callbacks.Callback):
+    """Notes when each step ended and the mean loss so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = math.nan
+        self.ends: list[float] = []
+        self.loss = math.nan
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """The first is taken for the beginning: before it `fit` prepares."""
+        if not self.ends:
+            self.began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Reading the loss waits for the step to be done."""
+        self.loss = float((logs or {})["loss"])
+        self.ends.append(time.perf_counter())

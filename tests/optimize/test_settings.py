@@ -1,0 +1,77 @@
+import pytest
+
+import cellerate
+from cellerate.errors import ConfigError
+from cellerate.optimize.settings import PASSES, OptimizeSettings, check_names
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"objective": "speed"}, "latency"),
+        ({"max_quality_loss": -0.01}, "at least 0"),
+        ({"max_quality_loss": float("nan")}, "max_quality_loss"),
+        ({"max_quality_loss": "1 %"}, "max_quality_loss"),
+        ({"time_budget": 0}, "above 0"),
+        ({"time_budget": float("inf")}, "time_budget"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": 2.5}, "whole number"),
+        ({"latency_goal_ms": 0}, "above 0"),
+        ({"steps": 0}, "at least 1"),
+        ({"steps": True}, "steps"),
+        ({"seed": -1}, "at least 0"),
+        ({"only": ["prunes"]}, "prune"),
+        ({"skip": ["baseline"]}, "kernels"),
+        ({"only": "prune"}, "list of passes"),
+        ({"skip": 3}, "list of passes"),
+        ({"only": ["prune"], "skip": ["distill"]}, "cannot be used together"),
+        ({"keep": []}, "skip prune"),
+        ({"keep": 0.5}, r"such as \[0\.5\]"),
+        ({"keep": "0.5"}, r"such as \[0\.5\]"),
+        ({"keep": [0.5, 1]}, "below 1"),
+        ({"keep": [0.0]}, "above 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_used_raise_saying_what_is_expected(given, said):
+    with pytest.raises(ConfigError, match=said):
+        OptimizeSettings(**given)
+
+
+def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
+    assert OptimizeSettings().chosen == PASSES
+    assert OptimizeSettings(only=["prune", "kernels"]).chosen == ("kernels", "prune")
+    assert OptimizeSettings(skip=["length", "batch"]).chosen == (
+        "kernels",
+        "pipeline",
+        "precision",
+        "quantize",
+        "prune",
+        "distill",
+    )
+
+
+def test_chosen_passes_for_training_leave_the_model_as_it_is():
+    assert OptimizeSettings(objective="training").chosen == (
+        "kernels",
+        "batch",
+        "length",
+        "pipeline",
+        "precision",
+    )
+    assert OptimizeSettings(objective="training", only=["quantize"]).chosen == ("quantize",)
+
+
+def test_a_name_that_is_no_setting_raises_listing_those_that_are():
+    check_names(["seed", "keep"])
+    with pytest.raises(ConfigError, match=r"'gate' is no setting.*max_quality_loss"):
+        check_names(["seed", "gate"])
+
+
+def test_optimize_is_a_function_and_a_package_and_checks_its_settings_before_anything_else():
+    import cellerate.optimize as package
+
+    assert cellerate.optimize is package
+    for called in (cellerate.optimize, package.optimize):
+        with pytest.raises(ConfigError, match="no setting"):
+            called("no such model.keras", "no such data.txt", quality=1)

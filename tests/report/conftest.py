@@ -1,0 +1,629 @@
+"""Runs as `optimize` writes them, made by hand: no test here trains anything."""
+
+import dataclasses
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from cellerate.report.record import (
+    Candidate,
+    Change,
+    Curve,
+    ForecastSample,
+    Interval,
+    Metric,
+    Pass,
+    Run,
+    Sample,
+    Speed,
+    TrainingStep,
+    Verdict,
+)
+
+HOSTILE = (
+    "</title></style></script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "\"'`|&amp;{{7*7}}](javascript:alert(3))\n# \x00\u202e\ufffe"
+)
+
+
+def interval(value, reach):
+    return Interval(value=value, low=value - reach, high=value + reach)
+
+
+def speed(way, p50, throughput=None, batch=64):
+    return Speed(
+        way=way,
+        latency_p50_ms=p50,
+        latency_p99_ms=1.7 * p50,
+        per_s=960 / p50,
+        throughput_per_s=throughput,
+        batch=batch,
+    )
+
+
+def candidate(name, title, made_by, precision, parameters, size, bits, loss, speeds, **more):
+    passes = loss is None or loss <= 0.01
+    return Candidate(
+        id=name,
+        title=title,
+        made_by=made_by,
+        precision=precision,
+        parameters=parameters,
+        file_bytes=size,
+        quality=interval(bits, 0.011),
+        loss=None if loss is None else interval(loss, 0.0016),
+        **{"passes_gate": passes, "speeds": speeds, "file": f"models/{name}.cell"} | more,
+    )
+
+
+STORY = "Well, Prince, so Genoa and Lucca are now"
+WRITTEN = {
+    "original": " the same things of the house, and the count was\nstanding at the door with a letter.\n\n“What is",
+    "packed": " the same things of the house, and the count was\nstanding at the door with a letter.\n\n“What is",
+    "int8": " the same thing as the house, and the count had\nstood at the window with the letter.\n\n“And what",
+    "pruned-75-int8": " the same to the house. The count, who was always\nat the table, took the princess by the",
+    "pruned-50-int8": " the same of the had the cound of the stander,\nand the the princess was a said the to the head",
+    "student-int8": " a great deal of the regiment, and the officers\nwere in the same room. “I know that,” said he",
+}
+
+
+def _text_candidates():
+    keras = (speed("predict", 41.3), speed("predict_on_batch", 2.31, 9_840.0))
+    return (
+        candidate(
+            "original",
+            "Original, Keras",
+            "baseline",
+            "float32",
+            1_643_107,
+            19_850_331,
+            1.9473,
+            None,
+            keras,
+            on_front=True,
+            sample=Sample(STORY, WRITTEN["original"]),
+            file="models/original.keras",
+        ),
+        candidate(
+            "packed",
+            "Packed, float32",
+            "precision",
+            "float32",
+            1_643_107,
+            6_590_112,
+            1.9473,
+            0.0,
+            (speed("packed", 0.0614, 262_000.0),),
+            on_front=True,
+            sample=Sample(STORY, WRITTEN["packed"]),
+        ),
+        candidate(
+            "bfloat16",
+            "Packed, bfloat16",
+            "precision",
+            "bfloat16",
+            1_643_107,
+            3_301_440,
+            1.9475,
+            0.0001,
+            (speed("packed", 0.0388, 401_000.0),),
+            sample=Sample(STORY, WRITTEN["packed"]),
+        ),
+        candidate(
+            "int8",
+            "Packed, int8",
+            "quantize",
+            "int8",
+            1_643_107,
+            1_702_880,
+            1.9508,
+            0.0018,
+            (speed("packed", 0.0198, 688_000.0),),
+            on_front=True,
+            sample=Sample(STORY, WRITTEN["int8"]),
+        ),
+        candidate(
+            "pruned-75-int8",
+            "Pruned to 75 %, int8",
+            "prune",
+            "int8",
+            981_200,
+            1_031_004,
+            1.9622,
+            0.0077,
+            (speed("packed", 0.0151, 893_000.0),),
+            on_front=True,
+            sample=Sample(STORY, WRITTEN["pruned-75-int8"]),
+        ),
+        candidate(
+            "pruned-50-int8",
+            "Pruned to 50 %, int8",
+            "prune",
+            "int8",
+            480_116,
+            524_900,
+            2.1310,
+            0.0943,
+            (speed("packed", 0.0104, 1_214_000.0),),
+            sample=Sample(STORY, WRITTEN["pruned-50-int8"]),
+        ),
+        candidate(
+            "student-int8",
+            "Student of 192 units, int8",
+            "distill",
+            "int8",
+            402_771,
+            441_300,
+            2.0411,
+            0.0482,
+            (speed("packed", 0.0089, 1_391_000.0),),
+            sample=Sample(STORY, WRITTEN["student-int8"]),
+        ),
+        dataclasses.replace(
+            candidate(
+                "student-bf16", "Student of 192 units, bfloat16", "distill", "bfloat16", 402_771, 0, 1, 0, ()
+            ),
+            quality=None,
+            loss=None,
+            passes_gate=False,
+            file=None,
+            error="The packed file could not be written: no space was left on the device.",
+        ),
+    )
+
+
+def _text_passes():
+    batches = (16, 32, 64, 128, 256, 512)
+    keras = (11_200, 16_900, 21_400, 26_300, 27_700, 27_900)
+    ours = (61_000, 98_200, 139_000, 171_000, 186_400, 187_100)
+    steps = tuple(float(n) for n in range(0, 2001, 5))
+    speed_title, loss, bits = "Training speed by batch size", "Loss while fine-tuning", "bits per character"
+    curve = {"x_label": "batch size", "log_x": True, "x": batches}
+    return (
+        Pass(
+            "baseline",
+            "Baseline",
+            "done",
+            48.2,
+            "It was measured as it is.",
+            False,
+            facts=(("Weights", "1,643,107"),),
+        ),
+        Pass(
+            "kernels",
+            "Fused kernels",
+            "done",
+            61.7,
+            "Both LSTM layers run on cellerate-cpu: a training step takes 97 ms instead of 506 ms.",
+            True,
+            gains=(Change("training", "training step, batch of 128", 26_300, 139_300, "characters/s", True),),
+            facts=(("Target", "avx512bf16"), ("Layers accelerated", "2 of 2")),
+        ),
+        Pass(
+            "batch",
+            "Batch size",
+            "done",
+            122.9,
+            "256 rows train 9 % faster than 128; 512 rows gain nothing more.",
+            True,
+            gains=(
+                Change("training", "training step", 171_000, 186_400, "characters/s", True),
+                Change("training", "peak memory", 1_304_000_000, 2_150_000_000, "bytes", False),
+            ),
+            curves=(
+                Curve(speed_title, "Keras", y_label="characters a second", y=keras, **curve),
+                Curve(
+                    speed_title,
+                    "cellerate",
+                    y_label="characters a second",
+                    y=ours,
+                    marks=((4, "proposed"),),
+                    **curve,
+                ),
+                Curve(
+                    "Memory by batch size",
+                    "peak",
+                    y_label="GB",
+                    y=(0.61, 0.72, 0.93, 1.30, 2.15, 3.94),
+                    marks=((4, "proposed"),),
+                    **curve,
+                ),
+            ),
+            notes=(
+                "The learning rate that belongs to it is 0.00141: the old one times the square root of 2.",
+            ),
+        ),
+        Pass("length", "Window length", "skipped", reason="The model keeps its state between windows."),
+        Pass(
+            "pipeline",
+            "Input pipeline",
+            "done",
+            12.0,
+            "Batches are ready before they are needed: nothing to gain.",
+            False,
+            gains=(Change("training", "waiting for data, share of a step", 0.4, 0.4, "%", False),),
+        ),
+        Pass(
+            "precision",
+            "Packed",
+            "done",
+            33.1,
+            "bfloat16 loses nothing that can be measured, and is 1.6x faster.",
+            True,
+            gains=(
+                Change("use", "one character", 2.31, 0.0614, "ms", False),
+                Change("size", "file", 19_850_331, 6_590_112, "bytes", False),
+            ),
+        ),
+        Pass(
+            "quantize",
+            "Quantised to int8",
+            "done",
+            71.4,
+            "int8 costs 0.18 % (at most 0.34 %), less than the 1 % that is allowed.",
+            True,
+            gains=(
+                Change("use", "one character", 0.0614, 0.0198, "ms", False),
+                Change("size", "file", 6_590_112, 1_702_880, "bytes", False),
+            ),
+            notes=("4 of 2,048 columns are clipped.",),
+        ),
+        Pass(
+            "prune",
+            "Pruned",
+            "done",
+            604.0,
+            "Half of the units cost 9.4 %, a quarter 0.77 %.",
+            True,
+            gains=(
+                Change("use", "one character", 0.0198, 0.0151, "ms", False),
+                Change("size", "file", 1_702_880, 1_031_004, "bytes", False),
+            ),
+            curves=(
+                Curve(
+                    loss,
+                    "50 % kept",
+                    "step",
+                    bits,
+                    steps,
+                    tuple(2.1 + 0.8 * math.exp(-n / 400) for n in steps),
+                ),
+                Curve(loss, "75 % kept", "step", bits, steps, tuple(1.9 + 0.05 * math.cos(n) for n in steps)),
+            ),
+        ),
+        Pass(
+            "distill",
+            "Distilled",
+            "failed",
+            201.3,
+            reason="TrainingError: the loss is no longer a number.",
+            curves=(
+                Curve(
+                    "Loss of the student",
+                    "192 units",
+                    "step",
+                    bits,
+                    steps[:62],
+                    tuple(2.04 + 2 * math.exp(-n / 90) for n in steps[:62]),
+                ),
+            ),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def text_run():
+    """A whole run of a text model."""
+    return Run(
+        schema=1,
+        model="war-and-peace",
+        task="text",
+        item="characters",
+        data="3,227,580 characters of war-and-peace.txt",
+        started="2026-11-21T10:03:11+00:00",
+        seconds=1154.6,
+        status="finished",
+        command="cellerate optimize war-and-peace.keras --data war-and-peace.txt -o out/ --seed 0",
+        settings={
+            "objective": "latency",
+            "max_quality_loss": 0.01,
+            "time_budget": 1800.0,
+            "only": [],
+            "keep": [0.5, 0.75],
+            "latency_goal_ms": None,
+            "seed": 0,
+        },
+        environment=(
+            ("Processor", "AMD EPYC 9R45, 2 cores"),
+            ("Memory", "15.6 GB"),
+            ("System", "Linux 6.1.128"),
+            ("Python", "3.11.7"),
+            ("Backend", "jax 0.10.2"),
+            ("Keras", "3.15.1"),
+            ("Cellerate", "0.1.0, target avx512bf16"),
+        ),
+        metric=Metric("bits per character", "", False, "160,231 characters of the held-out part"),
+        max_quality_loss=0.01,
+        explanation=(
+            (
+                "lstm",
+                "keras-scan",
+                "JAX has no fused kernel on a CPU; cellerate.accelerate(model) gives it one.",
+            ),
+            ("lstm_1", "keras-scan", "As above."),
+        ),
+        passes=_text_passes(),
+        candidates=_text_candidates(),
+        training_steps=(
+            TrainingStep("Keras, float32", 128, 100, 506.2, 501.0, 520.4, 26_300, 1_420_000_000, 1.31),
+            TrainingStep("cellerate, float32", 128, 100, 97.1, 96.2, 99.9, 139_300, 1_304_000_000, 1.31),
+            TrainingStep("cellerate, bfloat16", 256, 100, 137.3, 136.0, 141.8, 186_400, 2_150_000_000, None),
+        ),
+        verdict=Verdict(
+            sentence="Training is 7.09x faster, a character is written 153x faster and the file is 19.3x smaller.",
+            chosen="pruned-75-int8",
+            rows=(
+                Change("training", "training", 26_300, 186_400, "characters/s", True),
+                Change("training", "peak memory of training", 1_420_000_000, 2_150_000_000, "bytes", False),
+                Change("use", "one character", 2.31, 0.0151, "ms", False),
+                Change("use", "64 texts at a time", 9_840, 893_000, "characters/s", True),
+                Change("size", "file", 19_850_331, 1_031_004, "bytes", False),
+                Change(None, "bits per character", 1.9473, 1.9622, "", False),
+            ),
+            files=(
+                ("Model to serve", "models/pruned-75-int8.cell"),
+                ("Model to train on", "models/pruned-75.keras"),
+            ),
+            training="--batch-size 256 --precision mixed_bfloat16 --learning-rate 0.00141",
+            warnings=(
+                "Fewer than 64 stretches of held-out text were judged: the interval of the loss is wide.",
+            ),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def series_run():
+    """A whole run of a forecaster, with forecasts to draw."""
+    past = tuple(20 + 6 * math.sin(n / 4) + 0.4 * math.sin(7 * n) for n in range(96))
+    truth = tuple(20 + 6 * math.sin((96 + n) / 4) + 0.3 * math.sin(5 * n) for n in range(24))
+
+    def forecasts(error, band=True):
+        return tuple(
+            ForecastSample(
+                title=f"OT, from 2018-0{n + 1}-14 00:00 on",
+                past=tuple(v + n for v in past),
+                truth=tuple(v + n for v in truth),
+                forecast=(middle := tuple(v + n + error * math.sin(k / 3) for k, v in enumerate(truth))),
+                low=tuple(v - 0.5 - k / 12 for k, v in enumerate(middle)) if band else (),
+                high=tuple(v + 0.5 + k / 12 for k, v in enumerate(middle)) if band else (),
+            )
+            for n in range(3)
+        )
+
+    def made(name, title, by, precision, size, error, loss, p50):
+        return candidate(
+            name,
+            title,
+            by,
+            precision,
+            71_400,
+            size,
+            error,
+            loss,
+            (speed("packed", p50, 31_000.0, 256),),
+            on_front=True,
+            sample=Sample(forecasts=forecasts(10 * (error - 0.31))),
+        )
+
+    return Run(
+        schema=1,
+        model="ett",
+        task="series",
+        item="forecasts",
+        data="17,420 rows of ETTh1.csv",
+        started="2026-11-21T11:00:00+00:00",
+        seconds=312.0,
+        status="finished",
+        command="cellerate optimize ett.keras --data ETTh1.csv -o out/",
+        settings={"objective": "throughput"},
+        environment=(("Processor", "AMD EPYC 9R45, 2 cores"),),
+        metric=Metric("mean absolute error", "°C", False, "2,603 windows of the held-out part"),
+        max_quality_loss=0.02,
+        candidates=(
+            made("original", "Original, Keras", "baseline", "float32", 901_000, 0.412, None, 3.9),
+            made("packed", "Packed, float32", "precision", "float32", 288_000, 0.412, 0.0, 0.171),
+            made("int8", "Packed, int8", "quantize", "int8", 79_000, 0.415, 0.0073, 0.068),
+        ),
+        passes=(
+            Pass("baseline", "Baseline", "done", 9.0, "It was measured as it is."),
+            Pass(
+                "quantize",
+                "Quantised to int8",
+                "done",
+                12.0,
+                "int8 costs 0.73 %.",
+                True,
+                gains=(Change("use", "one forecast", 3.9, 0.068, "ms", False),),
+            ),
+        ),
+        verdict=Verdict(
+            "A forecast takes 68 µs instead of 3.9 ms.",
+            "int8",
+            (
+                Change("use", "one forecast", 3.9, 0.068, "ms", False),
+                Change(None, "mean absolute error", 0.412, 0.415, "°C", False),
+            ),
+            (("Model to serve", "int8.cell"),),
+            "",
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def lines_run(text_run):
+    """A run of a line autoencoder: what comes back stands line beside line."""
+    lines = "red hat\nblue\nold  cow\nten bees"
+    backs = ("red hat\nblue\nold  cow\nten bees", "red hat\nblue\nold cow\nten beds")
+    first, second = text_run.candidates[:2]
+    return dataclasses.replace(
+        text_run,
+        task="embed",
+        item="lines",
+        metric=Metric("token accuracy", "", True, "1,024 held-out lines"),
+        candidates=(
+            dataclasses.replace(first, sample=Sample(lines, backs[0]), quality=interval(0.981, 0.004)),
+            dataclasses.replace(second, sample=Sample(lines, backs[1]), quality=interval(0.977, 0.004)),
+        ),
+    )
+
+
+@pytest.fixture(scope="session")
+def failed_run(text_run):
+    """A run that failed in the middle."""
+    passes = (
+        *text_run.passes[:3],
+        Pass("precision", "Packed", "failed", 3.0, reason="ModelError: the layer 'gru' has no packed form."),
+    )
+    return dataclasses.replace(
+        text_run, status="failed", verdict=None, passes=passes, candidates=text_run.candidates[:1]
+    )
+
+
+@pytest.fixture(scope="session")
+def empty_run():
+    """A run of which nothing is known but that it began."""
+    return Run(
+        schema=1,
+        model="",
+        task="text",
+        item="characters",
+        data="",
+        started="",
+        seconds=0.0,
+        status="interrupted",
+        command="",
+        settings={},
+        environment=(),
+        metric=Metric("", "", False, ""),
+        max_quality_loss=0.01,
+    )
+
+
+@pytest.fixture(scope="session")
+def hostile_run(text_run, series_run):
+    """A run in which every text is an attack, and every number is odd."""
+
+    def poison(value, key=""):
+        if dataclasses.is_dataclass(value):
+            fields = {f.name: poison(getattr(value, f.name), f.name) for f in dataclasses.fields(value)}
+            return type(value)(**fields)
+        if isinstance(value, tuple):
+            return tuple(poison(one, key) for one in value)
+        if isinstance(value, dict):
+            return {HOSTILE + str(key): poison(one) for key, one in value.items()}
+        if isinstance(value, str) and key not in ("status", "quantity", "id", "chosen", "task"):
+            return HOSTILE + value
+        return value
+
+    odd = (-1e300, 0.0, 1e-300, 1e300)
+    strange = Pass(
+        "odd",
+        "Odd",
+        "done",
+        1e300,
+        kept=True,
+        gains=(
+            Change("use", "from nothing", 0.0, 5.0, "ms", False),
+            Change("training", "below nothing", -3.0, 5.0, "characters/s", True),
+            Change("size", "to nothing", 5.0, 0.0, "bytes", False),
+        ),
+        curves=(
+            Curve("odd", "a", "x", "y", odd, odd, True, ((99, "nowhere"), (-1, "before"), (0, "first"))),
+            Curve("odd", "b", "x", "y", (1.0, 2.0, 3.0), (5.0,), True),
+            Curve("flat", "a", "x", "y", (7.0,), (7.0,)),
+            Curve("none", "a", "x", "y", (), ()),
+        ),
+    )
+    mixed = dataclasses.replace(
+        text_run,
+        passes=(*text_run.passes, strange),
+        candidates=(*text_run.candidates, *series_run.candidates),
+    )
+    return poison(mixed)
+
+
+class Node:
+    """An element of a page, with what is in it."""
+
+    def __init__(self, tag, attributes):
+        self.tag, self.attributes, self.children = tag, attributes, []
+
+    def all(self, tag=None, **attributes):
+        """Every element inside, in order, of a tag and with attributes (`class_` holds one of the classes)."""
+        for child in self.children:
+            if isinstance(child, Node):
+                if (tag is None or child.tag == tag) and all(child.has(k, v) for k, v in attributes.items()):
+                    yield child
+                yield from child.all(tag, **attributes)
+
+    def has(self, name, value):
+        found = self.attributes.get(name.rstrip("_").replace("_", "-"))
+        return found is not None and (value in found.split() if name == "class_" else found == value)
+
+    @property
+    def text(self):
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+
+class _Reader(HTMLParser):
+    VOID = ("meta", "link", "br", "img", "input", "hr")
+
+    def __init__(self):
+        super().__init__()
+        self.root = Node("document", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"<{tag}> has an attribute twice: {names}"
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(node)
+        if tag not in self.VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open[-1].tag == tag, f"</{tag}> closes <{self.open[-1].tag}>"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.open[-1].children.append(data)
+
+
+@pytest.fixture(scope="session")
+def parse():
+    """Reads a page into a tree, and lets no tag that is left open or closed twice pass."""
+
+    def read(page):
+        reader = _Reader()
+        reader.feed(page)
+        reader.close()
+        assert reader.open == [reader.root]
+        return reader.root
+
+    return read
+
+
+RUNS = ["text_run", "series_run", "lines_run", "failed_run", "empty_run", "hostile_run"]
+
+
+@pytest.fixture(scope="session", params=RUNS)
+def any_run(request):
+    """Each of the runs."""
+    return request.getfixturevalue(request.param)

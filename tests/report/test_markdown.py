@@ -1,0 +1,115 @@
+import dataclasses
+
+import pytest
+from markdown_it import MarkdownIt
+
+from cellerate.report import markdown
+from cellerate.report.record import Pass
+from cellerate.report.tables import Cell, Table
+
+
+def tokens(text):
+    """What GitHub makes of it: CommonMark with tables, strikethrough and HTML."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    found = []
+    for token in parser.parse(text):
+        found += [token, *(token.children or [])]
+    return found
+
+
+def test_report_of_any_run_has_no_markup_of_its_data(any_run):
+    kinds = {token.type for token in tokens(markdown.markdown(any_run))}
+    assert not kinds & {
+        "html_block",
+        "html_inline",
+        "link_open",
+        "image",
+        "s_open",
+        "em_open",
+        "hr",
+        "blockquote_open",
+    }
+
+
+def test_tables_of_any_run_are_full(any_run):
+    text = markdown.markdown(any_run)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [token for token in tokens(text) if token.type == "tr_open"]
+    assert len(lines) == len(rows) + sum(token.type == "table_open" for token in tokens(text))
+
+
+def test_report_says_what_the_page_says(text_run):
+    text = markdown.markdown(text_run)
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## What to use now", "## Where the gains come from", "## Quality against latency", "## Passes",
+        "## Training", "## Models", "## Samples", "## Kernels", "## Environment", "## Settings",
+    ]  # fmt: skip
+    assert f"**{text_run.verdict.sentence}**" in text
+    assert f"```text\n{text_run.command}\n```" in text
+    assert "| training | 26.3 k characters/s | 186 k characters/s | ▲\N{NO-BREAK SPACE}7.09x faster |" in text
+
+
+def test_report_of_a_run_that_failed_says_why(failed_run):
+    text = markdown.markdown(failed_run)
+    assert (
+        "**This run failed before it came to a verdict; 3 of its passes were done: Packed: ModelError" in text
+    )
+    assert "**Why it failed:** ModelError" in text
+
+
+def test_report_of_nothing_is_short(empty_run):
+    text = markdown.markdown(empty_run)
+    assert "This run was interrupted" in text
+    assert "##" not in text.partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a|b", "a\\|b"),
+        ("`a`", "\\`a\\`"),
+        ("a\r\n\x00b", "a b"),
+        ("# a", "\\# a"),
+        ("1. a", "1\\. a"),
+        ("1.5 ms", "1.5 ms"),
+        ("- a", "\\- a"),
+        ("[a](b)", "\\[a\\](b)"),
+        ("<b>&amp;", "\\<b>\\&amp;"),
+        ("per_s", "per\\_s"),
+        ("a - b", "a - b"),
+        ("\u202eb", "b"),
+    ],
+)
+def test_plain_text_shows_as_it_is(text, shown):
+    assert markdown.plain(text) == shown
+    inline = [token for token in tokens(markdown.plain(text)) if token.type == "inline"]
+    assert [child.type for child in inline[0].children if child.type != "text_special"] == ["text"] * (
+        len(inline[0].children) - sum(c.type == "text_special" for c in inline[0].children)
+    )
+
+
+@pytest.mark.parametrize("text", ["a", "`", "``a`", "a|b", "", "` ` `"])
+def test_code_in_a_table_stays_in_its_cell(text):
+    table = Table("c", ("a", "b"), ((Cell(text, code=True), Cell("next")),))
+    found = tokens(markdown.table(table))
+    codes = [token.content for token in found if token.type == "code_inline"]
+    assert [code.strip() for code in codes] == [text.strip()]
+    assert "next" in [token.content for token in found if token.type == "text"]
+
+
+@pytest.mark.parametrize("text", ["a", "```", "````\n# a", "a\n```\n<b>"])
+def test_block_is_not_left(text):
+    (fence,) = [token for token in tokens(markdown.block(text)) if token.type == "fence"]
+    assert fence.content == f"{text}\n"
+
+
+def test_note_with_newlines_is_one_point_of_the_list(text_run):
+    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", notes=("one\n\n# two",)),))
+    assert "\n- one # two\n" in markdown.markdown(run)
+
+
+def test_write_markdown_gives_the_path(text_run, tmp_path):
+    path = markdown.write_markdown(text_run, tmp_path)
+    assert path == tmp_path / "report.md"
+    assert path.read_text() == markdown.markdown(text_run)
