@@ -65,6 +65,7 @@ $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 
 # pytest ends with 5 where no test is marked so.
 test-slow: $(STAMPS)/dev test-native
+	$(BIN)/pip install --quiet --group browser
 	$(BIN)/python -m pytest -m "slow and not keras"
 	@for backend in $(BACKENDS); do \
 		echo "== $$backend"; \

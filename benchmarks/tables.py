@@ -210,6 +210,40 @@ def optimized(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def compressed(result: dict[str, Any]) -> list[list[str]]:
+    """A row a way to be smaller, then the controls; a column a task."""
+    tasks = list(result)
+    heads = {"text": "*War and Peace*", "series": "ETTh1", "lines": "lines of tinyshakespeare"}
+    rows = [["Worse than the original by", *[f"{heads[task]}, H={result[task]['units']}" for task in tasks]]]
+    found: dict[str, dict[str, str]] = {}
+    for task in tasks:
+        one = result[task]
+        told = {"int8": [one["int8"]]}
+        for pruned in one["pruned"]:
+            if pruned["importance"] == "both" and pruned["steps"]:
+                told[f"half the units, {pruned['steps']} steps of training"] = [pruned]
+        told |= {name: [control] for name, control in one["controls"].items()}
+        told["a student, distilled, by seed"] = [each["student"] for each in one["distilled"]]
+        told["its twin, not distilled, by seed"] = [each["twin"] for each in one["distilled"]]
+        for name, records in told.items():
+            found.setdefault(name, {})[task] = ", ".join(f"{record['loss']:+.1%}" for record in records)
+    rows += [[name, *[cells.get(task, "") for task in tasks]] for name, cells in found.items()]
+    names = (f"{result[task]['metric']['name']} {result[task]['original']:.3f}" for task in tasks)
+    rows.append(["the original itself", *names])
+    return rows
+
+
+def smaller(result: dict[str, Any]) -> list[list[str]]:
+    """A row a model, a column a precision."""
+    found, precisions = result["speed"], ("float32", "int8")
+    rows = [["One stream, characters/s", "Weights", *precisions]]
+    for name, parameters in found["parameters"].items():
+        records = [found["records"][f"{name} {precision}"] for precision in precisions]
+        speeds = [f"{one['characters_per_s']:,.0f} ({one['speedup']:.1f}x)" for one in records]
+        rows.append([name, f"{parameters / 1e6:.2f} M", *speeds])
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "step": step,
     "kernel": native,
@@ -223,6 +257,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "loader": loader,
     "series": series,
     "embed": embed,
+    "compression": compressed,
+    "smaller": smaller,
 }
 
 

@@ -1,13 +1,17 @@
 import dataclasses
+import json
 import re
 import subprocess
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
 
 from cellerate.errors import OutputError
 from cellerate.report import html, view
+from cellerate.report.compare import compare
+from cellerate.report.markdown import markdown
 from cellerate.report.record import Curve, Pass, Sample
 
 STYLE = Path(html.__file__).parent / "templates" / "style.css"
@@ -114,6 +118,16 @@ def test_charts_are_well_formed_images_with_a_table_each(any_run, parse):
 
 def test_text_run_has_every_section_in_order(text_run, parse):
     assert sections(parse(html.html(text_run))) == ORDER
+
+
+def test_text_run_has_every_table(text_run, parse):
+    captions = [found.text for found in parse(html.html(text_run)).all("caption")]
+    for caption in (
+        "Before and after, measured in this run", "Files, within the folder of this report", "Every pass of the run",
+        "Training as it was measured", "Every model that was made", "Every way to call every model",
+        "Which kernel ran each layer before", "Where all of this was measured", "Settings of the run",
+    ):  # fmt: skip
+        assert captions.count(caption) == 1, caption
 
 
 def test_run_without_anything_says_so_and_has_no_empty_section(empty_run, parse):
@@ -296,3 +310,39 @@ def test_colours_of_text_and_charts_have_enough_contrast(scheme):
     assert _contrast(colours["ink"], colours["sunk"]) >= 4.5
     for name in ("ink", "warn"):
         assert _contrast(colours[name], colours["warn-soft"]) >= 4.5
+
+
+EXTREMES = [0.0, -1.0, 1e-300, -1e300, 1e300, 1.7e308, -1.7e308, 5e-324, 0.5, 1e15, 1e-7]
+
+
+def _upset(value, random):
+    """The same record with some of its numbers extreme, some of its texts empty or endless, some tuples cut."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        kept = {f.name: getattr(value, f.name) for f in fields if f.name in ("status", "quantity", "schema")}
+        changed = {f.name: _upset(getattr(value, f.name), random) for f in fields if f.name not in kept}
+        return type(value)(**kept, **changed)
+    if isinstance(value, tuple):
+        whole = value and isinstance(value[0], str | int)
+        cut = random.randrange(len(value) + 1) if random.random() < 0.1 and not whole else None
+        return tuple(_upset(one, random) for one in value[:cut])
+    if isinstance(value, float) and random.random() < 0.4:
+        return random.choice(EXTREMES)
+    if type(value) is int and random.random() < 0.3:
+        return random.choice([0, 1, 2**62])
+    if isinstance(value, str) and random.random() < 0.1:
+        return random.choice(["", ">", " ", "x" * 300])
+    return value
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_extreme_numbers_and_empty_texts_are_drawn_and_compared_all_the_same(text_run, series_run, seed):
+    random = Random(seed)
+    for run in (text_run, series_run):
+        upset = _upset(run, random)
+        for drawing in re.findall(r"<svg xmlns.*?</svg>", html.html(upset), re.DOTALL):
+            places = re.findall(r' (?:x|y|x1|y1|x2|y2|cx|cy|d|width|height)="([^"]*)"', drawing)
+            assert not [place for place in places if re.search("nan|inf|e", place)]
+            ElementTree.fromstring(drawing)
+        assert markdown(upset)
+        json.dumps(compare(run, upset).to_json(), allow_nan=False)

@@ -79,6 +79,8 @@ def test_read_of_a_cut_report_is_an_error(text_run, tmp_path, share):
         (("seconds",), float("inf")),
         (("candidates",), {"0": 1}),
         (("candidates", 0, "parameters"), 1.5),
+        (("candidates", 0, "parameters"), 10**400),
+        (("candidates", 0, "file_bytes"), -1),
         (("candidates", 0, "passes_gate"), 7),
         (("passes", 0, "status"), "\x1b[2J"),
         (("passes", 0, "\x1b[2Junknown\n"), 1),

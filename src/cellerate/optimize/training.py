@@ -42,3 +42,8 @@ def batch_size_of(record: TaskRecord, default: int) -> int:
     """Rows of a training batch, as a record says; models of earlier versions do not."""
     found = record.payload.get("batch_size")
     return found if isinstance(found, int) and 0 < found <= _MOST_ROWS else default
+
+
+def training_item(item: str) -> str:
+    """What training reads, where use makes so many `item`: characters, windows, lines."""
+    return {"forecasts": "windows"}.get(item, item)

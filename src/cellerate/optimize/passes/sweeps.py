@@ -10,7 +10,7 @@ from cellerate.optimize.context import Context
 from cellerate.optimize.judging import relative_loss
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimize.probes import ProbeError
-from cellerate.optimize.training import policy_of, settings_of, way_of
+from cellerate.optimize.training import policy_of, settings_of, training_item, way_of
 from cellerate.report.format import percent
 from cellerate.report.record import Change, Curve, Pass, TrainingStep
 from cellerate.training.trial import try_training
@@ -220,8 +220,7 @@ def _rate_note(context: Context, factor: float) -> str:
 
 
 def _item(context: Context) -> str:
-    """What training reads: characters, windows, lines."""
-    return {"forecasts": "windows"}.get(context.workload.item, context.workload.item)
+    return training_item(context.workload.item)
 
 
 class SequenceLength(OptimizerPass):

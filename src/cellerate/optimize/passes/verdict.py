@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cellerate.files import atomic_write
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.judging import Judged, relative_loss
-from cellerate.optimize.training import settings_of, way_of
+from cellerate.optimize.training import settings_of, training_item, way_of
 from cellerate.report.format import percent, times
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict
 
@@ -222,7 +222,7 @@ def _training_rows(context: Context) -> list[Change]:
                 label=f"training, batch of {best.batch_size}",
                 before=first.items_per_s,
                 after=best.items_per_s,
-                unit="items/s",
+                unit=f"{training_item(context.workload.item)}/s",
                 higher_is_better=True,
             )
         )

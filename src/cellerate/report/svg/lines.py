@@ -49,10 +49,7 @@ class LineChart(Chart):
 
     def body(self, width: float) -> tuple[Markup, float]:
         """See `Chart.body`."""
-        lines = [
-            dataclasses.replace(one, points=tuple(map(self._point, one.points)))
-            for one in self.lines
-        ]
+        lines = [dataclasses.replace(one, points=tuple(map(self._point, one.points))) for one in self.lines]
         points = [point for one in lines for point in one.points]
         several = len(lines) > 1
         longest = max((canvas.text_width(one.name) for one in lines), default=0.0) + 14

@@ -1,0 +1,140 @@
+import dataclasses
+
+import pytest
+
+from cellerate.report import figures, view
+from cellerate.report.record import Change, Pass, Sample
+from cellerate.report.samples import samples
+
+
+def texts(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_waterfall_multiplies_the_first_gain_of_each_pass_that_was_kept(text_run):
+    training, use, size = figures.waterfalls(text_run)
+    assert [training.chart.title, use.chart.title, size.chart.title] == [
+        "Training, pass by pass", "Use, pass by pass", "Size, pass by pass"
+    ]  # fmt: skip
+    assert texts(use.table) == [
+        ["Packed", "2.31 ms", "61.4 µs", "37.6x faster", "37.6x faster"],
+        ["Quantised to int8", "61.4 µs", "19.8 µs", "3.10x faster", "117x faster"],
+        ["Pruned", "19.8 µs", "15.1 µs", "1.31x faster", "153x faster"],
+    ]
+    assert use.chart.total == "153x faster"
+    # The peak memory is the second gain of its pass, and the pipeline was not kept.
+    assert [step.name for step in training.chart.steps] == ["Fused kernels", "Batch size"]
+    assert [step.words for step in size.chart.steps] == ["3.01x smaller", "3.87x smaller", "1.65x smaller"]
+
+
+def test_waterfall_of_a_pass_that_makes_worse_says_so(text_run):
+    gain = Change("use", "one character", 1.0, 2.0, "ms", False)
+    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", kept=True, gains=(gain,)),))
+    (use,) = figures.waterfalls(run)
+    assert use.chart.total == "2.00x slower"
+    assert use.chart.steps[0].factor == 0.5
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (0.0, 0.0)])
+def test_waterfall_leaves_out_what_has_no_factor(text_run, before, after):
+    gain = Change("use", "one character", before, after, "ms", False)
+    run = dataclasses.replace(text_run, passes=(Pass("a", "A", "done", kept=True, gains=(gain,)),))
+    assert figures.waterfalls(run) == []
+
+
+def test_gate_lies_on_the_worse_side_of_the_original(text_run, lines_run):
+    assert figures.gate_of(text_run) == pytest.approx(1.9473 * 1.01)
+    assert figures.gate_of(lines_run) == pytest.approx(0.981 * 0.99)
+    first = dataclasses.replace(text_run.candidates[0], quality=None)
+    assert figures.gate_of(dataclasses.replace(text_run, candidates=(first,))) is None
+
+
+def test_scatter_marks_the_original_the_chosen_and_what_fails(text_run):
+    front = figures.front(text_run)
+    kinds = {dot.name: dot.kind for dot in front.chart.dots}
+    assert kinds == {
+        "Original, Keras": "original",
+        "Packed, float32": "passes",
+        "Packed, bfloat16": "passes",
+        "Packed, int8": "passes",
+        "Pruned to 75 %, int8": "chosen",
+        "Pruned to 50 %, int8": "fails",
+        "Student of 192 units, int8": "fails",
+    }
+    assert [dot.latency_ms for dot in front.chart.dots][:2] == [41.3, 0.0614]
+    assert "Best quality: Original, Keras, 1.947." in front.chart.description
+    assert texts(front.table)[5] == ["Pruned to 50 %, int8", "10.4 µs", "2.131", "fails the gate", "no"]
+
+
+def test_scatter_of_models_without_speeds_is_left_out(text_run):
+    models = tuple(dataclasses.replace(one, speeds=()) for one in text_run.candidates)
+    assert figures.front(dataclasses.replace(text_run, candidates=models)) is None
+
+
+def test_curves_of_one_chart_are_drawn_together(text_run):
+    speed, memory = figures.curves(text_run.passes[2])
+    assert [line.name for line in speed.chart.lines] == ["Keras", "cellerate"]
+    assert [line.name for line in memory.chart.lines] == ["peak"]
+    assert texts(speed.table)[4] == ["256", "27,700", "186,400", "proposed"]
+    assert "proposed at 256" in speed.chart.description
+
+
+def test_table_of_models_tells_gate_choice_and_errors(text_run):
+    rows = view.candidates_table(text_run).rows
+    chosen, fails, broken = rows[4], rows[5], rows[7]
+    assert [cell.text for cell in chosen] == [
+        "Pruned to 75 %, int8", "prune", "981 k", "1.03 MB", "1.962", "0.77 % worse",
+        "✓\N{NO-BREAK SPACE}passes", "15.1 µs", "63.6 k", "models/pruned-75-int8.cell",
+    ]  # fmt: skip
+    assert chosen[0].note == "pruned-75-int8, chosen, on the front"
+    assert chosen[5].note == "0.61 % to 0.93 %"
+    assert fails[6].text == "✗\N{NO-BREAK SPACE}fails"
+    assert broken[6].note == "The packed file could not be written: no space was left on the device."
+
+
+def test_table_of_passes_tells_status_time_and_reason(text_run):
+    rows = texts(view.passes_table(text_run))
+    assert rows[2][1:] == [
+        "✓\N{NO-BREAK SPACE}done", "2 min 03 s", "256 rows train 9 % faster than 128; 512 rows gain nothing more."
+    ]  # fmt: skip
+    assert rows[3][1:] == ["○\N{NO-BREAK SPACE}skipped", "—", "The model keeps its state between windows."]
+    assert rows[8][1:] == [
+        "✗\N{NO-BREAK SPACE}failed", "3 min 21 s", "TrainingError: the loss is no longer a number."
+    ]  # fmt: skip
+
+
+def test_table_of_training_has_every_way(text_run):
+    rows = texts(view.training_table(text_run))
+    assert rows[0] == ["Keras, float32", "128", "100", "506 ms", "26.3 k", "1.42 GB", "1.310"]
+    assert rows[2][-1] == "—"
+
+
+def test_samples_begin_with_the_original_and_the_chosen(text_run):
+    found = samples(text_run)
+    assert [one.model for one in found.texts][:3] == [
+        "Original, Keras",
+        "Pruned to 75 %, int8",
+        "Packed, float32",
+    ]
+    assert [one.role for one in found.texts][:3] == ["original", "chosen", ""]
+    assert found.prompt.startswith("Well, Prince")
+    assert {one.prompt for one in found.texts} == {""}
+
+
+def test_samples_of_different_prompts_keep_theirs(text_run):
+    first, second = text_run.candidates[:2]
+    models = (
+        dataclasses.replace(first, sample=Sample("a", "b")),
+        dataclasses.replace(second, sample=Sample("c", "d")),
+    )
+    found = samples(dataclasses.replace(text_run, candidates=models))
+    assert found.prompt == ""
+    assert [(one.prompt, one.text) for one in found.texts] == [("a", "b"), ("c", "d")]
+
+
+def test_samples_of_many_models_are_cut_and_said(text_run):
+    first = text_run.candidates[0]
+    models = tuple(dataclasses.replace(first, id=f"m{n}") for n in range(20))
+    found = samples(dataclasses.replace(text_run, candidates=models))
+    assert len(found.texts) == 8
+    assert found.left_out == "8 of 20 models are shown; report.json has all samples."
