@@ -6,7 +6,13 @@ from keras import layers
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
-from cellerate.models.rewrite import is_functional, with_dtype_policy
+from cellerate.models.rewrite import (
+    describe,
+    is_functional,
+    layer_nodes,
+    reinitialized,
+    with_dtype_policy,
+)
 from cellerate.models.text import build_text_model
 
 pytestmark = [
@@ -180,3 +186,36 @@ def test_rewrites_of_a_layer_shared_between_nested_models_raise_model_error():
     model = keras.Model(ids, layers.Add()([part(ids) for part in nested]))
     with pytest.raises(ModelError, match="share a layer"):
         with_dtype_policy(model, "mixed_bfloat16")
+
+
+def test_reinitialized_has_the_same_layers_and_other_weights():
+    model = users_model()
+    for weight in model.weights:
+        weight.assign(keras.ops.full(weight.shape, 7.0))
+    fresh = reinitialized(model)
+    assert fresh.get_config() == model.get_config()
+    assert [w.shape for w in fresh.get_weights()] == [w.shape for w in model.get_weights()]
+    assert not any((w == 7.0).any() for w in fresh.get_weights())
+    assert all((w == 7.0).all() for w in model.get_weights())
+    drawn = [w for w in fresh.weights if "bias" not in w.path]
+    assert all(np.std(keras.ops.convert_to_numpy(w)) > 0 for w in drawn)
+
+
+def test_reinitialized_of_a_changed_description_has_what_it_says():
+    model = build_text_model(9, embedding=4, units=6, layers=1)
+    description = describe(model)
+    for _, node in layer_nodes(description):
+        if node["class_name"] == "LSTM":
+            node["config"]["use_bias"] = False
+    changed = reinitialized(model, description)
+    assert len(changed.weights) == len(model.weights) - 1
+
+
+def test_reinitialized_of_a_model_that_cannot_be_built_raises_model_error():
+    model = build_text_model(9, embedding=4, units=6, layers=1)
+    description = describe(model)
+    for _, node in layer_nodes(description):
+        if node["class_name"] == "LSTM":
+            node["config"]["units"] = -5
+    with pytest.raises(ModelError, match="cannot be rebuilt"):
+        reinitialized(model, description)

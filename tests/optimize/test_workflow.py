@@ -50,6 +50,8 @@ def stands(monkeypatch):
     }
     monkeypatch.setattr(Stand, "begun", [])
     monkeypatch.setattr(workflow, "_PASSES", tuple(kinds.values()))
+    # It asks a process of its own, which starts the backend.
+    monkeypatch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
     monkeypatch.setattr(
         workflow,
         "verdict",
@@ -72,6 +74,7 @@ def after_baseline(made, tmp_path_factory):
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
         patch.setattr(workflow, "_PASSES", ())
+        patch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
         patch.setattr(
             workflow,
             "verdict",
@@ -287,6 +290,7 @@ def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
     workflow.save_model(model, tmp_path / "again.keras", record)
     assert (tmp_path / "again.keras").read_bytes() != (made / "text.keras").read_bytes()
     go(model=tmp_path / "again.keras")
+    go(keep=[0.5, 0.75])
     # A model that is no file is written into the folder, and goes on as well.
     go(model=model, record=record)
     assert Stand.begun == ["kernels", "quantize", "prune"]
@@ -295,6 +299,12 @@ def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
 def test_a_record_beside_a_file_raises_config_error(go, stands, made):
     with pytest.raises(ConfigError, match="has its own"):
         go(record=load_model(made / "text.keras")[1])
+
+
+def test_a_model_that_the_run_would_write_over_is_refused(go, stands, out, made):
+    shutil.copy(made / "text.keras", out / "optimized.keras")
+    with pytest.raises(ConfigError, match="choose another folder"):
+        go(model=out / "optimized.keras")
 
 
 def test_restart_throws_away_what_was_found(go, stands, out, here_probe):

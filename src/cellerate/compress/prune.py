@@ -84,7 +84,7 @@ def prune(
         rounds: In how many rounds units go: most of them early, by the cubic schedule, with training after each.
             One is as good as several for the same number of steps, and faster.
         steps: How many batches to train on, in all; each round has the same share, the last what is left over too.
-            The more, the better: a quarter as many as the model itself was trained on is a good beginning.
+            The more, the better: a third of what the model itself was trained on is a good beginning.
         learning_rate: Of the training, where it begins; it falls to 0.
         batch_size: Rows of a batch, where data are arrays.
         importance: Which units go. "saliency": those whose removal changes the loss least, to first order: of the

@@ -212,6 +212,10 @@ def _model_file(model: str | os.PathLike[str] | keras.Model, record: TaskRecord 
     if not isinstance(model, keras.Model):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+        if Path(model).resolve() == (folder / "optimized.keras").resolve():
+            raise ConfigError(
+                f"{model} would be replaced by what this run writes: choose another folder (-o)."
+            )
         return Path(model)
     file = folder / "original.keras"
     save_model(model, file, record)
@@ -225,7 +229,7 @@ def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
     return {
         "model": _digest(work),
         "data": work.fingerprint,
-        "settings": repr(sorted((name, str(value)) for name, value in told.items())),
+        "settings": json.dumps(told, sort_keys=True),
         "backend": keras.config.backend(),
         "version": cellerate.__version__,
     }
@@ -279,7 +283,7 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
         seconds=state.seconds,
         status=status,
         command=command,
-        settings=dataclasses.asdict(settings),
+        settings=json.loads(json.dumps(dataclasses.asdict(settings))),
         environment=environment,
         metric=work.metric,
         max_quality_loss=settings.max_quality_loss,

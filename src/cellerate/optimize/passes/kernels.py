@@ -5,7 +5,7 @@ import numpy as np
 from cellerate.compress.record import relative_loss
 from cellerate.errors import ModelError
 from cellerate.layers.accelerate import is_accelerated
-from cellerate.layers.graph import find_over_time
+from cellerate.layers.graph import find_over_time, inner_layers
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.passes.base import OptimizerPass
 from cellerate.optimize.training import policy_of
@@ -33,7 +33,11 @@ class Kernels(OptimizerPass):
         """See `OptimizerPass.run`."""
         state, work, choices = context.state, context.workload, context.state.choices
         model, policy = context.original(), policy_of(work.model)
-        fused = [found.layer for found in find_over_time(model) if is_accelerated(found.layer)]
+        # Of a Bidirectional both that are inside.
+        recurrent = [
+            one for found in find_over_time(model) for one in (found.layer, *inner_layers(found.layer))
+        ]
+        fused = [layer for layer in recurrent if is_accelerated(layer)]
         context.progress.note("checking that both compute the same")
         here, there = work.judge(model), state.judged[ORIGINAL]
         apart = float(np.max(np.abs(np.subtract(here.values, there.values))) / max(abs(there.mean), 1e-9))

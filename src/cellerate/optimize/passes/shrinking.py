@@ -35,7 +35,7 @@ class Quantize(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        if all(candidate.error for candidate in context.state.candidates if candidate.id == "float32"):
+        if any(candidate.error for candidate in context.state.candidates if candidate.id == "float32"):
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
         model, curves, facts = context.original(), [], []
         found = []
@@ -209,7 +209,9 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
         None,
     )
     if now is None:
-        now = next(one for one in context.state.candidates if one.made_by == "kernels")
+        now = next((one for one in context.state.candidates if one.made_by == "kernels"), None)
+    if now is None:
+        raise NotNeededError("how fast the model is has to be known first: run the pass kernels too")
     latency = now.speeds[0].latency_p50_ms
     goal = context.settings.latency_goal_ms or latency / 2
     if goal >= latency:

@@ -1,0 +1,131 @@
+"""`cellerate optimize`: what it refuses, and real runs stopped in the middle that go on."""
+
+import json
+import shlex
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.keras
+
+DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
+
+
+def one_error(err):
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_help_names_every_setting_and_shows_the_command(cellerate):
+    code, out, _ = cellerate("optimize", "--help")
+    assert code == 0
+    for word in ("--data", "--output", "--objective", "--max-quality-loss", "--time-budget", "--only"):
+        assert word in out
+    for word in ("--skip", "--keep", "--latency-goal-ms", "--steps", "--seed", "--restart", "--backend"):
+        assert word in out
+    assert "cellerate optimize book.keras --data book.txt" in out
+
+
+def test_without_data_it_says_which_option_is_missing(cellerate, made):
+    code, out, err = cellerate("optimize", made / "text.keras")
+    assert (code, out) == (2, "")
+    assert "--data" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--only", "prunes"], "prune"),
+        (["--only", "prune", "--skip", "distill"], "cannot be used together"),
+        (["--max-quality-loss", "-1"], "at least 0"),
+        (["--keep", "1.5"], "keep"),
+        (["--objective", "speed"], "latency"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_a_setting_that_cannot_be_used_is_told_before_the_model_is_opened(cellerate, here, options, said):
+    code, out, err = cellerate("optimize", "no such.keras", "--data", "t.txt", *options)
+    assert (code != 0, out) == (True, "")
+    assert said in err
+    assert "no such.keras" not in err
+    assert not (here / "optimized").exists()
+
+
+def test_a_model_that_is_not_there_is_told(cellerate, here):
+    code, _, err = cellerate("optimize", "no such.keras", "--data", "t.txt", "-o", "out")
+    assert code == 4
+    assert "there is no model file no such.keras" in one_error(err)
+
+
+def test_a_model_without_a_record_is_told_how_to_get_one(cellerate, here, made):
+    from cellerate.models.storage import load_model, save_model
+
+    save_model(load_model(made / "text.keras")[0], here / "plain.keras")
+    code, _, err = cellerate("optimize", "plain.keras", "--data", "t.txt", "-o", "out")
+    assert code == 4
+    assert "cellerate train" in one_error(err)
+
+
+@pytest.mark.parametrize(
+    ("task", "data"), [("text", "s.csv"), ("series", "t.txt"), ("text", "gone.txt"), ("series", "gone.csv")]
+)
+def test_data_of_another_task_or_none_at_all_are_told_in_a_line(cellerate, here, made, task, data):
+    code, out, err = cellerate("optimize", made / f"{task}.keras", "--data", data, "-o", "out")
+    assert (code != 0, out) == (True, "")
+    one_error(err)
+    assert list((here / "out").glob("*")) == []
+
+
+def test_an_output_that_is_a_file_is_told_and_left_alone(cellerate, here, made):
+    (here / "out").write_text("mine")
+    code, _, err = cellerate("optimize", made / "text.keras", "--data", "t.txt", "-o", "out")
+    assert code != 0
+    assert "it is a file" in one_error(err)
+    assert (here / "out").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", DATA)
+def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
+    start_cellerate, cellerate, here, made, task
+):
+    # Of the few lines of `made` none would be held out.
+    (here / "l.txt").write_text("red hat\nblue\nold cow\nten bees\n" * 20)
+    words = ["optimize", str(made / f"{task}.keras"), "--data", DATA[task], "-o", "my out"]
+    words += ["--only", "kernels", "--only", "quantize", "--time-budget", "600", "--steps", "20"]
+    process = start_cellerate(*words)
+    for line in process.stderr:
+        if "Baseline (" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert "every pass that had ended is kept" in err
+    assert shlex.split(err.rpartition("To go on:\n")[2]) == ["cellerate", *words]
+    report = json.loads((here / "my out" / "report.json").read_text())
+    assert (report["status"], report["verdict"]) == ("interrupted", None)
+    assert report["passes"][0]["name"] == "baseline"
+    assert not list((here / "my out").rglob(".*"))
+
+    process = start_cellerate(*words, "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    assert found["status"] == "finished"
+    assert [(one["name"], one["status"]) for one in found["passes"]] == [
+        ("baseline", "done"),
+        ("kernels", "done"),
+        ("quantize", "done"),
+    ]
+    # The baseline is the one of the first call.
+    assert found["candidates"][0] == {
+        **report["candidates"][0],
+        "on_front": found["candidates"][0]["on_front"],
+    }
+    assert found["verdict"]["chosen"] in {one["id"] for one in found["candidates"] if one["passes_gate"]}
+    for _, path in found["verdict"]["files"]:
+        assert (here / "my out" / path).stat().st_size > 0
+    assert (here / "my out" / "report.html").stat().st_size > 10_000

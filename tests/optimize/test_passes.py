@@ -1,0 +1,412 @@
+"""The real passes on a small text model, once from the baseline to the verdict, and some of them alone."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.optimize import workflow
+from cellerate.optimize.passes import sweeps
+from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.settings import OptimizeSettings
+from cellerate.report.record import Verdict
+
+from .conftest import HereProbe, filled, text_payload
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly", "here_probe", "quick")]
+
+
+def optimized(made, folder, task="text", data="t.txt", *, patch, model=None, **settings):
+    patch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
+    given = {"time_budget": 100_000.0, "steps": 4, "max_quality_loss": 10.0} | settings
+    return workflow.run(model or made / f"{task}.keras", made / data, folder, OptimizeSettings(**given))
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    """A run of all that shrinks, and its folder."""
+    from cellerate.optimize import clocks, context
+
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        patch.setattr(context, "Probe", HereProbe)
+        patch.setattr(clocks, "MEASURED_S", 0.01)
+        patch.setattr(clocks, "_WARM_S", 0.0)
+        found = optimized(
+            made, folder / "out", patch=patch, only=["kernels", "quantize", "prune", "distill"], keep=[0.5]
+        )
+    return found, folder / "out"
+
+
+def test_every_pass_is_done_and_every_candidate_is_measured(whole):
+    found, folder = whole
+    assert {one.name: (one.status, one.reason) for one in found.passes} == dict.fromkeys(
+        ("baseline", "kernels", "quantize", "prune", "distill"), ("done", "")
+    )
+    assert [one.id for one in found.candidates] == [
+        "original",
+        "float32",
+        "bfloat16",
+        "int8",
+        "pruned-50-int8",
+        "student-int8",
+    ]
+    original, *packed = found.candidates
+    assert original.loss is None
+    for one in packed:
+        assert one.error == ""
+        assert one.file_bytes == (folder / one.file).stat().st_size
+        assert one.speeds[0].way == "packed"
+        assert one.loss.low <= one.loss.value <= one.loss.high
+        assert one.sample.prompt == original.sample.prompt
+        assert (folder / one.file).with_suffix(".keras").exists()
+    float32, bfloat16, int8, pruned, student = packed
+    assert abs(float32.loss.value) < 2e-5
+    assert float32.sample.text == original.sample.text
+    assert (
+        original.file_bytes > float32.file_bytes > bfloat16.file_bytes > int8.file_bytes > pruned.file_bytes
+    )
+    assert float32.parameters == int8.parameters > pruned.parameters
+    assert student.parameters < float32.parameters
+
+
+def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
+    found, folder = whole
+    chosen = next(one for one in found.candidates if one.id == found.verdict.chosen)
+    assert chosen.passes_gate
+    assert [path for _, path in found.verdict.files] == ["optimized.cell", "optimized.keras"]
+    assert (folder / "optimized.cell").read_bytes() == (folder / chosen.file).read_bytes()
+    packed, (model, record) = (
+        cellerate.load(folder / "optimized.cell"),
+        load_model(folder / "optimized.keras"),
+    )
+    assert record.task == packed.task == "text"
+    ids = np.arange(8)[None] % 5
+    expected = np.asarray(model.predict_on_batch(ids))
+    # int8: rounding of a hundredth or so of the largest.
+    np.testing.assert_allclose(packed.predict(ids), expected, atol=0.1 * np.abs(expected).max())
+    quality = next(row for row in found.verdict.rows if row.quantity is None)
+    assert quality.before == pytest.approx(found.candidates[0].quality.value)
+    assert quality.after == pytest.approx(chosen.quality.value, rel=1e-6)
+    size = next(row for row in found.verdict.rows if row.quantity == "size")
+    assert (size.before, size.after) == (found.candidates[0].file_bytes, chosen.file_bytes)
+    assert any(one.on_front for one in found.candidates)
+
+
+def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
+    found, folder = whole
+    assert json.loads((folder / "report.json").read_text())["verdict"]["chosen"] == found.verdict.chosen
+    assert found.verdict.sentence in (folder / "report.md").read_text()
+    assert "<html" in (folder / "report.html").read_text()
+    assert "cellerate optimize" in found.command
+    assert "--steps 4" in found.command
+    assert "--only kernels --only quantize" in found.command
+
+
+def test_the_original_stays_as_it_was(whole, made):
+    found, folder = whole
+    model, _ = load_model(made / "text.keras")
+    assert found.candidates[0].file is None
+    float32, _ = load_model(folder / "candidates" / "float32.keras")
+    for one, other in zip(model.get_weights(), float32.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypatch):
+    class Worse:
+        """Makes what was packed seem a hundredth worse than it is."""
+
+        def __get__(self, work, kind):
+            def found(model):
+                one = judged(work, model)
+                if isinstance(model, keras.Model):
+                    return one
+                return dataclasses.replace(one, values=tuple(1.01 * value for value in one.values))
+
+            return found
+
+    from cellerate.optimize.text import TextWorkload
+
+    judged = TextWorkload.judge
+    monkeypatch.setattr(TextWorkload, "judge", Worse())
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.005, only=["kernels"])
+    assert [(one.id, one.passes_gate) for one in found.candidates] == [("original", True), ("float32", False)]
+    assert found.candidates[1].loss.value == pytest.approx(0.01, rel=1e-3)
+    assert found.verdict.chosen == "original"
+    assert [path for _, path in found.verdict.files] == ["optimized.keras"]
+    assert (tmp_path / "out" / "optimized.keras").read_bytes() == (made / "text.keras").read_bytes()
+    assert "No candidate passes the gate" in found.verdict.warnings[0]
+    quality = next(row for row in found.verdict.rows if row.quantity is None)
+    assert quality.before == quality.after
+
+
+def test_kernels_that_compute_something_else_fail_and_change_nothing(made, tmp_path, monkeypatch):
+    from cellerate.optimize.context import Context
+
+    original = Context.original
+
+    def damaged(self):
+        model = original(self)
+        model.set_weights([1.1 * weights for weights in model.get_weights()])
+        return model
+
+    monkeypatch.setattr(Context, "original", damaged)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    assert found.passes[1].status == "failed"
+    assert "more than rounding" in found.passes[1].reason
+    assert [one.id for one in found.candidates] == ["original"]
+    assert found.verdict.chosen == "original"
+
+
+def test_a_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path, monkeypatch):
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(len_of_text(), 4)(inputs)
+    x = keras.layers.GRU(5, return_sequences=True)(x)
+    model = filled(keras.Model(inputs, keras.layers.Dense(len_of_text())(x)))
+    save_model(model, tmp_path / "gru.keras", TaskRecord("text", text_payload()))
+    found = optimized(
+        made,
+        tmp_path / "out",
+        patch=monkeypatch,
+        model=tmp_path / "gru.keras",
+        only=["kernels", "quantize", "prune", "distill"],
+    )
+    assert {one.name: one.status for one in found.passes} == {
+        "baseline": "done",
+        "kernels": "done",
+        "quantize": "skipped",
+        "prune": "skipped",
+        "distill": "skipped",
+    }
+    one = found.candidates[1]
+    assert "cannot be packed" in one.error
+    assert one.file == "candidates/float32.keras"
+    assert not (tmp_path / "out" / "candidates" / "float32.cell").exists()
+    assert found.status == "finished"
+    assert [path for _, path in found.verdict.files] == ["optimized.keras"]
+
+
+def no_verdict(context):
+    return Verdict(sentence="", chosen="original", rows=(), files=(), training="")
+
+
+def len_of_text():
+    return len(text_payload()["tokenizer"]["characters"])
+
+
+@pytest.mark.parametrize(("task", "data"), [("series", "s.csv"), ("embed", "l.txt")])
+def test_the_other_tasks_come_to_a_verdict(made, tmp_path, monkeypatch, task, data):
+    found = optimized(made, tmp_path / "out", task, data, patch=monkeypatch, only=["kernels"])
+    assert {one.status for one in found.passes} == {"done"}
+    assert found.verdict.chosen == "float32"
+    assert found.training_steps[0].length is None
+    assert found.metric.higher_is_better is (task == "embed")
+
+
+def test_layers_inside_a_bidirectional_are_fused(made, tmp_path, monkeypatch):
+    model, record = load_model(made / "series.keras")
+    inputs = keras.Input(tuple(model.inputs[0].shape[1:]))
+    x = keras.layers.Bidirectional(keras.layers.LSTM(4))(inputs)
+    built = filled(keras.Model(inputs, keras.layers.Dense(2)(x)))
+    save_model(built, tmp_path / "b.keras", record)
+    found = optimized(
+        made,
+        tmp_path / "out",
+        "series",
+        "s.csv",
+        patch=monkeypatch,
+        model=tmp_path / "b.keras",
+        only=["kernels"],
+    )
+    assert dict(found.passes[1].facts)["fused layers"] == "2"
+    assert [step.way for step in found.training_steps] == ["Keras, float32", "fused kernels, float32"]
+
+
+def test_passes_that_shrink_without_kernels_do_what_they_can(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(workflow, "verdict", no_verdict)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["distill"])
+    assert found.passes[1].status == "skipped"
+    assert "run the pass kernels too" in found.passes[1].reason
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["quantize"])
+    assert [one.id for one in found.candidates] == ["original", "bfloat16", "int8"]
+
+
+# --- those that tune, each asked of a machine that is made up
+
+
+class MadeUp(HereProbe):
+    """Answers for training by a rule."""
+
+    rule = staticmethod(lambda options: {})
+
+    def ask(self, kind, *, timeout_s=600.0, **options):
+        self.asked.append((kind, options))
+        if kind == "load":
+            return {"batch_ms": 0.5}
+        step = {
+            "way": options["way"],
+            "batch_size": options["batch_size"],
+            "length": options["length"],
+            "step_ms": 1.0,
+            "step_p20_ms": 0.9,
+            "step_p80_ms": 1.1,
+            "items_per_s": 1000.0,
+            "peak_memory_bytes": None,
+            "loss": 2.0,
+        }
+        return step | type(self).rule(options)
+
+
+@pytest.fixture
+def tuned(made, tmp_path, monkeypatch):
+    """Runs one pass over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
+    from cellerate.optimize import context as module
+    from cellerate.optimize.progress import Progress
+    from cellerate.optimize.state import Choices, State
+    from cellerate.optimize.workload import open_workload
+    from cellerate.report.record import TrainingStep
+
+    monkeypatch.setattr(module, "Probe", MadeUp)
+
+    def tuned(one, rule=lambda options: {}):
+        monkeypatch.setattr(MadeUp, "rule", staticmethod(rule))
+        state = State(
+            identity={},
+            choices=Choices("auto", "float32", 8, 1, 10, "float32"),
+            started="",
+            training_steps=[TrainingStep("Keras, float32", 8, 10, 1.0, 0.9, 1.1, 80_000.0)],
+        )
+        context = module.Context(
+            workload=open_workload(made / "text.keras", [made / "t.txt"], seed=0),
+            settings=OptimizeSettings(),
+            folder=tmp_path,
+            model_file=made / "text.keras",
+            data=[str(made / "t.txt")],
+            backend=keras.config.backend(),
+            state=state,
+            progress=Progress(),
+            deadline=float("inf"),
+        )
+        return one.run(context), state
+
+    return tuned
+
+
+def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
+    found, state = tuned(
+        sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 * min(options["batch_size"], 32)}
+    )
+    assert found.kept
+    assert found.decision.startswith("32 instead of 8: 4.00 times as many characters")
+    assert (state.choices.batch_size, state.choices.accumulate) == (32, 1)
+    assert state.training_steps[-1].batch_size == 32
+    # Adam's rate goes with the square root: 0.01 times 2.
+    assert any("--learning-rate 0.02 instead of 0.01" in note for note in found.notes)
+    (speed,) = found.curves
+    assert speed.x == (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    assert speed.marks == ((4, "chosen"),)
+
+
+def test_batch_size_that_is_hardly_faster_stays(tuned):
+    found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 + options["batch_size"]})
+    assert not found.kept
+    assert state.choices.batch_size == 8
+    assert len(state.training_steps) == 1
+    assert "8 stays" in found.decision
+
+
+def test_batch_size_that_is_smaller_accumulates_to_the_same_update(tuned):
+    found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e5 / options["batch_size"]})
+    assert (state.choices.batch_size, state.choices.accumulate) == (2, 4)
+    assert any("--accumulate" in note for note in found.notes)
+    assert found.curves[0].marks == ((0, "chosen"),)
+
+
+def test_batch_size_beyond_four_fifths_of_the_memory_is_not_chosen(tuned, monkeypatch):
+    monkeypatch.setattr(sweeps, "available_memory_bytes", lambda: 1000)
+
+    def rule(options):
+        rows = options["batch_size"]
+        return {"items_per_s": 1e3 * rows, "peak_memory_bytes": 100 + 20 * rows}
+
+    found, state = tuned(sweeps.BatchSize(), rule)
+    assert state.choices.batch_size <= 35
+    assert "would take about" in found.notes[0]
+    assert [curve.chart for curve in found.curves] == ["Training speed by batch size", "Memory by batch size"]
+
+
+def test_batch_size_where_no_batch_fits_raises(tuned):
+    def rule(options):
+        raise ProbeError("MemoryError: no memory", memory=True)
+
+    with pytest.raises(ProbeError, match="no batch fits"):
+        tuned(sweeps.BatchSize(), rule)
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "chosen"),
+    [
+        ({"step_ms": 0.5}, "mixed_bfloat16"),
+        ({"step_ms": 0.97}, "float32"),
+        ({"step_ms": 0.5, "loss": 2.1}, "float32"),
+        ({"step_ms": 0.5, "loss": None}, "float32"),
+    ],
+    ids=["faster", "hardly faster", "learns worse", "diverges"],
+)
+def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch, bfloat16, chosen):
+    from cellerate.optimize.passes import precision as module
+
+    monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
+    found, state = tuned(
+        module.Precision(), lambda options: bfloat16 if options["policy"] == "mixed_bfloat16" else {}
+    )
+    assert state.choices.policy == chosen
+    assert found.kept is (chosen != "float32")
+    assert len(state.training_steps) == 1 + found.kept
+    assert [name for name, _ in found.facts] == ["float32", "mixed_bfloat16"]
+
+
+def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
+    from cellerate.optimize.passes import precision as module
+
+    monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
+
+    def rule(options):
+        if options["policy"] == "mixed_bfloat16":
+            raise ProbeError("Unknown output type bfloat16", memory=False)
+        return {}
+
+    found, state = tuned(module.Precision(), rule)
+    assert state.choices.policy == "float32"
+    assert dict(found.facts)["mixed_bfloat16"] == "Unknown output type bfloat16"
+
+
+def test_pipeline_tells_what_share_of_a_step_a_batch_takes(tuned):
+    found, _ = tuned(sweeps.Pipeline())
+    # Half a millisecond of one.
+    assert dict(found.facts) == {"a batch": "0.5 ms", "a step": "1 ms"}
+    assert "waits for data" in found.decision
+
+
+def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkeypatch):
+    tried = []
+
+    def train(model, source, *, steps, **_):
+        tried.append((source.batch_size, source.batch(0, 0)[0].shape[1], steps))
+        return trial
+
+    from cellerate.measure import Timing
+    from cellerate.training.trial import Trial
+
+    trial = Trial(Timing((0.001,)), 2.0)
+    monkeypatch.setattr(sweeps, "try_training", train)
+    found, state = tuned(sweeps.SequenceLength())
+    assert [(rows * length, steps) for rows, length, steps in tried] == [(80, 6000)] * 3
+    assert [length for _, length, _ in tried] == [8, 10, 20]
+    assert [curve.x for curve in found.curves] == [(8.0, 10.0, 20.0)] * 2
+    assert state.choices.length in (8, 10, 20)
