@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly", "he
 
 
 def optimized(made, folder, task="text", data="t.txt", *, patch, model=None, **settings):
-    patch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
     given = {"time_budget": 100_000.0, "steps": 4, "max_quality_loss": 10.0} | settings
     return workflow.run(model or made / f"{task}.keras", made / data, folder, OptimizeSettings(**given))
 

@@ -51,7 +51,6 @@ def stands(monkeypatch):
     monkeypatch.setattr(Stand, "begun", [])
     monkeypatch.setattr(workflow, "_PASSES", tuple(kinds.values()))
     # It asks a process of its own, which starts the backend.
-    monkeypatch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
     monkeypatch.setattr(
         workflow,
         "verdict",
@@ -74,7 +73,6 @@ def after_baseline(made, tmp_path_factory):
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
         patch.setattr(workflow, "_PASSES", ())
-        patch.setattr(workflow, "backend_devices", lambda backend: ["cpu"])
         patch.setattr(
             workflow,
             "verdict",

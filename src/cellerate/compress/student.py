@@ -13,13 +13,14 @@ from cellerate.models.rewrite import reinitialized
 from cellerate.training.settings import check_number
 
 
-def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8) -> keras.Model:
+def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8, seed: int = 0) -> keras.Model:
     """A model like another with a share of the units of its LSTM layers, and new weights.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
         keep: The share of units, above 0 and below 1.
         multiple_of: Units of a layer are rounded to a multiple of this, one multiple at least.
+        seed: Of the new weights, where the layers' initializers have none of their own.
 
     Returns:
         The model, not compiled; its weights are drawn by the initializers of its layers.
@@ -51,4 +52,4 @@ def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8) -> keras.M
             f"model {model.name!r} has no LSTM layer that can have fewer units"
             + (f" ({why})." if why else ".")
         )
-    return reinitialized(without(model, units, np.array(removed)))
+    return reinitialized(without(model, units, np.array(removed)), seed=seed)

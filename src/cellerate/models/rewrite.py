@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
-from cellerate.models.text import check_policy
+from cellerate.models.text import check_policy, layer_seeds
 
 _Config = dict[str, Any]
 # Where a description holds no layers: how layers are connected, and what they were built and trained with.
@@ -129,17 +129,23 @@ def rebuild(
     return copy
 
 
-def reinitialized(model: keras.Model, description: dict[str, Any] | None = None) -> keras.Model:
+def reinitialized(model: keras.Model, *, seed: int) -> keras.Model:
     """A model of the same layers with new weights, drawn by their initializers.
 
     Args:
         model: A Functional or Sequential model. It is not changed.
-        description: Of `describe`, changed; None for that of the model.
+        seed: Of the initializers that have none of their own.
 
     Raises:
         ModelError: It cannot be built.
     """
-    return _built(model, describe(model) if description is None else description)
+    description = describe(model)
+    seeds = layer_seeds(seed)
+    for node in _nodes(description):
+        # Only what draws has a seed; without one it would draw other weights each time.
+        if "initializers" in str(node.get("module")) and node["config"].get("seed", 0) is None:
+            node["config"]["seed"] = next(seeds)
+    return _built(model, description)
 
 
 def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -51,7 +51,7 @@ def speed(
         way=way,
         latency_p50_ms=p50,
         latency_p99_ms=p99,
-        per_s=float(1 / calls.mean()) if several is None else _per_s(several),
+        per_s=float(1 / np.median(calls)) if several is None else _per_s(several),
         throughput_per_s=throughput,
         batch=batch,
     )

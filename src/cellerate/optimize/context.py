@@ -109,7 +109,7 @@ class Context:
             error = f"it cannot be packed and runs on Keras: {reason}"
         file = stem.with_suffix(".keras" if packed is None else ".cell")
         accelerate(model)
-        speeds = work.keras_speeds(model)[::-1] if packed is None else (work.packed_speed(packed),)
+        speeds = work.keras_speeds(model) if packed is None else (work.packed_speed(packed),)
         return self.add(
             Candidate(
                 id=name,

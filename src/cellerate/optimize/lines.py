@@ -57,7 +57,8 @@ class LineWorkload(Workload):
         lines = read_lines(data[0], column=None, errors="replace")
         training = record.payload.get("training")
         split_seed = training.get("seed", 0) if isinstance(training, dict) else 0
-        fraction = record.payload.get("validation_fraction") or LineOptions.validation_fraction
+        told = record.payload.get("validation_fraction", LineOptions.validation_fraction)
+        fraction = told or LineOptions.validation_fraction
         self._train, held_out = split_lines(lines, fraction, split_seed)
         self._held_out = held_out[:_MOST_LINES]
         if not self._held_out:
@@ -74,11 +75,12 @@ class LineWorkload(Workload):
         self.fingerprint = batches.fingerprint()
         self._batches = [batches.batch(0, index) for index in range(len(batches))]
         self.data = f"{len(lines):,} lines"
+        seen = " that were held out" if told else ", which the model may have been trained on"
         self.metric = Metric(
             name="token accuracy",
             unit="",
             higher_is_better=True,
-            source=f"{len(self._held_out):,} held-out lines, each character predicted from those before it",
+            source=f"{len(self._held_out):,} lines{seen}, each character predicted from those before it",
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:

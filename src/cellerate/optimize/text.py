@@ -14,7 +14,7 @@ from cellerate.data.tokenizer import tokenizer_from_config
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.kernels.drawing import Request, SamplingRules
 from cellerate.layers.graph import find_over_time
-from cellerate.layers.stepwise import gives_probabilities, step_model
+from cellerate.layers.stepwise import StepGraph, gives_probabilities, step_model
 from cellerate.models.storage import TaskRecord
 from cellerate.optimize.clocks import speed
 from cellerate.optimize.judging import Judged, judged
@@ -68,6 +68,8 @@ class TextWorkload(Workload):
         except (KeyError, TypeError, ConfigError) as error:
             raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error
         check_text_model(model, self.tokenizer, self._options)
+        # One that cannot generate is refused at once, with the reason.
+        StepGraph(model)
         self._text = open_text(
             data,
             tokenizer=self.tokenizer,

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import cellerate
-from cellerate.environment import backend_devices, machine, processors, versions
+from cellerate.environment import machine, processors, versions
 from cellerate.errors import CellerateError, ConfigError, OutputError
 from cellerate.files import check_writable
 from cellerate.models.rewrite import describe
@@ -44,6 +44,7 @@ from cellerate.optimize.workload import Workload, open_workload
 from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Pass, Run, write_run
+from cellerate.training.precision import gpu_visible
 
 _PASSES: tuple[type[OptimizerPass], ...] = (
     Kernels,
@@ -270,7 +271,7 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
         ("system", str(here["system"])),
         ("Python", str(here["python"])),
         ("backend", context.backend),
-        ("devices", ", ".join(backend_devices(context.backend))),
+        ("device", "GPU" if gpu_visible() else "CPU"),
         *versions().items(),
     )
     return Run(

@@ -86,8 +86,13 @@ def fastest_precision(trials: Sequence[PrecisionTrial]) -> PrecisionTrial:
 
 def precision_candidates() -> tuple[str, ...]:
     """The 16-bit policies that may be faster here."""
+    return ("mixed_bfloat16", "mixed_float16") if gpu_visible() else ("mixed_bfloat16",)
+
+
+def gpu_visible() -> bool:
+    """Whether the backend computes on a GPU."""
     bridge = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}")
-    return ("mixed_bfloat16", "mixed_float16") if bridge.gpu_available() else ("mixed_bfloat16",)
+    return bool(bridge.gpu_available())
 
 
 def _try_policy(

@@ -224,7 +224,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     for sixteenths in range(2, 16):
         # Where rounding leaves a layer all of its units there is no such student.
         with contextlib.suppress(ModelError):
-            made.append(smaller(teacher, sixteenths / 16))
+            made.append(smaller(teacher, sixteenths / 16, seed=context.settings.seed))
     if not made:
         raise NotNeededError("no LSTM layer of the model can have fewer units")
     return min(made, key=lambda one: abs(one.count_params() - wanted)), goal

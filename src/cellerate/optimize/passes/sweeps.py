@@ -249,7 +249,7 @@ class SequenceLength(OptimizerPass):
         found = {}
         for length in sorted({max(8, choices.length // 2), choices.length, 2 * choices.length}):
             context.progress.note(f"rows of {length}")
-            model = accelerate(reinitialized(work.model))
+            model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
             if not steps:
                 # As many characters for each length, as many as fit into the time of one.
