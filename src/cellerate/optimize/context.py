@@ -14,13 +14,14 @@ import keras
 from cellerate.compress.record import QualityGate
 from cellerate.errors import BackendError, ModelError
 from cellerate.layers.accelerate import accelerate, restore
-from cellerate.models.rewrite import describe, rebuild
+from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
 from cellerate.models.storage import save_model
 from cellerate.optimize.judging import Judged, interval, relative_loss
 from cellerate.optimize.probes import Probe
 from cellerate.optimize.progress import Progress
 from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import State
+from cellerate.optimize.training import policy_of
 from cellerate.optimize.workload import Workload
 from cellerate.report.record import Candidate
 from cellerate.runtime.packed import load
@@ -74,6 +75,14 @@ class Context:
     def original(self) -> keras.Model:
         """A copy of the original, on the fastest kernels."""
         return accelerate(rebuild(self.workload.model, describe(self.workload.model)))
+
+    def to_train(self) -> keras.Model:
+        """A copy of the original in the dtype policy that was chosen for training."""
+        return with_dtype_policy(self.workload.model, self.state.choices.policy)
+
+    def trained(self, model: keras.Model) -> keras.Model:
+        """What came out of such a training, in the dtype policy of the original."""
+        return with_dtype_policy(model, policy_of(self.workload.model))
 
     def judge(self, model: keras.Model) -> float:
         """How bad a Keras model is, for the calls of `compress`: less is better."""

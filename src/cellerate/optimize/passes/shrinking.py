@@ -85,7 +85,7 @@ class Prune(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        model, precision = context.original(), context.state.choices.precision
+        model, precision = context.to_train(), context.state.choices.precision
         if not units_of(model).layers:
             raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
@@ -106,6 +106,7 @@ class Prune(OptimizerPass):
                 seed=context.settings.seed,
                 on_step=context.progress.step,
             )
+            pruned = context.trained(pruned)
             title = f"pruned to {percent(share)} of its units, {precision}"
             found.append(
                 context.consider(
@@ -151,7 +152,7 @@ class Distill(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        teacher, precision = context.original(), context.state.choices.precision
+        teacher, precision = context.to_train(), context.state.choices.precision
         student, goal_ms = _student(context, teacher)
         # The twin takes as long as a plain training, the student as long as that and a forward pass of the teacher.
         steps = _steps(context, 0.35)
@@ -168,6 +169,7 @@ class Distill(OptimizerPass):
             seed=context.settings.seed,
             on_step=context.progress.step,
         )
+        taught = context.trained(taught)
         share = student.count_params() / teacher.count_params()
         candidate = context.consider(
             f"student-{precision}",
