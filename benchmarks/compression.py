@@ -181,7 +181,7 @@ class _Work:
 
     def tell(self, name: str, quality: float, loss: float | None = None) -> None:
         """Prints a line."""
-        worse = "" if loss is None else f", {loss:+.2%} worse"
+        worse = "" if loss is None else f", {loss:+.2%} (+ is worse)"
         print(f"{name:<44} {self.workload.metric.name} {quality:.4f}{worse}", flush=True)
 
     def quantized(self) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def compressed(result: dict[str, Any]) -> list[list[str]]:
     for task in tasks:
         one = result[task]
         told = {"int8": [one["int8"]]}
-        for pruned in one["pruned"]:
+        for pruned in sorted(one["pruned"], key=lambda each: each["steps"]):
             if pruned["importance"] == "both" and pruned["steps"]:
                 told[f"half the units, {pruned['steps']} steps of training"] = [pruned]
         told |= {name: [control] for name, control in one["controls"].items()}

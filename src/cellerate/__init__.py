@@ -50,6 +50,7 @@ _EXPORTS = {
     "save_model": "cellerate.models.storage",
     "select_backend": "cellerate.environment",
     "set_num_threads": "cellerate.kernels.cpu",
+    "sparsify": "cellerate.compress.sparsify",
     "train_embed": "cellerate.tasks.embed",
     "train_series": "cellerate.tasks.series",
     "train_text": "cellerate.tasks.text",
