@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellerate.report.format import quantity
+from cellerate.report.format import number, quantity
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -204,7 +204,7 @@ def optimized(result: dict[str, Any]) -> list[list[str]]:
     rows = [[head, "Before, Keras", "After", "times better"]]
     for row in run["verdict"]["rows"]:
         better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
-        times = "" if row["quantity"] is None else f"{row[better] / row[worse]:,.3g}"
+        times = "" if row["quantity"] is None else number(row[better] / row[worse])
         values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
         rows.append([row["label"], *values, times])
     return rows
