@@ -1,6 +1,7 @@
 import importlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -23,7 +24,23 @@ def test_public_name_can_be_imported_and_is_documented(name):
     if name != "__version__":
         assert value.__doc__
         assert value.__module__ == cellerate._EXPORTS[name]
-        assert value is getattr(importlib.import_module(cellerate._EXPORTS[name]), name)
+        found = getattr(importlib.import_module(cellerate._EXPORTS[name]), name)
+        # A package that is called like the function in it takes its place once it was imported by itself.
+        assert value is found or (isinstance(value, types.ModuleType) and getattr(value, name) is found)
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize(
+    "first", ["", "import cellerate.optimize.settings; ", "from cellerate import optimize; "]
+)
+def test_optimize_can_be_called_whatever_was_imported_before(first):
+    program = (
+        f"{first}import cellerate\n"
+        "try: cellerate.optimize('book.keras', data=[], nonsense=1)\n"
+        "except cellerate.CellerateError as error: print(error)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "'nonsense' is no setting of optimize" in found.stdout
 
 
 def test_unknown_name_raises_attribute_error():
