@@ -229,7 +229,7 @@ def outputs_of(model: keras.Model) -> np.ndarray:
 def half(units: Units, seed: int = 5) -> np.ndarray:
     """About half of the features of the layers, chosen at random; of each group some stay."""
     rng = np.random.default_rng(seed)
-    groups = pruning._groups(units).values()
+    groups = units.groups().values()
     return np.concatenate([rng.permutation(features)[: len(features) // 2] for features in groups])
 
 

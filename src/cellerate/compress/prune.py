@@ -137,7 +137,7 @@ def prune(
     # A copy, because judging puts kernels into layers.
     current = rebuild(model, describe(model))
     found = units_of(current)
-    before = {group: features.size for group, features in _groups(found).items()}
+    before = {group: features.size for group, features in found.groups().items()}
     final = {group: _kept(count, keep, multiple_of) for group, count in before.items()}
     _check_some_go(model, found, before, final)
     batches = endless(data, batch_size, seed)
@@ -284,7 +284,7 @@ def _scores(
     if importance != "saliency":
         found.append(magnitude(model, units))
     ranks = np.zeros(_count(units))
-    for features in _groups(units).values():
+    for features in units.groups().values():
         for scores in found:
             ranks[features] += np.argsort(np.argsort(scores[features], kind="stable"), kind="stable")
     return ranks
@@ -321,18 +321,6 @@ def _judge(
     return lambda model: loss_on(model, held, loss=loss, batch_size=batch_size), judged_on
 
 
-def _groups(units: Units) -> dict[_Group, Array]:
-    """The units that can go, by the layers that they are in: a path twice where two units of a layer are tied."""
-    layers: dict[int, list[str]] = {}
-    for path, features in units.layers.items():
-        for feature in features.tolist():
-            layers.setdefault(feature, []).append(path)
-    groups: dict[_Group, list[int]] = {}
-    for feature, paths in layers.items():
-        groups.setdefault(tuple(sorted(paths)), []).append(feature)
-    return {group: np.array(features) for group, features in groups.items()}
-
-
 def _kept(count: int, keep: float, multiple_of: int) -> int:
     """How many of so many units stay in the end."""
     return min(count, multiple_of * max(1, round(round(keep * count) / multiple_of)))
@@ -342,7 +330,7 @@ def _least(units: Units, scores: Array, left: Mapping[_Group, int]) -> Array:
     """The units to take out so that so many of each group are left: those of the lowest scores."""
     removed = [
         features[np.argsort(scores[features], kind="stable")[: features.size - left[group]]]
-        for group, features in _groups(units).items()
+        for group, features in units.groups().items()
     ]
     return np.concatenate(removed)
 

@@ -34,18 +34,10 @@ def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8, seed: int 
     """
     check_number("keep", keep, above=0, below=1)
     units = units_of(model)
-    # Units that layers share go out of all of them, so each set of sharers is counted by itself.
-    sharers: dict[int, tuple[str, ...]] = {}
-    for path, features in units.layers.items():
-        for feature in features.tolist():
-            sharers[feature] = (*sharers.get(feature, ()), path)
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for feature, paths in sharers.items():
-        groups.setdefault(paths, []).append(feature)
-    removed = []
-    for members in groups.values():
+    removed: list[int] = []
+    for members in units.groups().values():
         left = min(len(members), multiple_of * max(1, round(keep * len(members) / multiple_of)))
-        removed += members[left:]
+        removed += members[left:].tolist()
     if not removed:
         why = "; ".join(f"{path!r}: {reason}" for path, reason in units.kept_whole.items())
         raise ModelError(

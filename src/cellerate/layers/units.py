@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, tree
 
 from cellerate.layers.graph import functional_graph, ordered_nodes
@@ -34,6 +35,17 @@ class Units:
     kept_whole: Mapping[str, str]
     axes: tuple[WeightAxis, ...]
     widths: Mapping[str, Array]
+
+    def groups(self) -> dict[tuple[str, ...], Array]:
+        """The units that can go, by the layers that they are in: a path twice where two units of a layer are tied."""
+        layers: dict[int, list[str]] = {}
+        for path, features in self.layers.items():
+            for feature in features.tolist():
+                layers.setdefault(feature, []).append(path)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for feature, paths in layers.items():
+            groups.setdefault(tuple(sorted(paths)), []).append(feature)
+        return {group: np.array(features) for group, features in groups.items()}
 
 
 def units_of(model: keras.Model) -> Units:

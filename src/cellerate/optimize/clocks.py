@@ -6,6 +6,7 @@ alike to be compared.
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,24 @@ def speed(
         per_s=float(1 / np.median(calls)) if several is None else _per_s(several),
         throughput_per_s=throughput,
         batch=batch,
+    )
+
+
+def predict_speeds(model: Any, one: Any, many: Any, batch: int) -> tuple[Speed, Speed]:
+    """How fast Keras's `predict` and `predict_on_batch` are, with the inputs of one row and of `batch` rows."""
+    return (
+        speed(
+            "predict",
+            lambda: model.predict(one, verbose=0),
+            lambda: model.predict(many, verbose=0, batch_size=batch),
+            batch,
+        ),
+        speed(
+            "predict_on_batch",
+            lambda: model.predict_on_batch(one),
+            lambda: model.predict_on_batch(many),
+            batch,
+        ),
     )
 
 

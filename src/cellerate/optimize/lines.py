@@ -13,7 +13,7 @@ from cellerate.data.lines import LineBatches, encode_batches
 from cellerate.errors import ConfigError, DataError
 from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord
-from cellerate.optimize.clocks import speed
+from cellerate.optimize.clocks import predict_speeds, speed
 from cellerate.optimize.judging import Judged, judged
 from cellerate.optimize.training import batch_size_of
 from cellerate.optimize.workload import Workload
@@ -112,21 +112,7 @@ class LineWorkload(Workload):
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
         """`predict` and `predict_on_batch` of the encoder, of one line and of 256."""
         encode, _ = encoder_and_decoder(model)
-        one, many = self._inputs(1), self._inputs(_ROWS)
-        return (
-            speed(
-                "predict",
-                lambda: encode.predict(one, verbose=0),
-                lambda: encode.predict(many, verbose=0, batch_size=_ROWS),
-                _ROWS,
-            ),
-            speed(
-                "predict_on_batch",
-                lambda: encode.predict_on_batch(one),
-                lambda: encode.predict_on_batch(many),
-                _ROWS,
-            ),
-        )
+        return predict_speeds(encode, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
     def packed_speed(self, model: PackedModel) -> Speed:
         """`PackedModel.predict` of the vector of the same lines."""

@@ -12,7 +12,7 @@ from cellerate.data.batches import BatchSource
 from cellerate.data.series import SeriesPart, open_series
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
-from cellerate.optimize.clocks import speed
+from cellerate.optimize.clocks import predict_speeds, speed
 from cellerate.optimize.judging import Judged, judged
 from cellerate.optimize.workload import Workload
 from cellerate.report.record import ForecastSample, Metric, Sample, Speed
@@ -127,21 +127,7 @@ class SeriesWorkload(Workload):
 
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
         """`predict` and `predict_on_batch` of one window and of 256."""
-        one, many = self._inputs(1), self._inputs(_ROWS)
-        return (
-            speed(
-                "predict",
-                lambda: model.predict(one, verbose=0),
-                lambda: model.predict(many, verbose=0, batch_size=_ROWS),
-                _ROWS,
-            ),
-            speed(
-                "predict_on_batch",
-                lambda: model.predict_on_batch(one),
-                lambda: model.predict_on_batch(many),
-                _ROWS,
-            ),
-        )
+        return predict_speeds(model, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
     def packed_speed(self, model: PackedModel) -> Speed:
         """`PackedModel.predict` of the same windows."""

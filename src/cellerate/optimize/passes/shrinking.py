@@ -45,13 +45,9 @@ class Quantize(OptimizerPass):
                 model,
                 _data(context, model),
                 precision=precision,
-                loss=context.workload.loss(model),
-                judge=context.judge,
-                metric=context.workload.metric.name,
                 gate=context.gate,
                 steps=_steps(context, 0.3, least=0),
-                seed=context.settings.seed,
-                on_step=context.progress.step,
+                **_common(context, model),
             )
             found.append(context.consider(precision, f"packed in {precision}", self.name, rounded, precision))
             curves += _losses(record, f"quantised to {precision}")
@@ -99,12 +95,8 @@ class Prune(OptimizerPass):
                 model,
                 _data(context, model),
                 keep=share,
-                loss=context.workload.loss(model),
-                judge=context.judge,
-                metric=context.workload.metric.name,
                 steps=steps,
-                seed=context.settings.seed,
-                on_step=context.progress.step,
+                **_common(context, model),
             )
             pruned = context.trained(pruned)
             title = f"pruned to {percent(share)} of its units, {precision}"
@@ -161,13 +153,9 @@ class Distill(OptimizerPass):
             teacher,
             student,
             _data(context, teacher),
-            loss=context.workload.loss(teacher),
             steps=steps,
             compare=True,
-            judge=context.judge,
-            metric=context.workload.metric.name,
-            seed=context.settings.seed,
-            on_step=context.progress.step,
+            **_common(context, teacher),
         )
         taught = context.trained(taught)
         share = student.count_params() / teacher.count_params()
@@ -236,6 +224,17 @@ def _data(context: Context, model: keras.Model) -> Any:
     """What a model is trained on further: batches as large as those of its own training."""
     batch_size = context.state.training_steps[0].batch_size
     return KerasBatches(context.workload.source(model, batch_size))
+
+
+def _common(context: Context, model: keras.Model) -> dict[str, Any]:
+    """What all calls of `compress` are told alike."""
+    return {
+        "loss": context.workload.loss(model),
+        "judge": context.judge,
+        "metric": context.workload.metric.name,
+        "seed": context.settings.seed,
+        "on_step": context.progress.step,
+    }
 
 
 def _step_s(context: Context) -> float:

@@ -116,7 +116,6 @@ def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Ca
 
 def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
     """Puts the files of the chosen model beside the report."""
-    context.folder.mkdir(parents=True, exist_ok=True)
     files = []
     source = context.model_file if chosen.file is None else context.folder / chosen.file
     names = [("the model in Keras, to train further", ".keras")]
