@@ -203,25 +203,28 @@ std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vec
 StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, float* new_state,
                                              float* logits) const {
   constexpr int64_t kStretch = 512, kTrial = 64;
-  // Of fewer ids the waking of threads is too large a part to tell the pace.
-  constexpr int64_t kTells = 64;
+  // Of fewer ids the waking of threads is too large a part to tell the pace. Where only a trial wakes them it is too
+  // large a part of these, too: so many ids go ahead of it, on threads that are awake from then on.
+  constexpr int64_t kTells = 64, kWaking = 8;
   std::vector<float> before;
   std::vector<int32_t> previous;
   const bool penalised = draw.sampling.repetition_penalty != 1;
   if (penalised) previous.assign(draw.previous.begin(), draw.previous.end());
   Drawn whole{0, false};
+  bool awake = false;
   for (int64_t left = draw.count;;) {
-    const bool trial = is_trial_due();
+    const bool trial = awake || is_trial_due();
     const int usual = threads_of_one_stream();
     const int threads = !trial ? usual : usual == 1 ? pace_.several : 1;
-    draw.count = std::min(left, trial ? kTrial : kStretch);
+    const bool waking = trial && threads > 1 && !awake;
+    draw.count = std::min(left, waking ? kWaking : trial ? kTrial : kStretch);
+    awake = waking;
     draw.previous = penalised ? std::span<const int32_t>(previous) : draw.previous;
     const auto start = Clock::now();
     const Drawn drawn = generate_on(threads, {draw}, state, new_state, logits)[0];
     if (drawn.count >= kTells) {
-      pace_.seconds[threads == 1 ? 0 : 1].store(
-          std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(drawn.count),
-          std::memory_order_relaxed);
+      pace_.note(threads, std::chrono::duration<double>(Clock::now() - start).count() /
+                              static_cast<double>(drawn.count));
     }
     whole.count += drawn.count;
     whole.diverged = drawn.diverged;

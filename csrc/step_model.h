@@ -9,6 +9,7 @@
 // the threads. In bfloat16 they may depend on the target: its dot product rounds in an order of its own.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -149,8 +150,16 @@ class StepModel {
   struct Pace {
     std::once_flag measured;
     int several = 1;  // the threads to have if more than one
+    // The better of the last two times: one interrupt changes nothing.
     std::atomic<double> seconds[2] = {0, 0};
+    std::atomic<double> last[2] = {0, 0};
     std::atomic<int64_t> due{0};  // when the slower of both is tried again, in nanoseconds
+
+    void note(int threads, double taken) {
+      const int place = threads == 1 ? 0 : 1;
+      const double before = last[place].exchange(taken, std::memory_order_relaxed);
+      seconds[place].store(before > 0 ? std::min(before, taken) : taken, std::memory_order_relaxed);
+    }
   };
   void check(const StepCall& call) const;
   std::vector<Drawn> generate_on(int threads, const std::vector<Draw>& draws, const float* state,
