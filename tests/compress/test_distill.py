@@ -50,6 +50,11 @@ def dense_model(*, softmax=False, seed=3, dtype=None):
     return keras.Model(rows, layers.Activation("softmax", dtype=dtype)(x) if softmax else x)
 
 
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
 @pytest.fixture(scope="module")
 def teacher():
     found = text_model(units=24, seed=2)
@@ -78,8 +83,13 @@ def same_weights(first, second):
 
 def unjudged(teacher, student, data, **arguments):
     """Distils on all rows at once, where it does not matter how good it becomes."""
-    arguments = {"batch_size": len(data[1]), "judge": lambda model: 0.0, "temperature": 2.0} | arguments
-    return distill(teacher, student, data, **arguments)
+    common = {
+        "batch_size": len(data[1]),
+        "judge": lambda model: 0.0,
+        "temperature": 2.0,
+        "final_weight": None,
+    }
+    return distill(teacher, student, data, **(common | arguments))
 
 
 def test_distilled_student_is_nearer_to_its_teacher_than_a_twin_of_as_many_steps(teacher):
@@ -118,7 +128,8 @@ def test_record_tells_of_both_models_as_json(teacher):
     )
     assert record.settings == {
         "temperature": 3.0,
-        "weight": 0.9,
+        "weight": 1.0,
+        "final_weight": 0.0,
         "steps": 4,
         "learning_rate": 4e-3,
         "batch_size": 64,
@@ -153,9 +164,9 @@ def test_distill_of_weight_1_ignores_the_true_labels(teacher):
     assert record.details["hard_loss"] is None
 
 
-def test_distill_adds_both_losses_by_their_shares():
-    x = RANDOM.normal(size=(8, 4)).astype(np.float32)
-    y = RANDOM.integers(0, V, 8)
+def test_distill_adds_both_losses_by_their_shares(rng):
+    x = rng.normal(size=(8, 4)).astype(np.float32)
+    y = rng.integers(0, V, 8)
     one, other = dense_model(seed=3), dense_model(seed=4)
     _, both = unjudged(one, other, (x, y), loss=LOSS, weight=0.3, steps=1)
     assert both.details["soft_loss"] == pytest.approx(divergence(one, other, x, 2.0), rel=1e-4)
@@ -163,10 +174,34 @@ def test_distill_adds_both_losses_by_their_shares():
     assert both.details["hard_loss"] == pytest.approx(-rows[np.arange(8), y].mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [
+        ({"weight": 1.0, "final_weight": 0.0}, [1.0, 0.75, 0.5, 0.25]),
+        ({"weight": 0.2, "final_weight": 1.0}, [0.2, 0.4, 0.6, 0.8]),
+        ({"weight": 0.5, "final_weight": None}, [0.5] * 4),
+    ],
+)
+def test_share_of_the_soft_loss_goes_in_a_line_to_its_final_weight(weights, shares, rng):
+    one, other = dense_model(seed=1), dense_model(seed=2)
+    x = rng.normal(size=(8, 4)).astype(np.float32)
+    y = rng.integers(0, V, 8)
+    # So low a rate that the student stays as it is: the losses are those of one and the same model.
+    _, record = unjudged(one, other, (x, y), loss=LOSS, steps=4, learning_rate=1e-9, **weights)
+    soft, hard = divergence(one, other, x, 2.0), -log_softmax(outputs(other, x))[np.arange(8), y].mean()
+    assert abs(soft - hard) > 0.1
+    expected = [share * soft + (1 - share) * hard for share in shares]
+    assert record.details["losses"] == pytest.approx(expected, rel=1e-4)
+    assert record.details["soft_loss"] == pytest.approx(soft, rel=1e-4)
+    assert record.details["hard_loss"] == pytest.approx(hard, rel=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-def test_soft_labels_of_classes_are_the_softened_divergence_times_the_square_of_the_temperature(temperature):
-    one, other = (3 * RANDOM.normal(size=(2, 4, V)) for _ in range(2))
-    weight = RANDOM.uniform(0, 2, (2, 4))
+def test_soft_labels_of_classes_are_the_softened_divergence_times_the_square_of_the_temperature(
+    temperature, rng
+):
+    one, other = (3 * rng.normal(size=(2, 4, V)) for _ in range(2))
+    weight = rng.uniform(0, 2, (2, 4))
     soft = [log_softmax(logits / temperature) for logits in (one, other)]
     each = (np.exp(soft[0]) * (soft[0] - soft[1])).sum(axis=-1) * temperature**2
 
@@ -181,17 +216,18 @@ def test_soft_labels_of_classes_are_the_softened_divergence_times_the_square_of_
     )
     probabilities = [np.exp(log_softmax(logits)) for logits in (one, other)]
     assert found("probabilities", *probabilities) == pytest.approx(each.mean(), rel=1e-3)
-    # Keras's own, where it can be compared.
+    # Keras's own, where no class is so unlikely that it is cut off.
+    mild = [0.3 * logits for logits in (one, other)]
     keras_own = keras.distillation.LogitsDistillation(temperature, keras.losses.KLDivergence())
-    tensors = [keras.ops.convert_to_tensor(value, "float32") for value in (one, other)]
+    tensors = [keras.ops.convert_to_tensor(value, "float32") for value in mild]
     own = float(keras.ops.convert_to_numpy(keras_own.compute_loss(*tensors)))
-    assert found("logits", one, other) == pytest.approx(own, rel=1e-3)
+    assert found("logits", *mild) == pytest.approx(own, rel=1e-3)
 
 
-def test_soft_labels_of_numbers_are_the_weighted_squared_differences():
+def test_soft_labels_of_numbers_are_the_weighted_squared_differences(rng):
     for shape in ((5, 2), (5, 4, 2), (5, 4, 2, 3)):
-        one, other = RANDOM.normal(size=shape), RANDOM.normal(size=shape)
-        weight = RANDOM.uniform(0, 2, shape[: min(2, len(shape) - 1)])
+        one, other = rng.normal(size=shape), rng.normal(size=shape)
+        weight = rng.uniform(0, 2, shape[: min(2, len(shape) - 1)])
         tensors = [keras.ops.convert_to_tensor(value, "float32") for value in (one, other)]
         found = SoftLabels("values", 9.0).compute_loss(*tensors, weight)
         by_row = np.square(one - other).reshape(*weight.shape, -1).mean(axis=-1)
@@ -226,11 +262,13 @@ def test_soft_loss_heeds_the_mask_of_the_student():
 
 
 @pytest.mark.parametrize(("teacher_softmax", "student_softmax"), [(True, True), (True, False), (False, True)])
-def test_models_that_end_in_a_softmax_have_the_soft_loss_of_their_logits(teacher_softmax, student_softmax):
-    x = RANDOM.normal(size=(8, 4)).astype(np.float32)
+def test_models_that_end_in_a_softmax_have_the_soft_loss_of_their_logits(
+    teacher_softmax, student_softmax, rng
+):
+    x = rng.normal(size=(8, 4)).astype(np.float32)
     one, other = dense_model(softmax=teacher_softmax), dense_model(softmax=student_softmax, seed=4)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=not student_softmax)
-    y = RANDOM.integers(0, V, 8)
+    y = rng.integers(0, V, 8)
     _, record = unjudged(one, other, (x, y), loss=loss, weight=1, steps=1, judge=None)
     assert record.details["outputs"] == ("probabilities" if student_softmax else "logits")
     expected = divergence(dense_model(), dense_model(seed=4), x, 2.0)
@@ -240,11 +278,11 @@ def test_models_that_end_in_a_softmax_have_the_soft_loss_of_their_logits(teacher
     assert record.quality_before == pytest.approx(-rows[np.arange(8), y].mean(), rel=1e-4)
 
 
-def test_student_that_ends_in_a_softmax_learns_from_its_teacher():
-    x = RANDOM.normal(size=(64, 4)).astype(np.float32)
+def test_student_that_ends_in_a_softmax_learns_from_its_teacher(rng):
+    x = rng.normal(size=(64, 4)).astype(np.float32)
     one, other = dense_model(softmax=True), dense_model(softmax=True, seed=4)
     loss = "sparse_categorical_crossentropy"
-    data = (x, RANDOM.integers(0, V, 64))
+    data = (x, rng.integers(0, V, 64))
     small, _ = unjudged(one, other, data, loss=loss, weight=1, steps=150, learning_rate=0.05)
     before = np.abs(outputs(one, x) - outputs(other, x)).mean()
     assert np.abs(outputs(one, x) - outputs(small, x)).mean() < 0.2 * before
@@ -253,8 +291,8 @@ def test_student_that_ends_in_a_softmax_learns_from_its_teacher():
 @pytest.mark.parametrize(
     ("from_logits", "expected"), [(None, "values"), (True, "logits"), (False, "probabilities")]
 )
-def test_outputs_under_a_loss_of_ones_own_are_what_from_logits_says(from_logits, expected):
-    x = RANDOM.normal(size=(8, 4)).astype(np.float32)
+def test_outputs_under_a_loss_of_ones_own_are_what_from_logits_says(from_logits, expected, rng):
+    x = rng.normal(size=(8, 4)).astype(np.float32)
     softmax = from_logits is False
     one, other = dense_model(softmax=softmax), dense_model(softmax=softmax, seed=4)
 
@@ -271,7 +309,7 @@ def test_outputs_under_a_loss_of_ones_own_are_what_from_logits_says(from_logits,
 
 
 @pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.9)], ids=["point", "quantiles"])
-def test_forecast_student_learns_the_values_of_its_teacher(quantiles):
+def test_forecast_student_learns_the_values_of_its_teacher(quantiles, rng):
     def forecaster(units, seed):
         found = build_forecast_model(
             6, 3, 4, 2, target_columns=[0, 2], units=units, quantiles=quantiles, residual=False, seed=seed
@@ -279,9 +317,9 @@ def test_forecast_student_learns_the_values_of_its_teacher(quantiles):
         found.compile(loss="mse" if quantiles is None else QuantileLoss(quantiles))
         return accelerate(found)
 
-    x = RANDOM.normal(size=(32, 6, 3)).astype(np.float32)
-    y = RANDOM.normal(size=(32, 4, 2)).astype(np.float32)
-    weight = RANDOM.uniform(0, 2, (32, 4)).astype(np.float32)
+    x = rng.normal(size=(32, 6, 3)).astype(np.float32)
+    y = rng.normal(size=(32, 4, 2)).astype(np.float32)
+    weight = rng.uniform(0, 2, (32, 4)).astype(np.float32)
     one, other = forecaster(8, 1), forecaster(4, 2)
     small, record = unjudged(one, other, (x, y, weight), weight=1, steps=60, learning_rate=0.02)
     assert record.details["outputs"] == "values"
@@ -289,8 +327,8 @@ def test_forecast_student_learns_the_values_of_its_teacher(quantiles):
     assert np.square(outputs(one, x) - outputs(small, x)).mean() < 0.5 * before
 
 
-def test_autoencoder_with_a_dict_of_inputs_and_weights_learns_from_its_teacher():
-    source = RANDOM.integers(1, V, (24, 5)).astype(np.int32)
+def test_autoencoder_with_a_dict_of_inputs_and_weights_learns_from_its_teacher(rng):
+    source = rng.integers(1, V, (24, 5)).astype(np.int32)
     source[::2, 3:] = 0
     x = {"source": source, "target_in": np.roll(source, 1, axis=1)}
     weight = (source > 0).astype(np.float32)
@@ -304,12 +342,12 @@ def test_autoencoder_with_a_dict_of_inputs_and_weights_learns_from_its_teacher()
 
 
 @pytest.mark.parametrize("narrow", ["teacher", "student"])
-def test_model_of_bfloat16_outputs_beside_one_of_float32_is_distilled_in_float32(narrow):
-    x = RANDOM.normal(size=(8, 4)).astype(np.float32)
+def test_model_of_bfloat16_outputs_beside_one_of_float32_is_distilled_in_float32(narrow, rng):
+    x = rng.normal(size=(8, 4)).astype(np.float32)
     types = {narrow: "mixed_bfloat16"}
     one, other = dense_model(dtype=types.get("teacher")), dense_model(seed=4, dtype=types.get("student"))
     assert {one.outputs[0].dtype, other.outputs[0].dtype} == {"bfloat16", "float32"}
-    data = (x, RANDOM.integers(0, V, 8))
+    data = (x, rng.integers(0, V, 8))
     small, record = unjudged(one, other, data, loss=LOSS, weight=1, steps=1)
     # By hand from the same rounded outputs.
     assert record.details["soft_loss"] == pytest.approx(divergence(one, other, x, 2.0), rel=1e-4)
@@ -349,8 +387,8 @@ def test_distill_tells_of_each_step_those_of_the_twin_too(teacher, compare):
     assert told == [(done, in_all) for done in range(1, in_all + 1)]
 
 
-def test_regularisers_of_the_student_count_beside_soft_labels_alone():
-    x = RANDOM.normal(size=(8, 4)).astype(np.float32)
+def test_regularisers_of_the_student_count_beside_soft_labels_alone(rng):
+    x = rng.normal(size=(8, 4)).astype(np.float32)
     rows = keras.Input((4,), dtype="float32")
     student = keras.Model(rows, layers.Dense(V, kernel_regularizer=keras.regularizers.L2(100.0))(rows))
     arguments = {"loss": LOSS, "weight": 1, "steps": 40, "learning_rate": 0.02}
@@ -394,6 +432,7 @@ def test_arguments_stay_as_they_were():
         ({"temperature": math.inf}, "temperature"),
         ({"weight": 1.01}, "weight"),
         ({"weight": -0.1}, "weight"),
+        ({"final_weight": 2}, "final_weight"),
         ({"steps": 0}, "steps"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"batch_size": 0.5}, "batch_size"),

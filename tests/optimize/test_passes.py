@@ -54,6 +54,7 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
         "int8",
         "pruned-50-int8",
         "student-int8",
+        "untaught-int8",
     ]
     original, *packed = found.candidates
     assert original.loss is None
@@ -64,14 +65,15 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
         assert one.loss.low <= one.loss.value <= one.loss.high
         assert one.sample.prompt == original.sample.prompt
         assert (folder / one.file).with_suffix(".keras").exists()
-    float32, bfloat16, int8, pruned, student = packed
+    float32, bfloat16, int8, pruned, student, twin = packed
     assert abs(float32.loss.value) < 2e-5
     assert float32.sample.text == original.sample.text
     assert (
         original.file_bytes > float32.file_bytes > bfloat16.file_bytes > int8.file_bytes > pruned.file_bytes
     )
     assert float32.parameters == int8.parameters > pruned.parameters
-    assert student.parameters < float32.parameters
+    assert student.parameters == twin.parameters < float32.parameters
+    assert student.quality != twin.quality
 
 
 def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):

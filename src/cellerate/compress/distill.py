@@ -1,17 +1,17 @@
 """Distilling: a small model learns from the outputs of a large one, beside the true labels.
 
-A module of its own because it alone trains one model by another. Keras's `Distiller` holds the two; what it lacks
-is here: sample weights and masks, probabilities as well as logits, and numbers instead of classes.
+A module of its own because it alone trains one model by another; what a step of that computes is in `distiller`.
 """
 
 import functools
 import itertools
 import time
-from typing import Any, Literal
+from typing import Any
 
 import keras
 from keras import ops
 
+from cellerate.compress.distiller import Distiller, Outputs, SoftLabels, logits_of
 from cellerate.compress.fitting import (
     Course,
     Data,
@@ -29,9 +29,6 @@ from cellerate.layers.accelerate import accelerate
 from cellerate.layers.stepwise import gives_probabilities
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.training.settings import check_number
-
-Outputs = Literal["logits", "probabilities", "values"]
-"""What a model's outputs are: of classes, as logits or as probabilities; or numbers."""
 
 # Losses of classes, as classes and as functions.
 _OF_CLASSES = (
@@ -56,7 +53,8 @@ def distill(
     validation: Data | None = None,
     loss: Any = None,
     temperature: float = 1.0,
-    weight: float = 0.9,
+    weight: float = 1.0,
+    final_weight: float | None = 0.0,
     steps: int = 1000,
     learning_rate: float = 4e-3,
     batch_size: int = 64,
@@ -85,7 +83,11 @@ def distill(
             compiled with.
         temperature: How much to soften probabilities; for numbers it changes nothing. Of next-character models 1
             was the best: a small student has no room for how unlikely the unlikely ones are.
-        weight: The share of the soft loss, from 0 to 1; that of the true labels is the rest.
+        weight: The share of the soft loss where the training begins, from 0 to 1; that of the true labels is the
+            rest.
+        final_weight: The share towards which it goes, in a straight line, up to the last step; None for the same
+            throughout. What a teacher says is worth most to a student that knows nothing, and holds one back that
+            has come near it.
         steps: How many batches to train on.
         learning_rate: Of Adam, where the training begins; it falls to 0.
         batch_size: Rows of a batch, where data are arrays.
@@ -103,7 +105,7 @@ def distill(
     Returns:
         The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
         "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
-        each about the mean of the last hundred steps, None where the weight leaves it out; "losses", of the steps, at
+        each about the mean of the last hundred steps, None where the weights leave it out; "losses", of the steps, at
         most 200 of them; and with `compare` "twin_quality".
 
     Raises:
@@ -117,11 +119,15 @@ def distill(
         >>> record.quality_after < record.details["twin_quality"]
         True
 
-    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015.
+    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015; of the share that falls:
+        "teacher annealing" of Clark et al., "BAM! Born-Again Multi-Task Networks for Natural Language
+        Understanding", 2019.
     """
     started = time.perf_counter()
     check_number("temperature", temperature, above=0)
     check_number("weight", weight, at_least=0, at_most=1)
+    final_weight = weight if final_weight is None else final_weight
+    check_number("final_weight", final_weight, at_least=0, at_most=1)
     check_number("steps", steps, at_least=1, whole=True)
     check_number("learning_rate", learning_rate, above=0)
     check_number("batch_size", batch_size, at_least=1, whole=True)
@@ -143,11 +149,12 @@ def distill(
     accelerate(guide)
     before = quality(guide)
     pupil = accelerate(_exact_copy(student))
-    soft = SoftLabels(outputs, temperature)
-    distiller = _Distiller(_in_float32(guide), _in_float32(pupil), soft, weight)
     train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
     in_all = 2 * steps if compare else steps
     course = Course(steps, _told_from(0, in_all, on_step))
+    soft = SoftLabels(outputs, temperature)
+    shares = (weight, final_weight)
+    distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, shares, course)
     # On the data that it is trained on, what comes last is best.
     looks = judge is not None or validation is not None
     keeper = Keeper(pupil, quality)
@@ -155,8 +162,8 @@ def distill(
     details = {
         "steps": steps,
         "outputs": outputs,
-        "hard_loss": distiller.hard_loss.latest() if weight < 1 else None,
-        "soft_loss": distiller.soft_loss.latest() if weight > 0 else None,
+        "hard_loss": distiller.hard_loss.latest() if min(shares) < 1 else None,
+        "soft_loss": distiller.soft_loss.latest() if max(shares) > 0 else None,
         "losses": course.curve(),
     }
     after = keeper.restore()
@@ -171,6 +178,7 @@ def distill(
         settings={
             "temperature": temperature,
             "weight": weight,
+            "final_weight": final_weight,
             "steps": steps,
             "learning_rate": learning_rate,
             "batch_size": batch_size,
@@ -184,124 +192,6 @@ def distill(
         seconds=time.perf_counter() - started,
         details=details,
     )
-
-
-class SoftLabels(keras.distillation.DistillationLoss):
-    """How far a student's outputs are from a teacher's.
-
-    In place of Keras's `LogitsDistillation`, which takes every output for logits, has neither sample weights nor
-    masks, and whose gradient is 0 where the student gives a class less than 1e-7. (Its default loss is another
-    one in Keras 3.15: it finds a function by that name, and hands it logits for probabilities.)
-
-    Args:
-        outputs: What both models' outputs are.
-        temperature: To divide logits by.
-    """
-
-    def __init__(self, outputs: Outputs, temperature: float) -> None:
-        self._loss = _Deviation() if outputs == "values" else _Divergence(outputs, temperature)
-
-    def compute_loss(
-        self, teacher_outputs: Any, student_outputs: Any, sample_weight: Any = None, **_: Any
-    ) -> Any:
-        """The mean over rows and steps.
-
-        Args:
-            teacher_outputs: (B, ..., V) floats.
-            student_outputs: Of the same shape; a mask that it has is heeded.
-            sample_weight: As for a loss of Keras's.
-
-        Returns:
-            A scalar.
-        """
-        return self._loss(ops.stop_gradient(teacher_outputs), student_outputs, sample_weight)
-
-
-class _Divergence(keras.losses.Loss):
-    """KL(teacher || student) of probabilities softened by a temperature, times its square: (B, ..., V) → (B, ...)."""
-
-    def __init__(self, outputs: Outputs, temperature: float) -> None:
-        super().__init__(name="divergence")
-        self._outputs, self._temperature = outputs, temperature
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        log_teacher, log_student = self._softened(y_true), self._softened(y_pred)
-        divergence = ops.sum(ops.exp(log_teacher) * (log_teacher - log_student), axis=-1)
-        return divergence * self._temperature**2
-
-    def _softened(self, outputs: Any) -> Any:
-        # The logarithms of probabilities are logits of theirs.
-        logits = _log(outputs) if self._outputs == "probabilities" else outputs
-        return ops.log_softmax(logits / self._temperature, axis=-1)
-
-
-class _Deviation(keras.losses.Loss):
-    """The squared difference, averaged but for rows and steps, as losses of forecasts and quantiles are."""
-
-    def __init__(self) -> None:
-        super().__init__(name="deviation")
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        rank = len(y_pred.shape)
-        return ops.mean(ops.square(y_pred - y_true), axis=tuple(range(min(2, rank - 1), rank)))
-
-
-class _Latest(keras.metrics.Metric):
-    """A mean that forgets: of what it was given the last hundred times or so, however it was cut into epochs."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-        self.mean = self.add_weight(shape=(), initializer="zeros", name="mean")
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
-
-    def update_state(self, value: Any) -> None:
-        self.count.assign(ops.minimum(self.count + 1.0, 100.0))
-        self.mean.assign(self.mean + (ops.cast(value, self.mean.dtype) - self.mean) / self.count)
-
-    def result(self) -> Any:
-        return ops.convert_to_tensor(self.mean)
-
-    def reset_state(self) -> None:
-        """Nothing: `fine_tune` hands over one batch at a time, and Keras resets before each."""
-
-    def latest(self) -> float:
-        return float(ops.convert_to_numpy(self.result()))
-
-
-class _Distiller(keras.distillation.Distiller):
-    """Keras's Distiller, its true labels weighted, masked and regularised as in the training of any model."""
-
-    def __init__(self, teacher: keras.Model, student: keras.Model, soft: SoftLabels, weight: float) -> None:
-        super().__init__(teacher, student, soft, student_loss_weight=1.0 - weight)
-        self.hard_loss, self.soft_loss = _Latest("hard_loss"), _Latest("soft_loss")
-
-    def compile(self, optimizer: Any = "adam", loss: Any = None, **arguments: Any) -> None:
-        """Compiles like any model; Keras's own way leaves the loss out."""
-        keras.Model.compile(self, optimizer=optimizer, loss=loss, **arguments)
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
-        """The two losses, each by its share; regularisers count in full."""
-        share = self.student_loss_weight
-        # A loss without a share is not computed: its labels may be of no use at all.
-        total = 0.0
-        if share > 0:
-            total = keras.Model.compute_loss(self, x, y, y_pred, sample_weight, training)
-            self.hard_loss.update_state(total)
-        if share < 1:
-            # Before the teacher runs, which may have such losses, too.
-            regularisers = sum(map(ops.sum, self.losses))
-            (soft_labels,) = self.distillation_losses
-            soft = soft_labels.compute_loss(self.teacher(x, training=False), y_pred, sample_weight)
-            self.soft_loss.update_state(soft)
-            total = share * total + (1.0 - share) * (soft + regularisers)
-        return total
 
 
 def _told_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:
@@ -376,7 +266,7 @@ def _speaking_like(student: keras.Model, teacher: keras.Model, outputs: Outputs)
     if gives_probabilities(teacher) == gives_probabilities(student):
         return teacher
     if gives_probabilities(teacher):
-        return _followed(teacher, _log) if outputs == "logits" else teacher
+        return _followed(teacher, logits_of) if outputs == "logits" else teacher
     return _followed(teacher, ops.softmax)
 
 
@@ -392,11 +282,6 @@ def _followed(model: keras.Model, function: Any) -> keras.Model:
     # A layer and not an operation, for it hands masks on.
     last = keras.layers.Activation(function, dtype="float32")
     return keras.Model(inputs, last(model.outputs[0]), name=model.name)
-
-
-def _log(probabilities: Any) -> Any:
-    """Logits of probabilities, those of nothing bounded as in Keras's own losses."""
-    return ops.log(ops.maximum(probabilities, keras.config.epsilon()))
 
 
 def _exact_copy(model: keras.Model) -> keras.Model:

@@ -12,10 +12,10 @@ from cellerate.compress.record import CompressionRecord
 from cellerate.compress.student import smaller
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ModelError
+from cellerate.format import milliseconds, percent
 from cellerate.layers.units import units_of
 from cellerate.optimize.context import Context
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
-from cellerate.report.format import milliseconds, percent, whole
 from cellerate.report.record import Candidate, Curve, Pass
 
 _LEAST_STEPS = 50
@@ -146,44 +146,45 @@ class Distill(OptimizerPass):
         """See `OptimizerPass.run`."""
         teacher, precision = context.to_train(), context.state.choices.precision
         student, goal_ms = _student(context, teacher)
+        share = percent(student.count_params() / teacher.count_params())
         # The twin takes as long as a plain training, the student as long as that and a forward pass of the teacher.
         steps = _steps(context, 0.35)
-        context.progress.note(f"a student of {whole(student.count_params())} weights")
-        taught, record = distill(
-            teacher,
-            student,
-            _data(context, teacher),
-            steps=steps,
-            compare=True,
-            **_common(context, teacher),
-        )
-        taught = context.trained(taught)
-        share = student.count_params() / teacher.count_params()
-        candidate = context.consider(
-            f"student-{precision}",
-            f"a student of {percent(share)} of the weights, {precision}",
-            self.name,
-            taught,
-            precision,
-        )
-        higher = context.workload.metric.higher_is_better
-        twin = record.details["twin_quality"] * (-1 if higher else 1)
-        worth = context.workload.judge(taught).mean
+        found: list[Candidate] = []
+        curves, facts = [], [("latency goal", milliseconds(goal_ms))]
+        for name, title, weight in (
+            ("student", f"a student of {share} of the weights", 1.0),
+            ("untaught", f"its twin of {share} without a teacher", 0.0),
+        ):
+            context.progress.note(title)
+            small, record = distill(
+                teacher,
+                student,
+                _data(context, teacher),
+                weight=weight,
+                steps=steps,
+                **_common(context, teacher),
+            )
+            found.append(
+                context.consider(
+                    f"{name}-{precision}",
+                    f"{title}, {precision}",
+                    self.name,
+                    context.trained(small),
+                    precision,
+                )
+            )
+            curves += _losses(record, title)
+            facts.append((title, f"{_said(found[-1])}, after {steps} steps"))
+        # The better one last.
+        passing = sorted((one for one in found if one.passes_gate), key=_loss_of, reverse=True)
         return Pass(
             name=self.name,
             title=self.title,
             status="done",
-            decision=_decision(context, [candidate] if candidate.passes_gate else [], [candidate]),
-            kept=candidate.passes_gate,
-            curves=tuple(_losses(record, "student")),
-            facts=(
-                ("latency goal", milliseconds(goal_ms)),
-                ("student", f"{_said(candidate)}, after {steps} steps"),
-                (
-                    "its twin without a teacher",
-                    f"{twin:.4f} {context.workload.metric.unit} in Keras, the student {worth:.4f}",
-                ),
-            ),
+            decision=_decision(context, passing, found),
+            kept=bool(passing),
+            curves=tuple(curves),
+            facts=tuple(facts),
         )
 
 
@@ -270,10 +271,15 @@ def _losses(record: CompressionRecord, name: str) -> list[Curve]:
     ]
 
 
+def _loss_of(candidate: Candidate) -> float:
+    """By how much worse than the original it is."""
+    assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
+    return candidate.loss.value
+
+
 def _said(candidate: Candidate) -> str:
     """How good and how fast a candidate is."""
-    assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
-    change = candidate.loss.value
+    change = _loss_of(candidate)
     worse = (
         "as good" if abs(change) < 5e-5 else f"{percent(abs(change))} {'worse' if change > 0 else 'better'}"
     )
