@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellerate.report.format import number, quantity
+from cellerate.format import number, quantity
 
 ROOT = Path(__file__).resolve().parents[1]
 

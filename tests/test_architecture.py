@@ -15,7 +15,7 @@ ORDER = [
     {"models", "data", "layers"},
     {"bridges"},
     {"kernels"},
-    {"errors", "config", "environment", "measure", "files", "cellerate"},
+    {"errors", "config", "environment", "measure", "files", "format", "cellerate"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FRAMEWORKS = {"tensorflow", "jax", "torch"}

@@ -8,6 +8,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
+from cellerate.format import size
 
 
 def pack(
@@ -38,8 +39,4 @@ def pack(
     if json:
         emit_json({"output": str(output), "precision": precision, **sizes})
     else:
-        emit(f"{output}: {_shown(sizes['output_bytes'])} ({model}: {_shown(sizes['model_bytes'])})")
-
-
-def _shown(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+        emit(f"{output}: {size(sizes['output_bytes'])} ({model}: {size(sizes['model_bytes'])})")

@@ -55,7 +55,7 @@ def report(
 
 
 def _draw(source: Path, output: Path | None, json: bool) -> None:
-    from cellerate.report.format import one_line
+    from cellerate.format import one_line
     from cellerate.report.html import write_html
     from cellerate.report.markdown import write_markdown
     from cellerate.report.record import read_run

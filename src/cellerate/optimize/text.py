@@ -12,6 +12,7 @@ from cellerate.data.batches import BatchSource
 from cellerate.data.text import open_text
 from cellerate.data.tokenizer import tokenizer_from_config
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
+from cellerate.format import percent
 from cellerate.kernels.drawing import Request, SamplingRules
 from cellerate.layers.graph import find_over_time
 from cellerate.layers.stepwise import StepGraph, gives_probabilities, step_model
@@ -20,7 +21,6 @@ from cellerate.optimize.clocks import speed
 from cellerate.optimize.judging import Judged, judged
 from cellerate.optimize.training import batch_size_of
 from cellerate.optimize.workload import Workload
-from cellerate.report.format import percent
 from cellerate.report.record import Metric, Sample, Speed
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.scoring import score_ids

@@ -10,7 +10,6 @@ import keras
 from cellerate.errors import ConfigError
 from cellerate.layers.graph import find_over_time
 from cellerate.models.storage import TaskRecord
-from cellerate.optimize.state import Choices
 from cellerate.training.settings import TrainingSettings
 
 _MOST_ROWS = 1 << 20
@@ -33,9 +32,9 @@ def policy_of(model: keras.Model) -> str:
     return str(getattr(recurrent[0] if recurrent else model, "dtype_policy", model.dtype_policy).name)
 
 
-def way_of(choices: Choices, policy: str) -> str:
+def way_of(implementation: str, policy: str) -> str:
     """How a model is trained, in words."""
-    return f"{'Keras' if choices.implementation == 'keras' else 'fused kernels'}, {policy}"
+    return f"{'Keras' if implementation == 'keras' else 'fused kernels'}, {policy}"
 
 
 def batch_size_of(record: TaskRecord, default: int) -> int:

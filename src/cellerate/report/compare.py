@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from cellerate.report import format as shown
+from cellerate import format as shown
 from cellerate.report.record import Candidate, Change, Interval, Metric, Quantity, Run
 from cellerate.report.tables import named
 from cellerate.report.view import began, setting

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cellerate.report import format as shown
+from cellerate import format as shown
 from cellerate.report import markdown
 from cellerate.report.compare import Comparison, Outcome, Row
-from cellerate.report.format import Tone
+from cellerate.report.effects import Tone, effect
 from cellerate.report.html import render, write_page
 from cellerate.report.tables import Cell, Table, cells, table
 
@@ -118,4 +118,4 @@ def _values(row: Row) -> tuple[str, str]:
 
 
 def _change(row: Row) -> str:
-    return shown.effect(row.change)[0]
+    return effect(row.change)[0]

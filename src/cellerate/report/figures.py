@@ -6,7 +6,7 @@ A module of its own because what is worth drawing is one question, and how to dr
 import math
 from collections.abc import Sequence
 
-from cellerate.report import format as shown
+from cellerate import format as shown
 from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
 from cellerate.report.svg import Dot, Line, LineChart, ScatterChart, Step, WaterfallChart
 from cellerate.report.svg.scatter import Kind

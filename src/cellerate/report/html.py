@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import cellerate
+from cellerate import format as shown
 from cellerate.files import atomic_write
 from cellerate.report import figures, view
-from cellerate.report import format as shown
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
 from cellerate.report.svg import Chart

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import cellerate
+from cellerate import format as shown
 from cellerate.report import figures, view
-from cellerate.report import format as shown
 from cellerate.report.html import write_page
 from cellerate.report.record import Run
 from cellerate.report.samples import samples

@@ -6,7 +6,7 @@ A module of its own because each task shows something else: texts, forecasts, or
 import dataclasses
 from collections.abc import Sequence
 
-from cellerate.report import format as shown
+from cellerate import format as shown
 from cellerate.report.record import Candidate, ForecastSample, Run
 from cellerate.report.svg import ForecastChart
 from cellerate.report.tables import NONE, Cell, Table, cells, cut, named, table, thinned

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from cellerate.report.format import Tone
+from cellerate.report.effects import Tone
 from cellerate.report.svg import Chart
 
 NONE = "—"

@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from cellerate.report import format as shown
-from cellerate.report.format import Tone
+from cellerate import format as shown
+from cellerate.report.effects import Tone, effect, reach
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
 
@@ -74,7 +74,7 @@ def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
     """Before and after."""
     rows = []
     for change in changes:
-        words, tone = shown.effect(change)
+        words, tone = effect(change)
         sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
         rows.append(
             cells(
@@ -124,7 +124,7 @@ def tiles(run: Run) -> list[Tile]:
         change = next((one for one in changes if one.quantity == quantity), None)
         if change is None:
             continue
-        words, tone = shown.effect(change)
+        words, tone = effect(change)
         big, _, word = words.rpartition(" ")
         detail = f"{shown.quantity(change.before, change.unit)} → {shown.quantity(change.after, change.unit)}"
         found.append(Tile(big or word, word if big else "", change.label, detail, tone))
@@ -276,7 +276,7 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, 
         one.made_by,
         Cell(shown.short(one.parameters), note=one.precision),
         shown.size(one.file_bytes) if one.file_bytes else NONE,
-        Cell(shown.number(one.quality.value, 4), note=shown.reach(one.quality)) if one.quality else NONE,
+        Cell(shown.number(one.quality.value, 4), note=reach(one.quality)) if one.quality else NONE,
         Cell(_loss(one.loss.value), note=_loss_reach(one)) if one.loss else NONE,
         gate,
         Cell(shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}")

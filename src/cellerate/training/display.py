@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cellerate.environment import resident_memory_bytes
+from cellerate.format import duration, short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Terminal(Display):
             for name, value in record.items()
             if name.removeprefix("val_") not in ("loss",) and name in record.get("metrics", ())
         ]
-        parts.append(f"{_short(record['items_per_s'])} {self._plan.item}/s")
+        parts.append(f"{short(record['items_per_s'])} {self._plan.item}/s")
         parts.append(f"{record['seconds']:.0f} s")
         if record.get("best"):
             parts.append("best so far, saved")
@@ -153,26 +154,10 @@ class Terminal(Display):
         if plan.bits and "loss" in logs:
             parts.insert(1, f"{logs['loss'] / math.log(2):.3f} {plan.bits}")
         if self._rate > 0:
-            parts.append(f"{_short(self._rate * plan.items_per_step)} {plan.item}/s")
+            parts.append(f"{short(self._rate * plan.items_per_step)} {plan.item}/s")
             left = (plan.epochs * plan.steps_per_epoch - done) / self._rate
             if plan.max_seconds is not None:
                 left = min(left, max(0.0, plan.max_seconds - (time.perf_counter() - self._began)))
-            parts.append(f"{_duration(left)} left")
+            parts.append(f"{duration(left)} left")
         parts.append(f"{resident_memory_bytes() / 1e9:.1f} GB")
         return "  ".join(parts)
-
-
-def _short(value: float) -> str:
-    """Three significant digits with a unit prefix: 41.2 k."""
-    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the two largest that matter: 1 h 05 min."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -5,8 +5,9 @@ import keras
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.judging import Judged
 from cellerate.optimize.passes.base import OptimizerPass
+from cellerate.optimize.passes.steps import training_step
 from cellerate.optimize.training import policy_of
-from cellerate.report.record import Candidate, Pass, Speed, TrainingStep
+from cellerate.report.record import Candidate, Pass, Speed
 
 
 class Baseline(OptimizerPass):
@@ -33,15 +34,12 @@ class Baseline(OptimizerPass):
         progress.note("training it as Keras does")
         # Another process: what `predict` took in memory is no part of training.
         with context.probe() as probe:
-            step = TrainingStep(
-                **probe.ask(
-                    "train",
-                    way=f"Keras, {policy_of(work.model)}",
-                    policy=policy_of(work.model),
-                    implementation="keras",
-                    batch_size=choices.batch_size,
-                    length=choices.length,
-                )
+            step = training_step(
+                probe,
+                implementation="keras",
+                policy=policy_of(work.model),
+                batch_size=choices.batch_size,
+                length=choices.length,
             )
         choices.batch_size = step.batch_size
         context.state.training_steps[:] = [step]

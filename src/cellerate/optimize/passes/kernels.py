@@ -4,13 +4,14 @@ import numpy as np
 
 from cellerate.compress.record import relative_loss
 from cellerate.errors import ModelError
+from cellerate.format import percent, times
 from cellerate.layers.accelerate import is_accelerated
 from cellerate.layers.graph import find_over_time, inner_layers
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.passes.base import OptimizerPass
+from cellerate.optimize.passes.steps import step_gain, training_step
 from cellerate.optimize.training import policy_of
-from cellerate.report.format import percent, times
-from cellerate.report.record import Change, Pass, TrainingStep
+from cellerate.report.record import Pass
 
 # How far each stretch of the held-out data may be from what Keras makes of it, as a share.
 _ROUNDING = {"float32": 1e-3}
@@ -49,17 +50,16 @@ class Kernels(OptimizerPass):
         gains, decision = [], "no layer can be fused"
         if fused:
             context.progress.note("training on the fused kernels")
-            step = self._step(context, policy)
+            with context.probe() as probe:
+                step = training_step(
+                    probe,
+                    implementation="auto",
+                    policy=policy,
+                    batch_size=choices.batch_size,
+                    length=choices.length,
+                )
             state.training_steps.append(step)
-            before = state.training_steps[0]
-            gain = Change(
-                quantity="training",
-                label="training step",
-                before=before.step_ms,
-                after=step.step_ms,
-                unit="ms",
-                higher_is_better=False,
-            )
+            gain = step_gain(state.training_steps[0], step)
             gains.append(gain)
             decision = f"training steps {times(gain.factor)} as fast, with equal results"
             if gain.factor > 1:
@@ -82,16 +82,3 @@ class Kernels(OptimizerPass):
             ),
             notes=(packed.error,) if packed.error else (),
         )
-
-    def _step(self, context: Context, policy: str) -> TrainingStep:
-        choices = context.state.choices
-        with context.probe() as probe:
-            found = probe.ask(
-                "train",
-                way=f"fused kernels, {policy}",
-                policy=policy,
-                implementation="auto",
-                batch_size=choices.batch_size,
-                length=choices.length,
-            )
-        return TrainingStep(**found)

@@ -1,10 +1,11 @@
 """Precision: each dtype policy tried on the model and its data, kept if it is faster and learns as well."""
 
+from cellerate.format import times
 from cellerate.optimize.context import Context
 from cellerate.optimize.passes.base import OptimizerPass
+from cellerate.optimize.passes.steps import step_gain, training_step
 from cellerate.optimize.probes import ProbeError
-from cellerate.optimize.training import policy_of, way_of
-from cellerate.report.format import times
+from cellerate.optimize.training import policy_of
 from cellerate.report.record import Change, Pass, TrainingStep
 from cellerate.training.precision import PrecisionTrial, fastest_precision, precision_candidates
 
@@ -33,11 +34,10 @@ class Precision(OptimizerPass):
             for policy in policies:
                 context.progress.note(policy)
                 try:
-                    found = probe.ask(
-                        "train",
-                        way=way_of(choices, policy),
-                        policy=policy,
+                    step = training_step(
+                        probe,
                         implementation=choices.implementation,
+                        policy=policy,
                         batch_size=choices.batch_size,
                         length=choices.length,
                         steps=_STEPS,
@@ -47,25 +47,18 @@ class Precision(OptimizerPass):
                         raise
                     trials.append(PrecisionTrial(policy, None, None, str(error)))
                     continue
-                if found["loss"] is None:
+                if step.loss is None:
                     trials.append(PrecisionTrial(policy, None, None, "its loss is no finite number"))
                     continue
-                steps[policy] = TrainingStep(**found)
-                trials.append(PrecisionTrial(policy, steps[policy].step_ms, steps[policy].loss))
+                steps[policy] = step
+                trials.append(PrecisionTrial(policy, step.step_ms, step.loss))
         chosen = fastest_precision(trials).policy
         gains: tuple[Change, ...] = ()
         decision = f"{now} stays: no other policy is 5 % faster with a loss that holds"
         if chosen != now:
             choices.policy = chosen
             context.state.training_steps.append(steps[chosen])
-            gain = Change(
-                quantity="training",
-                label="training step",
-                before=steps[now].step_ms,
-                after=steps[chosen].step_ms,
-                unit="ms",
-                higher_is_better=False,
-            )
+            gain = step_gain(steps[now], steps[chosen])
             gains = (gain,)
             decision = (
                 f"{chosen}: steps {times(gain.factor)} as fast, loss {steps[chosen].loss:.4f} after {_STEPS} of "

@@ -4,14 +4,15 @@ import math
 from collections.abc import Callable
 
 from cellerate.environment import available_memory_bytes
+from cellerate.format import percent
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimize.context import Context
 from cellerate.optimize.judging import relative_loss
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimize.passes.steps import training_step
 from cellerate.optimize.probes import ProbeError
-from cellerate.optimize.training import policy_of, settings_of, training_item, way_of
-from cellerate.report.format import percent
+from cellerate.optimize.training import policy_of, settings_of, training_item
 from cellerate.report.record import Change, Curve, Pass, TrainingStep
 from cellerate.training.trial import try_training
 
@@ -47,17 +48,15 @@ class BatchSize(OptimizerPass):
 
             def measure(size: int) -> TrainingStep:
                 context.progress.note(f"batches of {size}")
-                found = probe.ask(
-                    "train",
-                    way=way_of(choices, policy_of(work.model)),
-                    policy=policy_of(work.model),
+                return training_step(
+                    probe,
                     implementation=choices.implementation,
+                    policy=policy_of(work.model),
                     batch_size=size,
                     length=choices.length,
                     seconds=_PROBE_S,
                     timeout_s=max(30.0, context.seconds_left()),
                 )
-                return TrainingStep(**found)
 
             points, limit = sweep(measure, max(1, before // 4), free, lambda: context.seconds_left() > 15)
         if not points:

@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Sequence
 
 from cellerate.files import atomic_write
+from cellerate.format import percent, times
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.judging import Judged, relative_loss
+from cellerate.optimize.passes.steps import step_gain, training_step
 from cellerate.optimize.training import settings_of, training_item, way_of
-from cellerate.report.format import percent, times
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict
 
 _NAME = "optimized"
@@ -60,22 +61,21 @@ def _train_as_before(context: Context) -> None:
     """Measures what was chosen for training on batches like those of the baseline, unless it was."""
     state, choices = context.state, context.state.choices
     first = state.training_steps[0]
-    way = way_of(choices, choices.policy)
+    way = way_of(choices.implementation, choices.policy)
     if any(
         (s.way, s.batch_size, s.length) == (way, first.batch_size, first.length) for s in state.training_steps
     ):
         return
     context.progress.note("training it on batches like those of the baseline")
     with context.probe() as probe:
-        found = probe.ask(
-            "train",
-            way=way,
-            policy=choices.policy,
+        step = training_step(
+            probe,
             implementation=choices.implementation,
+            policy=choices.policy,
             batch_size=first.batch_size,
             length=first.length,
         )
-    state.training_steps.append(TrainingStep(**found))
+    state.training_steps.append(step)
 
 
 def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
@@ -210,16 +210,7 @@ def _training_rows(context: Context) -> list[Change]:
     rows = []
     quickest = min(alike, key=lambda step: step.step_ms)
     if quickest is not first:
-        rows.append(
-            Change(
-                quantity="training",
-                label=f"training step, batch of {first.batch_size}",
-                before=first.step_ms,
-                after=quickest.step_ms,
-                unit="ms",
-                higher_is_better=False,
-            )
-        )
+        rows.append(step_gain(first, quickest, f"training step, batch of {first.batch_size}"))
     if best is not first and best is not quickest:
         rows.append(
             Change(

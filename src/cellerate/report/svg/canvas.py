@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup, escape
 
-from cellerate.report.format import bare, milliseconds, number
+from cellerate.format import bare, milliseconds, number
 
 FONT = 12.0
 """The size of all text, in units of the drawing, which is shown about as large as it is drawn."""

@@ -5,7 +5,7 @@ import math
 
 from markupsafe import Markup
 
-from cellerate.report.format import times
+from cellerate.format import times
 from cellerate.report.svg import canvas
 from cellerate.report.svg.canvas import Box, Chart, Scale
 

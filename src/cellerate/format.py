@@ -1,22 +1,17 @@
-"""Numbers as a reader wants them: few digits, a unit that fits, and in words whether more of it is good.
+"""Numbers as a reader wants them: few digits, and a unit that fits.
 
-A module of its own because a figure must read the same in a table, beside a chart and on the command line.
+A module of its own because a figure must read the same in a report, beside a chart and on the command line.
 """
 
 import math
 import re
-from typing import Literal
-
-from cellerate.report.record import Change, Interval
-
-Tone = Literal["", "good", "bad"]
 
 _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES_MS = ((1e3, "s", 1e-3), (1.0, "ms", 1.0), (1e-3, "µs", 1e3), (0.0, "ns", 1e6))
-_TIME_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+TIME_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+"""How many ms there are in a unit of time."""
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
-_UNCHANGED = 0.005  # what a factor may differ from 1 by and still be called the same
 _MOST_FACTOR = 1e6  # beyond, it is no measurement
 
 
@@ -90,8 +85,8 @@ def quantity(value: float, unit: str) -> str:
     """A value with its unit, whatever that is: bytes and times in the unit that fits, rates with a prefix."""
     if unit == "bytes":
         return size(value)
-    if unit in _TIME_UNITS_MS:
-        return milliseconds(value * _TIME_UNITS_MS[unit])
+    if unit in TIME_UNITS_MS:
+        return milliseconds(value * TIME_UNITS_MS[unit])
     if unit.endswith("/s"):
         return f"{short(value)} {unit}"
     return f"{bare(number(value, 4))} {unit}".rstrip()
@@ -105,53 +100,8 @@ def percent(share: float) -> str:
     return "0 %" if abs(value) < 0.005 else f"{bare(number(value, 2))} %"
 
 
-def reach(value: Interval) -> str:
-    """The 95 % interval of a quality."""
-    return f"{number(value.low, 4)} to {number(value.high, 4)}"
-
-
 def times(factor: float) -> str:
     """A factor: 34.2x."""
     if not factor < _MOST_FACTOR:
         return "over a million x"
     return f"{number(factor)}x"
-
-
-def effect(change: Change) -> tuple[str, Tone]:
-    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good")."""
-    better, worse = _words(change)
-    if change.quantity is None:
-        return _quality_effect(change)
-    if change.before == change.after:
-        return "unchanged", ""
-    if min(change.before, change.after) < 0 or 0 in (change.before, change.after):
-        good = (change.after > change.before) == change.higher_is_better
-        return (better, "good") if good else (worse, "bad")
-    factor = change.factor
-    if abs(factor - 1) < _UNCHANGED:
-        return "unchanged", ""
-    if factor > 1:
-        return f"{times(factor)} {better}", "good"
-    return f"{times(1 / factor) if factor else 'far'} {worse}", "bad"
-
-
-def _words(change: Change) -> tuple[str, str]:
-    if change.unit == "bytes":
-        return "smaller", "larger"
-    if change.unit.endswith("/s") or change.unit in _TIME_UNITS_MS:
-        return "faster", "slower"
-    return "better", "worse"
-
-
-def _quality_effect(change: Change) -> tuple[str, Tone]:
-    """A quality changes by a share, not by a factor."""
-    gained = change.after - change.before if change.higher_is_better else change.before - change.after
-    if gained == 0:
-        return "unchanged", ""
-    word, tone = ("better", "good") if gained > 0 else ("worse", "bad")
-    if change.before == 0:
-        return word, tone  # type: ignore[return-value]
-    share = abs(gained / change.before)
-    if percent(share) == "0 %":
-        return "unchanged", ""
-    return f"{percent(share)} {word}", tone  # type: ignore[return-value]

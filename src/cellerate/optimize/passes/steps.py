@@ -1,0 +1,56 @@
+"""Training steps: how long one takes, and what another gains.
+
+A module of its own because most passes ask for a step in another way and compare it with one that was measured.
+"""
+
+from typing import Any
+
+from cellerate.optimize.probes import Probe
+from cellerate.optimize.training import way_of
+from cellerate.report.record import Change, TrainingStep
+
+
+def training_step(
+    probe: Probe,
+    *,
+    implementation: str,
+    policy: str,
+    batch_size: int | None,
+    length: int | None,
+    **options: Any,
+) -> TrainingStep:
+    """Has a probe train its model for a while.
+
+    Args:
+        probe: The process.
+        implementation: Of the LSTM layers.
+        policy: Keras's dtype policy.
+        batch_size: Rows of a batch; None for that of the model's own training.
+        length: Time steps of a row; None for that of the model's own training.
+        options: Of `Probe.ask`, and what else the probe takes: "seconds", "steps".
+
+    Raises:
+        ProbeError: It could not.
+    """
+    found = probe.ask(
+        "train",
+        way=way_of(implementation, policy),
+        policy=policy,
+        implementation=implementation,
+        batch_size=batch_size,
+        length=length,
+        **options,
+    )
+    return TrainingStep(**found)
+
+
+def step_gain(before: TrainingStep, after: TrainingStep, label: str = "training step") -> Change:
+    """What one kind of step is worth against another on batches of the same shape."""
+    return Change(
+        quantity="training",
+        label=label,
+        before=before.step_ms,
+        after=after.step_ms,
+        unit="ms",
+        higher_is_better=False,
+    )

@@ -1,0 +1,58 @@
+"""What a change comes to, in words: how much it is, and whether it is good.
+
+A module of its own because it alone knows that of some quantities more is better, and of some less.
+"""
+
+from typing import Literal
+
+from cellerate.format import TIME_UNITS_MS, number, percent, times
+from cellerate.report.record import Change, Interval
+
+Tone = Literal["", "good", "bad"]
+
+_UNCHANGED = 0.005  # what a factor may differ from 1 by and still be called the same
+
+
+def reach(value: Interval) -> str:
+    """The 95 % interval of a quality."""
+    return f"{number(value.low, 4)} to {number(value.high, 4)}"
+
+
+def effect(change: Change) -> tuple[str, Tone]:
+    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good")."""
+    better, worse = _words(change)
+    if change.quantity is None:
+        return _quality_effect(change)
+    if change.before == change.after:
+        return "unchanged", ""
+    if min(change.before, change.after) < 0 or 0 in (change.before, change.after):
+        good = (change.after > change.before) == change.higher_is_better
+        return (better, "good") if good else (worse, "bad")
+    factor = change.factor
+    if abs(factor - 1) < _UNCHANGED:
+        return "unchanged", ""
+    if factor > 1:
+        return f"{times(factor)} {better}", "good"
+    return f"{times(1 / factor) if factor else 'far'} {worse}", "bad"
+
+
+def _words(change: Change) -> tuple[str, str]:
+    if change.unit == "bytes":
+        return "smaller", "larger"
+    if change.unit.endswith("/s") or change.unit in TIME_UNITS_MS:
+        return "faster", "slower"
+    return "better", "worse"
+
+
+def _quality_effect(change: Change) -> tuple[str, Tone]:
+    """A quality changes by a share, not by a factor."""
+    gained = change.after - change.before if change.higher_is_better else change.before - change.after
+    if gained == 0:
+        return "unchanged", ""
+    word, tone = ("better", "good") if gained > 0 else ("worse", "bad")
+    if change.before == 0:
+        return word, tone  # type: ignore[return-value]
+    share = abs(gained / change.before)
+    if percent(share) == "0 %":
+        return "unchanged", ""
+    return f"{percent(share)} {word}", tone  # type: ignore[return-value]
