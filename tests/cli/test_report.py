@@ -1,9 +1,11 @@
 import dataclasses
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from cellerate.cli import report
+from cellerate.cli import optimize, report
 from cellerate.errors import BackendError
 from cellerate.report.record import Change, Metric, Pass, Run, Verdict, write_run
 
@@ -93,6 +95,42 @@ def test_fail_on_regression_ends_with_1_only_if_something_became_worse(cellerate
     ended, out, err = cellerate("report", *order, "--fail-on-regression")
     assert (ended, err) == (code, "")
     assert "the same within the noise." in out
+
+
+def test_fail_on_regression_ends_with_1_if_nothing_could_be_compared(cellerate, folders):
+    write_run(dataclasses.replace(RUN, task="series"), "other")
+    code, out, err = cellerate("report", "before", "other")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Nothing could be compared."
+    code, out, err = cellerate(
+        "report", "before", "other", "--fail-on-regression", "--json", "-o", "compared"
+    )
+    assert code == 1
+    assert json.loads(out)["sentence"] == "Nothing could be compared."
+    assert err == (
+        "error: --fail-on-regression: nothing of before and other could be compared, so that nothing is known of "
+        "regressions. Give two runs of one task that measured something.\n"
+    )
+    assert (folders / "compared" / "compare.json").exists()
+
+
+def test_json_of_optimize_is_read_whatever_the_encoding_of_the_terminal(cellerate, folders, monkeypatch):
+    run = dataclasses.replace(RUN, model="a µ-model", data="“Krieg”")
+
+    def measured(model, data, output, settings, **options):
+        write_run(run, output)
+        return run
+
+    # What it measures is tested elsewhere, and needs Keras.
+    monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
+    monkeypatch.setitem(sys.modules, "cellerate.optimize.workflow", SimpleNamespace(run=measured))
+    progress = SimpleNamespace(Progress=object, Terminal=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "cellerate.optimize.progress", progress)
+    code, out, err = cellerate("optimize", "m.keras", "--data", "t.txt", "-o", "new", "--json")
+    assert (code, err) == (0, "")
+    assert out.isascii()
+    assert json.loads(out) == json.loads((folders / "new" / "report.json").read_bytes())
+    assert json.loads(out)["model"] == "a µ-model"
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_record_tells_of_both_models_as_json(teacher):
     small, record = distill(
         teacher, text_model(), TRAINING, validation=HELD_OUT, loss=LOSS, steps=4, temperature=3.0, seed=8
     )
+    assert not is_accelerated(small.get_layer("lstm_1"))
     assert record.method == "distill"
     assert record.quality_before == pytest.approx(loss_on(teacher, HELD_OUT, loss=LOSS, batch_size=64))
     assert record.quality_after == pytest.approx(loss_on(small, HELD_OUT, loss=LOSS, batch_size=64))
@@ -135,12 +136,13 @@ def test_record_tells_of_both_models_as_json(teacher):
         "batch_size": 64,
         "seed": 8,
     }
-    assert record.details.keys() == {"steps", "outputs", "hard_loss", "soft_loss", "losses"}
-    assert len(record.details["losses"]) == 4
+    assert record.details.keys() == {
+        "steps", "outputs", "hard_loss", "soft_loss", "losses", "hard_losses"
+    }  # fmt: skip
+    assert len(record.details["losses"]) == len(record.details["hard_losses"]) == 4
     assert json.loads(json.dumps(record.to_json())) == record.to_json()
     assert record.seconds > 0
     assert not small.compiled
-    assert is_accelerated(small.get_layer("lstm_1"))
 
 
 def test_distill_of_weight_0_is_plain_training(teacher):
@@ -162,6 +164,7 @@ def test_distill_of_weight_1_ignores_the_true_labels(teacher):
     wrong, record = unjudged(teacher, text_model(), (x, y + 10 * V), loss=LOSS, weight=1, steps=4)
     same_weights(right, wrong)
     assert record.details["hard_loss"] is None
+    assert record.details["hard_losses"] == []
 
 
 def test_distill_adds_both_losses_by_their_shares(rng):
@@ -192,6 +195,7 @@ def test_share_of_the_soft_loss_goes_in_a_line_to_its_final_weight(weights, shar
     assert abs(soft - hard) > 0.1
     expected = [share * soft + (1 - share) * hard for share in shares]
     assert record.details["losses"] == pytest.approx(expected, rel=1e-4)
+    assert record.details["hard_losses"] == pytest.approx([hard] * 4, rel=1e-4)
     assert record.details["soft_loss"] == pytest.approx(soft, rel=1e-4)
     assert record.details["hard_loss"] == pytest.approx(hard, rel=1e-4)
 

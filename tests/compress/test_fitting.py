@@ -336,6 +336,55 @@ def test_loss_on_keras_batches_equals_evaluate_and_leaves_their_epoch_and_the_mo
     assert found == pytest.approx(judged.evaluate(data, verbose=0), rel=1e-5)
 
 
+def stateful_model(wrapped):
+    """A stateful LSTM, alone or within a Bidirectional."""
+    rows = keras.Input((3, 2), batch_size=4)
+    start = keras.initializers.GlorotUniform(seed=1)
+    recurrent = keras.layers.LSTM(
+        5,
+        stateful=True,
+        kernel_initializer=start,
+        recurrent_initializer=keras.initializers.Orthogonal(seed=2),
+    )
+    x = (keras.layers.Bidirectional(recurrent) if wrapped else recurrent)(rows)
+    return keras.Model(rows, keras.layers.Dense(1, kernel_initializer=start)(x))
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "bidirectional"])
+def test_loss_on_a_stateful_model_begins_with_zeros_and_leaves_them(wrapped):
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(8, 3, 2)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+    one = stateful_model(wrapped)
+    first = loss_on(one, (x, y), loss="mse", batch_size=4)
+    assert loss_on(one, (x, y), loss="mse", batch_size=4) == first
+    fine_tune(one, endless((x, y), 4, seed=0), loss="mse", steps=2, learning_rate=0.01)
+    states = [
+        state for layer in one.layers for state in keras.tree.flatten(getattr(layer, "states", None) or ())
+    ]
+    assert len(states) == (4 if wrapped else 2)
+    for state in states:
+        assert not np.any(keras.ops.convert_to_numpy(state))
+    tuned = loss_on(one, (x, y), loss="mse", batch_size=4)
+    assert loss_on(one, (x, y), loss="mse", batch_size=4) == tuned != first
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_fine_tune_scales_the_loss_where_layers_compute_in_float16(policy, monkeypatch):
+    found = []
+    train = keras.Model.train_on_batch
+    monkeypatch.setattr(
+        keras.Model,
+        "train_on_batch",
+        lambda self, *given, **named: found.append(self.optimizer) or train(self, *given, **named),
+    )
+    one = build_text_model(5, embedding=4, units=6, dtype_policy=policy)
+    fine_tune(one, endless(arrays(), 8, seed=0), loss=LOSS, steps=2, learning_rate=0.01)
+    scaled = [isinstance(each, keras.optimizers.LossScaleOptimizer) for each in found]
+    assert scaled == [policy == "mixed_float16"] * 2
+    # It is the optimizer inside whose rate falls.
+    assert float(keras.ops.convert_to_numpy(found[0].learning_rate)) == pytest.approx(0.005)
+
+
 def test_loss_of_a_model_is_the_one_given_or_the_one_compiled_with():
     compiled = model()
     with pytest.raises(ConfigError, match="not compiled"):

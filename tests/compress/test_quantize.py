@@ -339,3 +339,13 @@ def test_data_that_do_not_fit_the_model_are_refused(x: Any, message: str) -> Non
     model = build_autoencoder(V, embedding=4, units=4, latent=3)
     with pytest.raises(DataError, match=message):
         quantize(model, (x, ids()), judge=judged(1.0, 1.0))
+
+
+def test_stateful_model_is_judged_and_quantised_from_zeros() -> None:
+    rows = keras.Input((T, F), batch_size=B)
+    model = randomize(keras.Model(rows, layers.Dense(2)(layers.LSTM(3, stateful=True)(rows))))
+    y = np.zeros((B, 2), "float32")
+    for precision in ("bfloat16", "int8"):
+        small, record = quantize(model, (series(), y), loss="mse", precision=precision, batch_size=B)
+        assert record.quality_after == pytest.approx(record.quality_before, rel=0.05)
+        assert read_program(small)

@@ -40,7 +40,17 @@ def test_relative_loss_of_a_pair_is_the_share_it_became_worse_by(before, after, 
     assert relative_loss(before, after) == expected
 
 
-@pytest.mark.parametrize(("before", "after"), [(math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    # What arithmetic makes no number of has a sign, and it may be that of a better metric.
+    [
+        (math.nan, 1.0),
+        (1.0, math.nan),
+        (math.nan, math.nan),
+        (0.0, math.nan),
+        (0.0, math.copysign(math.nan, -1)),
+    ],
+)
 def test_relative_loss_with_a_nan_is_nan(before, after):
     assert math.isnan(relative_loss(before, after))
 
@@ -60,6 +70,7 @@ def test_relative_loss_with_a_nan_is_nan(before, after):
         (10.0, 1.0, math.nan, False),
         (10.0, math.nan, 1.0, False),
         (10.0, 1.0, math.inf, False),
+        (10.0, 0.0, math.copysign(math.nan, -1), False),
     ],
 )
 def test_gate_lets_through_what_is_at_most_so_much_worse(max_loss, before, after, passes):

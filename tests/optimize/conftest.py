@@ -114,7 +114,7 @@ class HereProbe:
     asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
     opened: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, model: Path, data: Any, *, seed: int, backend: str) -> None:
+    def __init__(self, model: Path, data: Any, *, seed: int, backend: str, patience_s: float) -> None:
         self._question = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
 
     def __enter__(self) -> "HereProbe":
@@ -123,7 +123,7 @@ class HereProbe:
     def __exit__(self, *_: object) -> None:
         return
 
-    def ask(self, kind: str, *, timeout_s: float = 600.0, **options: Any) -> Any:
+    def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
         from cellerate.optimize.probe import _Work
 
         self.asked.append((kind, options))

@@ -74,6 +74,9 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     assert float32.parameters == int8.parameters > pruned.parameters
     assert student.parameters == twin.parameters < float32.parameters
     assert student.quality != twin.quality
+    # Both of the true labels: what a teacher says is no part of what is compared.
+    first, second = found.passes[-1].curves
+    assert first.y[0] == pytest.approx(second.y[0], rel=1e-4)
 
 
 def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
@@ -228,6 +231,138 @@ def test_layers_inside_a_bidirectional_are_fused(made, tmp_path, monkeypatch):
     assert [step.way for step in found.training_steps] == ["Keras, float32", "fused kernels, float32"]
 
 
+class Fused(HereProbe):
+    """Answers that a step on the fused kernels takes so many ms."""
+
+    step_ms = 0.0
+
+    def ask(self, kind, **options):
+        found = super().ask(kind, **options)
+        if kind == "train":
+            step_ms = 10.0 if options["implementation"] == "keras" else self.step_ms
+            found |= {"step_ms": step_ms, "items_per_s": 1e5 / step_ms}
+        return found
+
+
+@pytest.mark.parametrize(("step_ms", "kept"), [(2.0, True), (12.5, False)])
+def test_kernels_are_for_training_only_where_they_are_faster(made, tmp_path, monkeypatch, step_ms, kept):
+    from cellerate.optimize import context
+
+    monkeypatch.setattr(context, "Probe", Fused)
+    monkeypatch.setattr(Fused, "step_ms", step_ms)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    gains = [gain for gain in found.passes[1].gains if gain.quantity == "training"]
+    assert len(gains) == kept
+    assert ("--implementation keras" in found.verdict.training) is not kept
+    assert any(row.quantity == "training" for row in found.verdict.rows) is kept
+
+
+def test_kernels_are_measured_on_batches_of_the_baseline_whatever_was_chosen_since(
+    made, tmp_path, monkeypatch, here_probe
+):
+    out = tmp_path / "out"
+    optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    state = json.loads((out / "state.json").read_text())
+    state["choices"]["batch_size"] = 32
+    (out / "state.json").write_text(json.dumps(state))
+    here_probe.asked.clear()
+    optimized(made, out, patch=monkeypatch, only=["kernels"])
+    sizes = [options["batch_size"] for kind, options in here_probe.asked if kind == "train"]
+    assert sizes
+    assert set(sizes) == {8}
+
+
+def test_training_settings_have_a_learning_rate_that_fits_the_batch(made, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert found.verdict.training.endswith("--optimizer adam --learning-rate 0.01")
+    state = json.loads((out / "state.json").read_text())
+    state["choices"]["batch_size"] = 32
+    (out / "state.json").write_text(json.dumps(state))
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert "--batch-size 32" in found.verdict.training
+    assert found.verdict.training.endswith("--learning-rate 0.02")
+
+
+def test_a_verdict_on_the_original_takes_the_packed_file_of_an_earlier_run_away(made, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "optimized.cell").write_bytes(b"of a run before")
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert found.verdict.chosen == "original"
+    assert not (out / "optimized.cell").exists()
+    assert (out / "optimized.keras").exists()
+
+
+def test_a_verdict_that_cannot_be_measured_again_has_the_figures_of_the_search(made, tmp_path, monkeypatch):
+    def ask(self, kind, **options):
+        if kind == "packed":
+            raise ProbeError("it took more than 600 s", memory=False)
+        return answered(self, kind, **options)
+
+    answered = HereProbe.ask
+    monkeypatch.setattr(HereProbe, "ask", ask)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    assert found.status == "finished"
+    assert "could not be measured again, it took more than 600 s" in found.verdict.warnings[0]
+    packed = next(one for one in found.candidates if one.id == "float32")
+    assert next(row for row in found.verdict.rows if row.quantity == "use").after == packed.speeds[0].per_s
+
+
+@pytest.fixture
+def pruned(monkeypatch):
+    """The shares that were pruned to; what comes out is spoilt, so that no gate lets it through."""
+    from cellerate.optimize.passes import shrinking
+
+    shares, prune = [], shrinking.prune
+
+    def spoilt(*given, keep, **named):
+        model, record = prune(*given, keep=keep, **named)
+        shares.append(keep)
+        model.set_weights([-3 * weights for weights in model.get_weights()])
+        return model, record
+
+    monkeypatch.setattr(shrinking, "prune", spoilt)
+    return shares
+
+
+def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_path, monkeypatch, pruned):
+    # 16 units: 90 % of them are 16 again, in whole eights.
+    options = {"patch": monkeypatch, "only": ["kernels", "prune"], "max_quality_loss": 0.0}
+    found = optimized(made, tmp_path / "out", keep=[0.5, 0.9], **options)
+    prune = found.passes[-1]
+    assert pruned == [0.5]
+    assert (prune.status, prune.reason) == ("done", "")
+    assert [name for name, _ in prune.facts] == ["50 % of the units", "90 % of the units"]
+    assert "leave all units" in prune.facts[1][1]
+    found = optimized(made, tmp_path / "all", keep=[0.9], **options)
+    assert found.passes[-1].status == "skipped"
+    assert "leave all units" in found.passes[-1].reason
+
+
+def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_path, monkeypatch, pruned):
+    from cellerate.optimize.passes import shrinking
+    from cellerate.optimize.passes.base import NotNeededError
+
+    def steps(context, share, **_):
+        if len(pruned) == 1 and not time:
+            raise NotNeededError("there is no time for 50 steps of training")
+        return 4
+
+    time = []
+    monkeypatch.setattr(shrinking, "_steps", steps)
+    again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.3, 0.5], "max_quality_loss": 0.0}
+    found = optimized(made, tmp_path / "out", **again)
+    assert found.passes[-1].status == "skipped"
+    assert "no time" in found.passes[-1].reason
+    assert pruned == [0.3]
+    time.append("enough")
+    found = optimized(made, tmp_path / "out", **again)
+    assert found.passes[-1].status == "done"
+    assert pruned == [0.3, 0.5]
+    assert [name for name, _ in found.passes[-1].facts] == ["30 % of the units", "50 % of the units"]
+
+
 def test_passes_that_shrink_without_kernels_do_what_they_can(made, tmp_path, monkeypatch):
     monkeypatch.setattr(workflow, "verdict", no_verdict)
     found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["distill"])
@@ -245,7 +380,7 @@ class MadeUp(HereProbe):
 
     rule = staticmethod(lambda options: {})
 
-    def ask(self, kind, *, timeout_s=600.0, **options):
+    def ask(self, kind, *, timeout_s=None, **options):
         self.asked.append((kind, options))
         if kind == "load":
             return {"batch_ms": 0.5}
@@ -274,13 +409,14 @@ def tuned(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "Probe", MadeUp)
 
-    def tuned(one, rule=lambda options: {}):
+    def tuned(one, rule=lambda options: {}, *, first=8, **choices):
         monkeypatch.setattr(MadeUp, "rule", staticmethod(rule))
+        usual = Choices("auto", "float32", first, 1, 10, "float32")
         state = State(
             identity={},
-            choices=Choices("auto", "float32", 8, 1, 10, "float32"),
+            choices=dataclasses.replace(usual, **choices),
             started="",
-            training_steps=[TrainingStep("Keras, float32", 8, 10, 1.0, 0.9, 1.1, 80_000.0)],
+            training_steps=[TrainingStep("Keras, float32", first, 10, 1.0, 0.9, 1.1, 80_000.0)],
         )
         context = module.Context(
             workload=open_workload(made / "text.keras", [made / "t.txt"], seed=0),
@@ -313,12 +449,15 @@ def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
     assert speed.marks == ((4, "chosen"),)
 
 
-def test_batch_size_that_is_hardly_faster_stays(tuned):
-    found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 + options["batch_size"]})
+@pytest.mark.parametrize("usual", [8, 50])
+def test_batch_size_that_is_hardly_faster_stays(tuned, usual):
+    found, state = tuned(
+        sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 + options["batch_size"]}, first=usual
+    )
     assert not found.kept
-    assert state.choices.batch_size == 8
+    assert state.choices.batch_size == usual
     assert len(state.training_steps) == 1
-    assert "8 stays" in found.decision
+    assert found.decision.startswith(f"{usual} stays")
 
 
 def test_batch_size_that_is_smaller_accumulates_to_the_same_update(tuned):
@@ -394,6 +533,12 @@ def test_pipeline_tells_what_share_of_a_step_a_batch_takes(tuned):
     assert "waits for data" in found.decision
 
 
+def test_pipeline_counts_the_ids_of_a_batch_where_rows_became_longer(tuned):
+    # Half as many rows, twice as long: as much work.
+    found, _ = tuned(sweeps.Pipeline(), batch_size=4, length=20)
+    assert dict(found.facts)["a step"] == "1 ms"
+
+
 def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkeypatch):
     tried = []
 
@@ -410,4 +555,33 @@ def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkey
     assert [(rows * length, steps) for rows, length, steps in tried] == [(80, 6000)] * 3
     assert [length for _, length, _ in tried] == [8, 10, 20]
     assert [curve.x for curve in found.curves] == [(8.0, 10.0, 20.0)] * 2
-    assert state.choices.length in (8, 10, 20)
+    assert (state.choices.length, state.choices.batch_size) == (10, 8)
+
+
+@pytest.mark.parametrize(("rows", "better", "after"), [(8, 20, (20, 4)), (8, 8, (8, 10)), (1, 20, (10, 1))])
+def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
+    tuned, monkeypatch, rows, better, after
+):
+    from cellerate.measure import Timing
+    from cellerate.optimize.judging import Judged
+    from cellerate.optimize.text import TextWorkload
+    from cellerate.training.trial import Trial
+
+    tried = []
+
+    def train(model, source, **_):
+        tried.append(source.batch(0, 0)[0].shape[1])
+        return Trial(Timing((0.001,)), 2.0)
+
+    monkeypatch.setattr(sweeps, "try_training", train)
+    values = np.linspace(1.9, 2.1, 20)
+    monkeypatch.setattr(
+        TextWorkload,
+        "judge",
+        lambda *_: Judged(tuple(values * (0.9 if tried[-1] == better else 1)), (1.0,) * 20),
+    )
+    found, state = tuned(sweeps.SequenceLength(), batch_size=rows)
+    assert (state.choices.length, state.choices.batch_size) == after
+    assert found.kept is (after[0] != 10)
+    # Of one row there is none twice as long with as many characters.
+    assert tried == ([8, 10] if rows == 1 else [8, 10, 20])

@@ -32,10 +32,10 @@ class Machine:
         return step(size, self.rate(size), self.memory(size) if self.memory else None)
 
 
-def swept(machine, first=8, free=None, go_on=lambda: True):
+def swept(machine, usual=32, free=None, go_on=lambda: True):
     from cellerate.optimize.passes.sweeps import sweep
 
-    points, why = sweep(machine, first, free, go_on)
+    points, why = sweep(machine, usual, free, go_on)
     sizes = [point.batch_size for point in points]
     assert sizes == sorted(set(sizes))
     return sizes, why
@@ -51,7 +51,16 @@ def test_sweep_tries_three_sizes_even_where_the_first_are_alike():
 
 
 def test_sweep_of_a_machine_without_an_end_ends_at_the_largest():
-    assert swept(Machine(lambda size: float(size)), first=20_000)[0] == [20_000, 40_000]
+    assert swept(Machine(lambda size: float(size)), usual=20_000)[0] == [
+        5_000, 10_000, 20_000, 40_000
+    ]  # fmt: skip
+
+
+def test_sweep_measures_the_usual_size_whatever_it_is():
+    machine = Machine(lambda size: float(min(size, 60)))
+    assert swept(machine, usual=50)[0] == [12, 25, 50, 100, 200]
+    assert swept(Machine(float), usual=1, go_on=lambda: False)[0] == [1]
+    assert swept(Machine(float), usual=100_000)[0] == [25_000, 50_000, 100_000]
 
 
 def test_sweep_out_of_memory_looks_for_the_largest_that_fits():
@@ -92,9 +101,9 @@ def test_sweep_never_tries_what_memory_is_foretold_to_be_too_small_for():
     assert why.startswith("Batches of 128 would take about")
 
 
-def test_sweep_without_time_stops_after_two_sizes():
+def test_sweep_without_time_stops_at_the_usual_size():
     assert swept(Machine(lambda size: float(size)), go_on=lambda: False) == (
-        [8, 16],
+        [8, 16, 32],
         "There was no time for larger batches.",
     )
 
@@ -123,7 +132,7 @@ def made(name, latency=1.0, quality=2.0, size=100, passes=True, throughput=None,
     )
 
 
-ORIGINAL = made("original", latency=100.0, size=1000, made_by="baseline")
+ORIGINAL = made("original", latency=100.0, size=1000, throughput=100.0, made_by="baseline")
 
 
 def chosen(*candidates, objective="latency"):
@@ -139,6 +148,21 @@ def test_choose_takes_the_fastest_that_passes():
 
 def test_choose_of_speeds_alike_takes_the_smallest():
     assert chosen(made("a", 1.00, size=50), made("b", 1.04, size=40), made("c", 1.06, size=30)) == "b"
+
+
+def test_choose_of_twins_takes_the_better():
+    worse, better = Interval(0.01, 0.01, 0.01), Interval(-0.02, -0.02, -0.02)
+    student = dataclasses.replace(made("student", 1.0), loss=worse)
+    twin = dataclasses.replace(made("twin", 1.01), loss=better)
+    assert chosen(student, twin) == chosen(twin, student) == "twin"
+    assert chosen(student, twin, objective="size") == "twin"
+
+
+def test_choose_keeps_an_original_that_is_faster_than_all_that_pass():
+    slow, fast = made("float32", 250.0, size=100), made("int8", 1.0, passes=False)
+    assert chosen(slow, fast) == "original"
+    assert chosen(made("float32", 5.0, throughput=10.0), objective="throughput") == "original"
+    assert chosen(slow, fast, objective="size") == "float32"
 
 
 def test_choose_by_throughput_reads_many_at_a_time():

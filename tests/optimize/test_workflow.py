@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 
+import keras
 import pytest
 
 from cellerate.errors import ConfigError, OutputError
@@ -305,6 +306,26 @@ def test_a_model_that_the_run_would_write_over_is_refused(go, stands, out, made)
         go(model=out / "optimized.keras")
 
 
+def test_a_candidate_of_the_run_as_its_model_is_refused_and_survives_a_restart(go, stands, out, made):
+    (out / "candidates").mkdir(exist_ok=True)
+    candidate = shutil.copy(made / "text.keras", out / "candidates" / "pruned.keras")
+    with pytest.raises(ConfigError, match="choose another folder"):
+        go(model=candidate, restart=True)
+    assert candidate.exists()
+
+
+def test_a_model_in_memory_that_the_folder_refuses_leaves_the_one_before(go, stands, out, made):
+    model, record = load_model(made / "text.keras")
+    go(model=model, record=record)
+    before = (out / "original.keras").read_bytes()
+    other = keras.models.clone_model(model)
+    other.set_weights([2 * weights for weights in model.get_weights()])
+    with pytest.raises(ConfigError, match="another run: model differ"):
+        go(model=other, record=record)
+    assert (out / "original.keras").read_bytes() == before
+    assert not (out / "given.keras").exists()
+
+
 def test_restart_throws_away_what_was_found(go, stands, out, here_probe):
     (out / "candidates").mkdir(exist_ok=True)
     (out / "candidates" / "old.cell").write_bytes(b"old")
@@ -345,7 +366,8 @@ def test_progress_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
         def __init__(self):
             self.told = []
 
-        def start(self, passes):
+        def start(self, passes, left_s):
+            assert 90_000 < left_s <= LONG["time_budget"]
             self.told.append(("start", *passes))
 
         def begin(self, title):

@@ -42,8 +42,7 @@ def speed(way, p50, throughput=None, batch=64):
     )
 
 
-def candidate(name, title, made_by, precision, parameters, size, bits, loss, speeds, **more):
-    passes = loss is None or loss <= 0.01
+def candidate(name, title, made_by, precision, parameters, size, quality, loss, speeds, **more):
     return Candidate(
         id=name,
         title=title,
@@ -51,9 +50,10 @@ def candidate(name, title, made_by, precision, parameters, size, bits, loss, spe
         precision=precision,
         parameters=parameters,
         file_bytes=size,
-        quality=interval(bits, 0.011),
+        quality=interval(quality, 0.011),
         loss=None if loss is None else interval(loss, 0.0016),
-        **{"passes_gate": passes, "speeds": speeds, "file": f"models/{name}.cell"} | more,
+        speeds=speeds,
+        **{"passes_gate": loss is None or loss <= 0.01, "file": f"models/{name}.cell"} | more,
     )
 
 
@@ -65,112 +65,45 @@ WRITTEN = {
     "pruned-75-int8": " the same to the house. The count, who was always\nat the table, took the princess by the",
     "pruned-50-int8": " the same of the had the cound of the stander,\nand the the princess was a said the to the head",
     "student-int8": " a great deal of the regiment, and the officers\nwere in the same room. “I know that,” said he",
+    "untaught-int8": " the consider of the says and the regiment of\nthe prince was the same to the counted and",
 }
 
 
 def _text_candidates():
+    whole, small = 1_643_107, 402_771
+    student, twin = "A student of 25 % of the weights", "The student's twin of 25 % without a teacher"
     keras = (speed("predict", 41.3), speed("predict_on_batch", 2.31, 9_840.0))
+    packed = (
+        # id, title, made by, precision, weights, bytes, bits, loss, ms, characters/s many at a time
+        ("packed", "Packed, float32", "precision", "float32", whole, 6_590_112, 1.9473, 0.0, 0.0614, 262e3),
+        ("bfloat16", "Packed, bfloat16", "precision", "bfloat16", whole, 3_301_440, 1.9475, 1e-4, 0.0388, 401e3),
+        ("int8", "Packed, int8", "quantize", "int8", whole, 1_702_880, 1.9508, 0.0018, 0.0198, 688e3),
+        ("pruned-75-int8", "Pruned to 75 %, int8", "prune", "int8", 981_200, 1_031_004, 1.9622, 0.0077, 0.0151, 893e3),
+        ("pruned-50-int8", "Pruned to 50 %, int8", "prune", "int8", 480_116, 524_900, 2.1310, 0.0943, 0.0104, 1_214e3),
+        ("student-int8", f"{student}, int8", "distill", "int8", small, 441_300, 2.0411, 0.0482, 0.0089, 1_391e3),
+        ("untaught-int8", f"{twin}, int8", "distill", "int8", small, 441_300, 2.0874, 0.0719, 0.0090, 1_388e3),
+    )  # fmt: skip
     return (
         candidate(
-            "original",
-            "Original, Keras",
-            "baseline",
-            "float32",
-            1_643_107,
-            19_850_331,
-            1.9473,
-            None,
-            keras,
-            on_front=True,
-            sample=Sample(STORY, WRITTEN["original"]),
-            file="models/original.keras",
+            "original", "Original, Keras", "baseline", "float32", whole, 19_850_331, 1.9473, None, keras,
+            on_front=True, sample=Sample(STORY, WRITTEN["original"]), file="models/original.keras",
         ),
-        candidate(
-            "packed",
-            "Packed, float32",
-            "precision",
-            "float32",
-            1_643_107,
-            6_590_112,
-            1.9473,
-            0.0,
-            (speed("packed", 0.0614, 262_000.0),),
-            on_front=True,
-            sample=Sample(STORY, WRITTEN["packed"]),
-        ),
-        candidate(
-            "bfloat16",
-            "Packed, bfloat16",
-            "precision",
-            "bfloat16",
-            1_643_107,
-            3_301_440,
-            1.9475,
-            0.0001,
-            (speed("packed", 0.0388, 401_000.0),),
-            sample=Sample(STORY, WRITTEN["packed"]),
-        ),
-        candidate(
-            "int8",
-            "Packed, int8",
-            "quantize",
-            "int8",
-            1_643_107,
-            1_702_880,
-            1.9508,
-            0.0018,
-            (speed("packed", 0.0198, 688_000.0),),
-            on_front=True,
-            sample=Sample(STORY, WRITTEN["int8"]),
-        ),
-        candidate(
-            "pruned-75-int8",
-            "Pruned to 75 %, int8",
-            "prune",
-            "int8",
-            981_200,
-            1_031_004,
-            1.9622,
-            0.0077,
-            (speed("packed", 0.0151, 893_000.0),),
-            on_front=True,
-            sample=Sample(STORY, WRITTEN["pruned-75-int8"]),
-        ),
-        candidate(
-            "pruned-50-int8",
-            "Pruned to 50 %, int8",
-            "prune",
-            "int8",
-            480_116,
-            524_900,
-            2.1310,
-            0.0943,
-            (speed("packed", 0.0104, 1_214_000.0),),
-            sample=Sample(STORY, WRITTEN["pruned-50-int8"]),
-        ),
-        candidate(
-            "student-int8",
-            "Student of 192 units, int8",
-            "distill",
-            "int8",
-            402_771,
-            441_300,
-            2.0411,
-            0.0482,
-            (speed("packed", 0.0089, 1_391_000.0),),
-            sample=Sample(STORY, WRITTEN["student-int8"]),
+        *(
+            candidate(
+                *row, (speed("packed", latency, many),), on_front=row[0] in ("packed", "int8", "pruned-75-int8"),
+                sample=Sample(STORY, WRITTEN["packed" if row[0] == "bfloat16" else row[0]]),
+            )
+            for *row, latency, many in packed
         ),
         dataclasses.replace(
             candidate(
-                "student-bf16", "Student of 192 units, bfloat16", "distill", "bfloat16", 402_771, 0, 1, 0, ()
+                "student-bfloat16", f"{student}, bfloat16", "distill", "bfloat16", small, 0, 1, None, (), file=None,
+                passes_gate=False,
+                error="The packed file could not be written: no space was left on the device.",
             ),
             quality=None,
-            loss=None,
-            passes_gate=False,
-            file=None,
-            error="The packed file could not be written: no space was left on the device.",
         ),
-    )
+    )  # fmt: skip
 
 
 def _text_passes():
@@ -436,6 +369,7 @@ def series_run():
             made("packed", "Packed, float32", "precision", "float32", 288_000, 0.412, 0.0, 0.171),
             made("int8", "Packed, int8", "quantize", "int8", 79_000, 0.415, 0.0073, 0.068),
         ),
+        training_steps=(TrainingStep("Keras, float32", 64, None, 38.0, 37.5, 39.1, 1_684.0, 905_000_000),),
         passes=(
             Pass("baseline", "Baseline", "done", 9.0, "It was measured as it is."),
             Pass(
@@ -549,7 +483,10 @@ def hostile_run(text_run, series_run):
     mixed = dataclasses.replace(
         text_run,
         passes=(*text_run.passes, strange),
-        candidates=(*text_run.candidates, *series_run.candidates),
+        candidates=(
+            *text_run.candidates,
+            *(dataclasses.replace(one, id=f"series-{one.id}") for one in series_run.candidates),
+        ),
     )
     return poison(mixed)
 

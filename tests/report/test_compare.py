@@ -22,7 +22,8 @@ def test_run_compared_with_itself_has_only_the_same(any_run):
     assert {row.outcome for row in found.rows} <= {"same"}
     assert found.regressions == 0
     assert found.differences == () and found.lost == ()
-    assert found.sentence.startswith("Nothing regressed; 0 improvements, ")
+    said = "Nothing regressed; 0 improvements, " if found.rows else "Nothing could be compared."
+    assert found.sentence.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,44 @@ def test_quality_differs_where_its_intervals_do_not_meet(text_run, shift, outcom
     assert row.outcome == outcome
 
 
-@pytest.mark.parametrize(("more", "outcome"), [(1, "regression"), (0, "same"), (-1, "improvement")])
-def test_size_differs_by_a_byte(text_run, more, outcome):
-    size = text_run.candidates[3].file_bytes + more
+@pytest.mark.parametrize(
+    ("factor", "outcome", "said"),
+    [
+        (1 + 1e-6, "same", "unchangedwithin 0.5 %"),
+        (1.004, "same", "unchangedwithin 0.5 %"),
+        (0.996, "same", "unchangedwithin 0.5 %"),
+        (1.006, "regression", "▼\N{NO-BREAK SPACE}1.01x largerregression, beyond 0.5 %"),
+        (0.994, "improvement", "▲\N{NO-BREAK SPACE}1.01x smallerimprovement, beyond 0.5 %"),
+    ],
+)
+def test_size_differs_beyond_half_a_percent(text_run, parse, factor, outcome, said):
+    size = round(factor * text_run.candidates[3].file_bytes)
     found = compare(text_run, with_model(text_run, "int8", file_bytes=size))
     (row,) = [row for row in found.rows if row.label == "Packed, int8: file"]
     assert row.outcome == outcome
+    page = parse(compare_page.comparison_html(found))
+    (shown,) = [row for row in page.all("tr") if row.text.strip().startswith("Packed, int8: file")]
+    assert [cell.text for cell in shown.all("td")][-1] == said
+
+
+@pytest.mark.parametrize(
+    ("share", "outcome"), [(3e-5, "same"), (-3e-5, "same"), (1e-4, "regression"), (-1e-4, "improvement")]
+)
+@pytest.mark.parametrize("reach", [None, 0.0])
+def test_quality_that_is_said_to_be_unchanged_is_no_regression(text_run, reach, share, outcome):
+    last = text_run.verdict.rows[-1]
+    rows = (dataclasses.replace(last, after=last.after * (1 + share)),)
+    chosen = "nobody" if reach is None else text_run.verdict.chosen
+    runs = []
+    for row in (last, *rows):
+        of_both = {"value": row.after, "low": row.after, "high": row.after}
+        quality = dataclasses.replace(text_run.candidates[4].quality, **of_both)
+        verdict = dataclasses.replace(text_run.verdict, rows=(row,), chosen=chosen)
+        run = with_model(text_run, "pruned-75-int8", quality=quality)
+        runs.append(dataclasses.replace(run, verdict=verdict))
+    (row,) = [row for row in compare(*runs).rows if row.group == "result"]
+    assert row.outcome == outcome
+    assert row.margin == ("0.005 %" if reach is None else "95 % intervals")
 
 
 def test_quality_of_the_verdict_is_judged_by_the_intervals_of_the_chosen(text_run):
@@ -84,13 +117,76 @@ def test_what_was_lost_is_a_regression_told_in_a_sentence(text_run, failed_run):
     assert found.lost[0] == "The first run came to a verdict, the second did not."
     assert found.lost[1].startswith("Packed: the pass was done before, and now failed: ModelError")
     changed = with_model(text_run, "int8", passes_gate=False)
-    changed = with_model(changed, "packed", error="no space")
+    changed = with_model(changed, "packed", error="no space", quality=None)
     assert compare(text_run, changed).lost == (
         "Packed, float32: it could be measured before, and now not: no space",
         "Packed, int8: it passed the gate before, and now fails.",
     )
     assert compare(text_run, changed).regressions == 2
     assert compare(changed, text_run).lost == ()
+
+
+def on_keras(run, name):
+    return with_model(run, name, error="it cannot be packed and runs on Keras: no packed form of 'gru'")
+
+
+def test_model_that_runs_on_keras_is_compared(text_run):
+    changed = with_model(on_keras(text_run, "int8"), "int8", file_bytes=9_000_000, passes_gate=False)
+    found = compare(on_keras(text_run, "int8"), changed)
+    assert outcomes(found) == ["Packed, int8: file"]
+    assert found.lost == ("Packed, int8: it passed the gate before, and now fails.",)
+
+
+def test_model_that_can_be_packed_no_longer_is_a_regression(text_run):
+    found = compare(text_run, on_keras(text_run, "int8"))
+    assert found.lost == (
+        "Packed, int8: it could be packed before; now it cannot be packed and runs on Keras: no packed form of 'gru'",
+    )
+    assert "Packed, int8: file" in outcomes(found, "same")
+    assert compare(on_keras(text_run, "int8"), on_keras(text_run, "int8")).lost == ()
+    assert compare(on_keras(text_run, "int8"), text_run).lost == ()
+
+
+def test_model_that_was_on_keras_and_is_not_measured_now_is_lost(text_run):
+    changed = with_model(text_run, "int8", error="no space", quality=None)
+    assert compare(on_keras(text_run, "int8"), changed).lost == (
+        "Packed, int8: it could be measured before, and now not: no space",
+    )
+
+
+def test_gate_of_another_width_is_not_judged(text_run):
+    changed = dataclasses.replace(with_model(text_run, "int8", passes_gate=False), max_quality_loss=0.001)
+    found = compare(text_run, changed)
+    assert found.lost == () and found.rows
+    assert "The runs have different limits of the loss of quality: 1 % and 0.1 %." in found.warnings
+
+
+@pytest.mark.parametrize("name", ["series_run", "failed_run", "empty_run"])
+def test_runs_of_different_tasks_are_not_judged_at_all(lines_run, request, name, parse):
+    other = request.getfixturevalue(name)
+    found = compare(lines_run, other)
+    assert found.rows == () and found.lost == ()
+    assert found.sentence == "Nothing could be compared."
+    assert found.warnings[0] == f"The runs have different tasks: embed and {other.task}."
+    assert list(compare_page.comparison_lines(found))[-1] == "Nothing could be compared."
+    (sentence,) = parse(compare_page.comparison_html(found)).all("p", class_="verdict")
+    assert sentence.has("class_", "bad")
+
+
+def test_training_of_forecasters_is_compared_in_windows(series_run):
+    (row,) = [row for row in compare(series_run, series_run).rows if row.label.endswith("64: speed")]
+    assert row.change.unit == "windows/s"
+
+
+def test_student_and_its_untaught_twin_are_compared_each_with_its_own(text_run):
+    student, twin = "A student of 25 % of the weights", "The student's twin of 25 % without a teacher"
+    changed = with_model(text_run, "untaught-int8", file_bytes=9_000_000)
+    assert outcomes(compare(text_run, changed)) == [f"{twin}, int8: file"]
+    without = tuple(one for one in text_run.candidates if one.id != "untaught-int8")
+    found = compare(dataclasses.replace(text_run, candidates=without), changed)
+    assert found.warnings == (f"Only the second run made: {twin}, int8.",)
+    assert found.regressions == 0
+    assert f"{student}, int8: file" in outcomes(found, "same")
 
 
 def test_pass_that_failed_before_too_is_no_regression(text_run):
@@ -129,9 +225,7 @@ def test_runs_that_are_no_comparison_are_told_at_the_top(text_run, changes, warn
     assert warning in texts
 
 
-def test_models_of_another_task_or_quality_are_not_judged(text_run):
-    other = dataclasses.replace(text_run, task="series")
-    assert {row.group for row in compare(text_run, other).rows} == {"result"}
+def test_models_of_another_quality_are_not_judged_by_it(text_run):
     other = dataclasses.replace(text_run, metric=dataclasses.replace(text_run.metric, name="error"))
     labels = [row.label for row in compare(text_run, other).rows]
     assert "Packed, int8: file" in labels
@@ -171,7 +265,7 @@ def test_regressions_come_first_and_are_marked_in_words(worse, parse):
         "Verdict", "Regressions", "Improvements", "The same within the noise"
     ]  # fmt: skip
     first = next(iter(page.all("tbody")))
-    assert "▼\N{NO-BREAK SPACE}5.29x largerregression" in first.text
+    assert "▼\N{NO-BREAK SPACE}5.29x largerregression, beyond 0.5 %" in first.text
 
 
 def test_comparison_is_written_in_three_forms(worse, tmp_path):

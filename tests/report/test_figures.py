@@ -59,7 +59,8 @@ def test_scatter_marks_the_original_the_chosen_and_what_fails(text_run):
         "Packed, int8": "passes",
         "Pruned to 75 %, int8": "chosen",
         "Pruned to 50 %, int8": "fails",
-        "Student of 192 units, int8": "fails",
+        "A student of 25 % of the weights, int8": "fails",
+        "The student's twin of 25 % without a teacher, int8": "fails",
     }
     assert [dot.latency_ms for dot in front.chart.dots][:2] == [41.3, 0.0614]
     assert "Best quality: Original, Keras, 1.947." in front.chart.description
@@ -81,7 +82,7 @@ def test_curves_of_one_chart_are_drawn_together(text_run):
 
 def test_table_of_models_tells_gate_choice_and_errors(text_run):
     rows = view.candidates_table(text_run).rows
-    chosen, fails, broken = rows[4], rows[5], rows[7]
+    chosen, fails, broken = rows[4], rows[5], rows[8]
     assert [cell.text for cell in chosen] == [
         "Pruned to 75 %, int8", "prune", "981 k", "1.03 MB", "1.962", "0.77 % worse",
         "✓\N{NO-BREAK SPACE}passes", "15.1 µs", "63.6 k", "models/pruned-75-int8.cell",
@@ -89,7 +90,16 @@ def test_table_of_models_tells_gate_choice_and_errors(text_run):
     assert chosen[0].note == "pruned-75-int8, chosen, on the front"
     assert chosen[5].note == "0.61 % to 0.93 %"
     assert fails[6].text == "✗\N{NO-BREAK SPACE}fails"
+    assert broken[6].text == "✗ not measured"
     assert broken[6].note == "The packed file could not be written: no space was left on the device."
+
+
+def test_table_of_models_shows_the_gate_of_one_that_runs_on_keras(text_run):
+    note = "it cannot be packed and runs on Keras: no packed form of 'gru'"
+    models = tuple(dataclasses.replace(one, error=note) for one in text_run.candidates[4:6])
+    rows = view.candidates_table(dataclasses.replace(text_run, candidates=models)).rows
+    assert [row[6].text for row in rows] == ["✓\N{NO-BREAK SPACE}passes", "✗\N{NO-BREAK SPACE}fails"]
+    assert [row[6].note for row in rows] == [note, note]
 
 
 def test_table_of_passes_tells_status_time_and_reason(text_run):
@@ -109,6 +119,13 @@ def test_table_of_training_has_every_way(text_run):
     assert rows[2][-1] == "—"
 
 
+def test_table_of_training_counts_what_training_reads(text_run, series_run, lines_run):
+    heads = [view.training_table(run).columns[4] for run in (text_run, series_run, lines_run)]
+    assert heads == [">Characters a second", ">Windows a second", ">Lines a second"]
+    # In use, a forecaster makes forecasts.
+    assert ">Forecasts a second" in view.candidates_table(series_run).columns
+
+
 def test_samples_begin_with_the_original_and_the_chosen(text_run):
     found = samples(text_run)
     assert [one.model for one in found.texts][:3] == [
@@ -117,6 +134,11 @@ def test_samples_begin_with_the_original_and_the_chosen(text_run):
         "Packed, float32",
     ]
     assert [one.role for one in found.texts][:3] == ["original", "chosen", ""]
+    assert [one.model for one in found.texts][-2:] == [
+        "A student of 25 % of the weights, int8",
+        "The student's twin of 25 % without a teacher, int8",
+    ]
+    assert found.left_out == ""
     assert found.prompt.startswith("Well, Prince")
     assert {one.prompt for one in found.texts} == {""}
 

@@ -4,7 +4,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from cellerate.report import markdown
-from cellerate.report.record import Pass
+from cellerate.report.record import Pass, Sample
 from cellerate.report.tables import Cell, Table
 
 
@@ -102,6 +102,20 @@ def test_code_in_a_table_stays_in_its_cell(text):
 def test_block_is_not_left(text):
     (fence,) = [token for token in tokens(markdown.block(text)) if token.type == "fence"]
     assert fence.content == f"{text}\n"
+
+
+def test_block_holds_nothing_that_moves_the_cursor_of_a_terminal():
+    text = "a\x1b[2J\x07\r\x00\x7f\x9b\u2028\u202eb\n\tc"
+    (fence,) = [token for token in tokens(markdown.block(text)) if token.type == "fence"]
+    assert fence.content == "a [2J       b\n\tc\n"
+
+
+def test_report_with_control_characters_in_texts_and_commands_shows_none(text_run):
+    first = dataclasses.replace(text_run.candidates[0], sample=Sample("\x1b[1mgiven", "made\x1b]0;title\x07"))
+    run = dataclasses.replace(text_run, candidates=(first,), command="cellerate \x1b[2J")
+    text = markdown.markdown(run)
+    assert "given" in text and "made" in text
+    assert not [c for c in text.replace("\n", "") if not c.isprintable() and c != "\N{NO-BREAK SPACE}"]
 
 
 def test_note_with_newlines_is_one_point_of_the_list(text_run):

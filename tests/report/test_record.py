@@ -1,8 +1,10 @@
 import json
+import os
 
 import pytest
 
 from cellerate.errors import DataError, OutputError
+from cellerate.report import record
 from cellerate.report.record import FILE_NAME, SCHEMA, read_run, write_run
 
 
@@ -104,10 +106,39 @@ def test_read_of_a_newer_report_says_to_upgrade(changed):
     assert "damaged" not in str(raised.value)
 
 
-def test_read_of_a_huge_file_is_refused_before_it_is_read(tmp_path):
+def test_read_of_a_huge_file_is_refused_before_all_of_it_is_read(tmp_path):
     with (tmp_path / FILE_NAME).open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(DataError, match="it is no report"):
+        read_run(tmp_path)
+
+
+def test_read_of_a_file_that_hides_its_size_is_refused_as_soon_as_it_is_too_large(monkeypatch):
+    # The system says that this has 0 bytes; what it holds is found by reading alone.
+    path = "/proc/self/status"
+    if not os.path.exists(path) or os.stat(path).st_size:  # noqa: PTH110, PTH116
+        pytest.skip("needs a file whose size the system does not say")
+    monkeypatch.setattr(record, "_LARGEST", 64)
+    with pytest.raises(DataError, match="has more than 64 bytes: it is no report"):
+        read_run(path)
+
+
+def test_read_of_a_path_that_is_too_long_is_one_line_of_an_error():
+    with pytest.raises(DataError, match=r"cannot be read: File name too long\.$"):
+        read_run("x" * 5000)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_read_of_a_pipe_is_refused_and_waits_for_nobody(tmp_path):
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(DataError, match=r"report\.json is no file: give the folder that"):
+        read_run(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs a device")  # noqa: PTH110
+def test_read_of_a_device_is_refused(tmp_path):
+    (tmp_path / FILE_NAME).symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"report\.json is no file"):
         read_run(tmp_path)
 
 

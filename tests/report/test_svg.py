@@ -57,6 +57,8 @@ CHARTS = {
     "forecast": ForecastChart("F", "d", tuple(range(99)), (1.0, 2.0), (1.5, 2.5), (1.0, 2.0), (2.0, 3.0)),
     "forecast-of-nothing": ForecastChart("F", "d", (), (), ()),
     "forecast-without-past": ForecastChart("F", "d", (), (), (1.0,)),
+    "forecast-of-one-step": ForecastChart("F", "d", (1.0, 2.0), (2.5,), (2.0,), (1.0,), (3.0,)),
+    "forecast-of-one-step-without-past": ForecastChart("F", "d", (), (2.5,), (2.0,), (1.0,), (3.0,)),
     "forecast-odd": ForecastChart("F", "d", (1e300,), (1.0,) * 999, (-1e300, 5.0), (1.0,), (2.0, 3.0, 4.0)),
 }  # fmt: skip
 
@@ -110,6 +112,77 @@ def test_names_of_lines_that_end_together_do_not_cover_each_other():
     )
     assert len(places) == 5
     assert min(b - a for a, b in itertools.pairwise(places)) >= canvas.FONT
+
+
+def places_of(path):
+    numbers = [float(number) for number in path.get("d").removeprefix("M").split()]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_band_begins_where_the_past_ends_so_that_it_covers_an_area(steps):
+    chart = ForecastChart("F", "d", (1.0, 2.0), (), (2.0,) * steps, (1.0,) * steps, (3.0,) * steps)
+    root = ElementTree.fromstring(chart.draw(480.0, "c").encode())
+    band, past, forecast = (
+        next(places_of(p) for p in root.iter(f"{NAMESPACE}path") if p.get("class") == name)
+        for name in ("band", "past", "forecast")
+    )
+    assert band[0] == past[-1] == forecast[0]
+    assert len(band) == 1 + 2 * steps
+    (left, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*band, strict=True))
+    assert right == forecast[-1][0] and right - left > 50 and bottom - top > 20
+
+
+def test_band_of_one_step_without_a_past_is_a_line():
+    root = ElementTree.fromstring(CHARTS["forecast-of-one-step-without-past"].draw(480.0, "c").encode())
+    (line,) = [one for one in root.iter(f"{NAMESPACE}line") if one.get("class") == "interval"]
+    assert line.get("x1") == line.get("x2")
+    assert float(line.get("y1")) - float(line.get("y2")) > 20
+
+
+def scatter_of(count):
+    kinds = {count - 1: "original", count - 2: "chosen"}
+    dots = tuple(
+        Dot(
+            f"Model {n}, pruned and then quantised to int8", 0.01 + 0.003 * (n * 37 % count),
+            2.0 + 0.001 * (n * 91 % count), 1.99 + 0.001 * (n * 91 % count), 2.01 + 0.001 * (n * 91 % count),
+            kinds.get(n, "passes"), n % 40 == 7,
+        )
+        for n in range(count)
+    )  # fmt: skip
+    return ScatterChart("Q", "d", dots, 2.02, "bits", False)
+
+
+def test_scatter_of_many_models_labels_what_counts_and_names_the_others_where_they_are_pointed_at():
+    chart = scatter_of(400)
+    root = ElementTree.fromstring(chart.draw(1072.0, "c").encode())
+    labels = [t.text for t in root.iter(f"{NAMESPACE}text") if t.text.startswith("Model ")]
+    pointed = [
+        g.find(f"{NAMESPACE}title").text
+        for g in root.iter(f"{NAMESPACE}g")
+        if g.find(f"{NAMESPACE}title") is not None
+    ]
+    assert len(labels) == 40
+    assert set(labels[:2]) == {dot.name for dot in chart.dots if dot.kind in ("original", "chosen")}
+    assert set(labels[2:12]) == {dot.name for dot in chart.dots if dot.on_front}
+    assert sorted(labels + pointed) == sorted(dot.name for dot in chart.dots)
+
+
+def test_scatter_of_few_models_labels_all_of_them():
+    root = ElementTree.fromstring(scatter_of(40).draw(1072.0, "c").encode())
+    assert sum(t.text.startswith("Model ") for t in root.iter(f"{NAMESPACE}text")) == 40
+
+
+def test_cost_of_a_scatter_grows_no_faster_than_its_models(monkeypatch):
+    def asked(count):
+        calls = []
+        with monkeypatch.context() as patch:
+            plain = Box.overlap
+            patch.setattr(Box, "overlap", lambda *boxes: calls.append(None) or plain(*boxes))
+            scatter_of(count).body(1072.0)
+        return len(calls)
+
+    assert asked(400) < 2.2 * asked(200)
 
 
 def test_long_line_keeps_its_peak_and_few_points():

@@ -1,5 +1,6 @@
 """`cellerate optimize`."""
 
+from json import loads
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import command_to_repeat, emit, note
+from cellerate.cli.output import command_to_repeat, emit, emit_json, note
 from cellerate.optimize.settings import OptimizeSettings
 
 
@@ -48,13 +49,13 @@ def optimize(
     from cellerate.optimize.progress import Progress, Terminal
     from cellerate.optimize.workflow import run
 
-    progress = Progress() if quiet else Terminal(settings.time_budget)
+    progress = Progress() if quiet else Terminal()
     found = run(model, data, output, settings, restart=restart, progress=progress)
     if found.status == "interrupted":
         note(f"interrupted; every pass that had ended is kept. To go on:\n  {command_to_repeat()}")
         raise typer.Exit(130)
     if json:
-        emit((output / "report.json").read_text().rstrip())
+        emit_json(loads((output / "report.json").read_bytes()))
         return
     assert found.verdict is not None  # noqa: S101 (a finished run has one)
     emit(found.verdict.sentence)

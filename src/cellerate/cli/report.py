@@ -8,7 +8,7 @@ import typer
 from cellerate.cli.options import Config, Json
 from cellerate.cli.output import emit, emit_json
 from cellerate.environment import require
-from cellerate.errors import ConfigError
+from cellerate.errors import CellerateError, ConfigError
 
 
 def report(
@@ -28,7 +28,11 @@ def report(
         ),
     ] = None,
     fail_on_regression: Annotated[
-        bool, typer.Option("--fail-on-regression", help="Two runs: end with 1 if anything became worse.")
+        bool,
+        typer.Option(
+            "--fail-on-regression",
+            help="Two runs: end with 1 if anything became worse, or nothing can be compared.",
+        ),
     ] = False,
     json: Json = False,
     config: Config = None,
@@ -88,5 +92,10 @@ def _compare(before: Path, after: Path, output: Path | None, fail_on_regression:
             emit(line)
         for path in written:
             emit(str(path))
+    if fail_on_regression and not found.judged:
+        raise CellerateError(
+            f"--fail-on-regression: nothing of {before} and {after} could be compared, so that nothing is known of "
+            "regressions. Give two runs of one task that measured something."
+        )
     if fail_on_regression and found.regressions:
         raise typer.Exit(1)

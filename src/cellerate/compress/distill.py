@@ -18,6 +18,7 @@ from cellerate.compress.fitting import (
     Judge,
     Keeper,
     OnStep,
+    curve,
     endless,
     fine_tune,
     loss_of,
@@ -25,7 +26,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
-from cellerate.layers.accelerate import accelerate
+from cellerate.layers.accelerate import accelerate, restore
 from cellerate.layers.stepwise import gives_probabilities
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.training.settings import check_number
@@ -106,7 +107,7 @@ def distill(
         The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
         "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
         each about the mean of the last hundred steps, None where the weights leave it out; "losses", of the steps, at
-        most 200 of them; and with `compare` "twin_quality".
+        most 200 of them; "hard_losses", those of the true labels alone, as many; and with `compare` "twin_quality".
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -165,8 +166,10 @@ def distill(
         "hard_loss": distiller.hard_loss.latest() if min(shares) < 1 else None,
         "soft_loss": distiller.soft_loss.latest() if max(shares) > 0 else None,
         "losses": course.curve(),
+        "hard_losses": curve(distiller.hard_losses),
     }
     after = keeper.restore()
+    restore(pupil)
     if compare:
         twin = _exact_copy(student)
         keeper = Keeper(twin, quality)

@@ -80,12 +80,15 @@ class _Latest(keras.metrics.Metric):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
+        self.last = self.add_weight(shape=(), initializer="zeros", name="last")
         self.mean = self.add_weight(shape=(), initializer="zeros", name="mean")
         self.count = self.add_weight(shape=(), initializer="zeros", name="count")
 
     def update_state(self, value: Any) -> None:
+        value = ops.cast(value, self.mean.dtype)
+        self.last.assign(value)
         self.count.assign(ops.minimum(self.count + 1.0, 100.0))
-        self.mean.assign(self.mean + (ops.cast(value, self.mean.dtype) - self.mean) / self.count)
+        self.mean.assign(self.mean + (value - self.mean) / self.count)
 
     def result(self) -> Any:
         return ops.convert_to_tensor(self.mean)
@@ -110,6 +113,7 @@ class Distiller(keras.distillation.Distiller):
     Attributes:
         hard_loss: Of the true labels.
         soft_loss: Of the teacher's.
+        hard_losses: Of the true labels at each step; empty where they never have a share.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Distiller(keras.distillation.Distiller):
     ) -> None:
         super().__init__(teacher, student, soft)
         self.hard_loss, self.soft_loss = _Latest("hard_loss"), _Latest("soft_loss")
+        self.hard_losses: list[float] = []
         self._shares, self._course = shares, course
         # A variable, for it changes from step to step of one compiled function.
         self._share = self.add_weight(
@@ -136,7 +141,10 @@ class Distiller(keras.distillation.Distiller):
         """A step, with the share of the soft loss that the course has come to."""
         first, last = self._shares
         self._share.assign(last + (first - last) * self._course.rate)
-        return super().train_on_batch(*arguments, **named)
+        found = super().train_on_batch(*arguments, **named)
+        if min(self._shares) < 1:
+            self.hard_losses.append(float(ops.convert_to_numpy(self.hard_loss.last)))
+        return found
 
     def compute_loss(
         self,

@@ -6,7 +6,7 @@ no epoch ends, and the same batches go on from one stretch to the next.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import numpy as np
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
 from cellerate.layers.accelerate import accelerate
+from cellerate.layers.graph import find_over_time, forget_states
 from cellerate.models.rewrite import same_layers
 
 Data = Any
@@ -60,10 +61,15 @@ class Course:
             self._on_step(len(self.losses), self.steps, loss)
 
     def curve(self) -> list[float]:
-        """The losses, where there are more than 200 the means of as many stretches."""
-        if len(self.losses) <= _MOST_LOSSES:
-            return list(self.losses)
-        return [float(part.mean()) for part in np.array_split(self.losses, _MOST_LOSSES)]
+        """`curve` of its losses."""
+        return curve(self.losses)
+
+
+def curve(losses: Sequence[float]) -> list[float]:
+    """The losses of steps; where there are more than 200, the means of as many stretches."""
+    if len(losses) <= _MOST_LOSSES:
+        return list(losses)
+    return [float(part.mean()) for part in np.array_split(losses, _MOST_LOSSES)]
 
 
 def loss_of(model: keras.Model, loss: Any) -> Any:
@@ -164,7 +170,8 @@ def fine_tune(
         return math.nan
     course = Course(steps) if course is None else course
     trainer = same_layers(accelerate(model), f"{model.name}_trainer")
-    trainer.compile(optimizer=keras.optimizers.Adam(learning_rate, clipnorm=1.0), loss=loss)
+    trainer.compile(optimizer=_optimizer(model, learning_rate), loss=loss)
+    forget_states(model)
     total = 0.0
     looks = {-(-steps * part // _LOOKS) for part in range(1, _LOOKS + 1)}
     # Not `fit`: it takes batches ahead that the next stretch would miss, and TensorFlow expects all to have the
@@ -180,13 +187,30 @@ def fine_tune(
         course.note(value)
         if keeper is not None and number in looks:
             keeper.look()
+    forget_states(model)
     return total / steps
 
 
+def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.Adam(learning_rate, clipnorm=1.0)
+    # float16 gradients underflow without it. Keras adds it where the model as a whole has that policy; here each
+    # layer has.
+    policies = {found.layer.dtype_policy.name for found in find_over_time(model)}
+    return keras.optimizers.LossScaleOptimizer(optimizer) if "mixed_float16" in policies else optimizer
+
+
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
-    """The mean loss of a model on data, walked once."""
+    """The mean loss of a model on data, walked once; stateful layers begin with zeros, and end with them."""
     judge = same_layers(accelerate(model), f"{model.name}_judge")
     judge.compile(loss=loss)
+    forget_states(model)
+    try:
+        return _evaluated(judge, data, batch_size)
+    finally:
+        forget_states(model)
+
+
+def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
     # By name: of a model of several outputs Keras would give the loss of each beside it.
     asked: dict[str, Any] = {"verbose": 0, "return_dict": True}
     if isinstance(data, tuple):

@@ -79,8 +79,10 @@ class QualityGate:
 def relative_loss(before: float, after: float) -> float:
     """By how much worse a metric became, of which less is better, as a share of what it was.
 
-    A metric of exactly 0 can only stay: anything above it is infinitely worse.
+    A metric of exactly 0 can only stay: anything above it is infinitely worse. What is no number makes it none.
     """
     if before == after:
         return 0.0
+    if math.isnan(before) or math.isnan(after):
+        return math.nan
     return (after - before) / abs(before) if before else math.copysign(math.inf, after - before)

@@ -115,6 +115,13 @@ def find_over_time(model: keras.Layer) -> list[Found]:
     return list(found.values())
 
 
+def forget_states(model: keras.Model) -> None:
+    """Sets the states of stateful layers to zeros, wherever in a model they are."""
+    for found in find_over_time(model):
+        if getattr(found.layer, "stateful", False):
+            found.layer.reset_state()
+
+
 def _explicit_mask(node: Any) -> str | None:
     mask = node.arguments.kwargs.get("mask")
     return None if mask is None else "the `mask` argument of its call"

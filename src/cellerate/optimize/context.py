@@ -29,6 +29,7 @@ from cellerate.tasks.packing import pack
 
 # Keras and the native core add in other orders: of a loss of 0 this much is rounding.
 _ROUNDING = 1e-6
+_PATIENCE_S = 600.0  # what one answer may take however little time is left: the verdict is always reached
 ORIGINAL = "original"
 """The id of the model as its user runs it."""
 
@@ -70,7 +71,13 @@ class Context:
 
     def probe(self) -> Probe:
         """A new process that measures the original."""
-        return Probe(self.model_file, self.data, seed=self.settings.seed, backend=self.backend)
+        return Probe(
+            self.model_file,
+            self.data,
+            seed=self.settings.seed,
+            backend=self.backend,
+            patience_s=max(_PATIENCE_S, self.seconds_left()),
+        )
 
     def original(self) -> keras.Model:
         """A copy of the original, on the fastest kernels."""
@@ -92,6 +99,10 @@ class Context:
     def candidate(self, name: str) -> Candidate:
         """The candidate of an id."""
         return next(candidate for candidate in self.state.candidates if candidate.id == name)
+
+    def made(self, name: str) -> Candidate | None:
+        """The candidate of that id, if there is one."""
+        return next((one for one in self.state.candidates if one.id == name), None)
 
     def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
         """Packs, judges and times a model, and adds it to the candidates.

@@ -39,13 +39,17 @@ class Probe:
         data: Of its task.
         seed: Of everything that is drawn.
         backend: The Keras backend.
+        patience_s: How long to wait for an answer.
 
     Example:
         >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
         ...     probe.ask("judge")
     """
 
-    def __init__(self, model: Path, data: Sequence[str | Path], *, seed: int, backend: str) -> None:
+    def __init__(
+        self, model: Path, data: Sequence[str | Path], *, seed: int, backend: str, patience_s: float = 600.0
+    ) -> None:
+        self._patience_s = patience_s
         self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
         self._environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -84,17 +88,18 @@ class Probe:
                 stream.close()  # type: ignore[union-attr]
         self._stderr.close()
 
-    def ask(self, kind: str, *, timeout_s: float = 600.0, **options: Any) -> Any:
+    def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
         """Asks a question; a process that the one before has cost its life is started anew.
 
         Args:
             kind: What: the name of one of the program's.
-            timeout_s: How long to wait.
+            timeout_s: How long to wait; None for as long as for any.
             options: Of the question.
 
         Raises:
             ProbeError: It failed, it took too long, or the process ended.
         """
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         if self._process.poll() is not None:
             self._end()
             self._start()

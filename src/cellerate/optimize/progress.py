@@ -14,8 +14,8 @@ from cellerate.report.record import Pass
 class Progress:
     """Listens to a run; this one shows nothing, others override what they show."""
 
-    def start(self, passes: Sequence[str]) -> None:
-        """The run begins, or goes on; these passes are left to do."""
+    def start(self, passes: Sequence[str], left_s: float) -> None:
+        """The run begins, or goes on; these passes are left to do, in so many seconds."""
 
     def begin(self, title: str) -> None:
         """A pass begins."""
@@ -37,24 +37,19 @@ class Progress:
 
 
 class Terminal(Progress):
-    """A live line on a terminal and a line for each pass, both on stderr.
+    """A live line on a terminal and a line for each pass, both on stderr."""
 
-    Args:
-        budget_s: The time budget, to show what is left of it.
-    """
-
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-        self._budget_s = budget_s
         self._live: Any = None
         self._number = self._count = 0
         self._title = ""
 
-    def start(self, passes: Sequence[str]) -> None:
+    def start(self, passes: Sequence[str], left_s: float) -> None:
         """Opens the live line."""
-        self._began, self._count = time.perf_counter(), len(passes)
+        self._end, self._count = time.perf_counter() + left_s, len(passes)
         if not self._console.is_terminal:
             return
         from rich.progress import Progress as Bar
@@ -103,7 +98,7 @@ class Terminal(Progress):
     def _show(self, text: str) -> None:
         if self._live is None:
             return
-        left = max(0.0, self._budget_s - (time.perf_counter() - self._began))
+        left = max(0.0, self._end - time.perf_counter())
         told = f"{self._number}/{self._count} {self._title}" + (f": {text}" if text else "")
         from rich.markup import escape
 

@@ -1,5 +1,6 @@
 """The text task to the optimizer: bits per character, and characters a second."""
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from cellerate.data.tokenizer import tokenizer_from_config
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.format import percent
 from cellerate.kernels.drawing import Request, SamplingRules
-from cellerate.layers.graph import find_over_time
+from cellerate.layers.graph import forget_states
 from cellerate.layers.stepwise import StepGraph, gives_probabilities, step_model
 from cellerate.models.storage import TaskRecord
 from cellerate.optimize.clocks import speed
@@ -137,12 +138,10 @@ class TextWorkload(Workload):
         probabilities = gives_probabilities(self.model)
         rows = self.model.inputs[0].shape[0] or _ROWS
         predict = model.predict if isinstance(model, PackedModel) else model.predict_on_batch
-        stateful: list[Any] = []
-        if not isinstance(model, PackedModel):
-            stateful = [one.layer for one in find_over_time(model) if getattr(one.layer, "stateful", False)]
+        forget = (lambda: None) if isinstance(model, PackedModel) else functools.partial(forget_states, model)
         found = []
         for start in range(0, len(self._windows), rows):
-            _to_zeros(stateful)
+            forget()
             windows = np.stack(self._windows[start : start + rows])
             # Of one shape all of them: another would be compiled anew.
             filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
@@ -150,7 +149,7 @@ class TextWorkload(Workload):
             targets = windows[:, 1:] if every_step else windows[:, -1]
             each = _nats_of(outputs, targets, probabilities=probabilities)
             found.append(each.reshape(len(windows), -1).mean(axis=1))
-        _to_zeros(stateful)
+        forget()
         return np.concatenate(found)
 
     def _nats_packed(self, model: PackedModel) -> np.ndarray:
@@ -228,11 +227,6 @@ class TextWorkload(Workload):
         prompt = self.tokenizer.known(self._prompt)
         pieces = generate_text(text_model, prompt, max_tokens=_SAMPLE, rules=rules, implementation="keras")
         return Sample(prompt=prompt, text="".join(pieces))
-
-
-def _to_zeros(stateful: Sequence[Any]) -> None:
-    for layer in stateful:
-        layer.reset_state()
 
 
 def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:

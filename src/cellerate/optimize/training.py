@@ -4,6 +4,7 @@ A module of its own because both the passes and the process that measures need i
 """
 
 import dataclasses
+import math
 
 import keras
 
@@ -13,6 +14,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.training.settings import TrainingSettings
 
 _MOST_ROWS = 1 << 20
+_SAME_BATCH = 0.1
 
 
 def settings_of(record: TaskRecord) -> TrainingSettings:
@@ -37,12 +39,21 @@ def way_of(implementation: str, policy: str) -> str:
     return f"{'Keras' if implementation == 'keras' else 'fused kernels'}, {policy}"
 
 
+def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
+    """The learning rate to begin with where a batch is so many times as large as it was.
+
+    It grows with the batch for SGD, with its square root for the optimizers that divide by the size of gradients;
+    a batch of which a few rows are missing changes nothing.
+
+    Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017; Malladi et al., "On the SDEs and Scaling Rules for
+        Adaptive Gradient Algorithms", 2022.
+    """
+    if abs(factor - 1) < _SAME_BATCH:
+        return settings.learning_rate
+    return settings.learning_rate * (factor if settings.optimizer == "sgd" else math.sqrt(factor))
+
+
 def batch_size_of(record: TaskRecord, default: int) -> int:
     """Rows of a training batch, as a record says; models of earlier versions do not."""
     found = record.payload.get("batch_size")
     return found if isinstance(found, int) and 0 < found <= _MOST_ROWS else default
-
-
-def training_item(item: str) -> str:
-    """What training reads, where use makes so many `item`: characters, windows, lines."""
-    return {"forecasts": "windows"}.get(item, item)

@@ -95,11 +95,20 @@ def run(
     check_writable(folder / FILE_NAME)
     paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
     file = _model_file(model, record, folder)
-    work = open_workload(file, paths, seed=settings.seed)
-    identity = _identity(work, settings)
-    if restart:
-        _clear(folder)
-    state = load_state(folder, identity)
+    # A model that is not in a file is written beside what an earlier run keeps, which may be of another model.
+    given = folder / "given.keras" if isinstance(model, keras.Model) else file
+    try:
+        if isinstance(model, keras.Model):
+            save_model(model, given, record)
+        work = open_workload(given, paths, seed=settings.seed)
+        identity = _identity(work, settings)
+        if restart:
+            _clear(folder)
+        state = load_state(folder, identity)
+        given.replace(file)
+    finally:
+        if given != file:
+            given.unlink(missing_ok=True)
     if state is None:
         state = State(identity=identity, choices=_first_choices(work, settings), started=_now())
     elif state.passes:
@@ -159,7 +168,7 @@ def _run_passes(context: Context, began: float, before: float) -> None:
     done = {one.name for one in state.passes if one.status == "done"}
     chosen = [Baseline(), *(kind() for kind in _PASSES if kind.name in settings.chosen)]
     waiting = [one for one in chosen if one.name not in done]
-    progress.start([one.title for one in waiting] + ["Verdict"])
+    progress.start([one.title for one in waiting] + ["Verdict"], context.seconds_left())
     for one in waiting:
         progress.begin(one.title)
         started = time.perf_counter()
@@ -213,14 +222,13 @@ def _model_file(model: str | os.PathLike[str] | keras.Model, record: TaskRecord 
     if not isinstance(model, keras.Model):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
-        if Path(model).resolve() == (folder / "optimized.keras").resolve():
+        own = (folder / "optimized.keras", folder / "candidates")
+        if any(Path(model).resolve().is_relative_to(path.resolve()) for path in own):
             raise ConfigError(
-                f"{model} would be replaced by what this run writes: choose another folder (-o)."
+                f"{model} is one of the files that this run writes, or removes: choose another folder (-o)."
             )
         return Path(model)
-    file = folder / "original.keras"
-    save_model(model, file, record)
-    return file
+    return folder / "original.keras"
 
 
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:

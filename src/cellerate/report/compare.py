@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from cellerate import format as shown
-from cellerate.report.record import Candidate, Change, Interval, Metric, Quantity, Run
+from cellerate.report.effects import effect, margin
+from cellerate.report.record import Candidate, Change, Interval, Metric, Quantity, Run, training_item
 from cellerate.report.tables import named
 from cellerate.report.view import began, setting
 
@@ -65,8 +66,15 @@ class Comparison:
         return len(self.lost) + sum(row.outcome == "regression" for row in self.rows)
 
     @property
+    def judged(self) -> bool:
+        """Whether there was anything to compare: without, that nothing regressed says nothing."""
+        return bool(self.rows or self.lost)
+
+    @property
     def sentence(self) -> str:
         """What it comes to."""
+        if not self.judged:
+            return "Nothing could be compared."
         better = sum(row.outcome == "improvement" for row in self.rows)
         same = sum(row.outcome == "same" for row in self.rows)
         worse = "Nothing regressed" if not self.regressions else f"{_count(self.regressions, 'regression')}"
@@ -98,24 +106,26 @@ class Comparison:
 def compare(a: Run, b: Run) -> Comparison:
     """Compares what two runs came to, their training steps and their models.
 
-    Timings and memory differ where they do by more than 5 %, qualities where their 95 % intervals do not meet, sizes
-    where they differ at all. Models and training steps of different tasks are not compared. A figure that only one of
-    the two has is told and not judged, but a verdict or a model that the first run had and the second lost is a
-    regression.
+    Timings and memory differ where they do by more than 5 %, sizes by more than 0.5 %, qualities where their 95 %
+    intervals do not meet; what a report calls unchanged never does. Of runs of different tasks nothing is compared.
+
+    A figure that only one of the two has is not judged. A model that only one of them made is told in a warning and
+    not judged either: a pass stops at the first model that is good enough. Lost, each a regression, is a verdict that
+    only the first run came to; a model of both that could be measured, or be packed, only before; one that passed the
+    gate only before, where both runs have the same gate; and a pass that was done before and now failed.
 
     Args:
         a: The run before.
         b: The run after.
     """
-    rows = [*_results(a, b)]
-    if a.task == b.task:
-        rows += [*_training(a, b), *_models(a, b)]
+    alike = a.task == b.task
+    rows = [*_results(a, b), *_training(a, b), *_models(a, b)] if alike else []
     rows.sort(key=lambda row: _ORDER.index(row.outcome))
     return Comparison(
         names=(_name(a), _name(b)),
         warnings=tuple(_warnings(a, b)),
         rows=tuple(rows),
-        lost=tuple(_lost(a, b)),
+        lost=tuple(_lost(a, b)) if alike else (),
         differences=tuple(_differences(a, b)),
     )
 
@@ -158,7 +168,7 @@ def _training(a: Run, b: Run) -> Iterable[Row]:
             continue
         length = "" if one.length is None else f" x {one.length:,}"
         label = f"{one.way}, {one.batch_size:,}{length}"
-        unit = f"{a.item or 'items'}/s"
+        unit = f"{training_item(a.item) or 'items'}/s"
         yield _row(
             "training", f"{label}: speed", _change("training", one.items_per_s, other.items_per_s, unit, True)
         )
@@ -171,7 +181,7 @@ def _models(a: Run, b: Run) -> Iterable[Row]:
     after = {one.id: one for one in b.candidates}
     for one in a.candidates:
         other = after.get(one.id)
-        if other is not None and not one.error and not other.error:
+        if other is not None and one.measured and other.measured:
             yield from _model(one, other, a, b.metric)
 
 
@@ -208,16 +218,17 @@ def _row(
     change: Change,
     intervals: tuple[Interval | None, Interval | None] = (None, None),
 ) -> Row:
-    before, after = change.before, change.after
-    better = after > before if change.higher_is_better else after < before
-    differs, margin = before != after, "exact"
+    # What is called unchanged is the same, however sure that it is not equal.
+    tone = effect(change)[1]
+    differs, within = True, shown.percent(margin(change))
     one, two = intervals
     if one is not None and two is not None:
-        differs, margin = one.high < two.low or two.high < one.low, "95 % intervals"
+        differs, within = one.high < two.low or two.high < one.low, "95 % intervals"
     elif change.quantity in ("training", "use"):
-        differs, margin = abs(after - before) > NOISE * abs(before), shown.percent(NOISE)
-    outcome: Outcome = "same" if not differs else "improvement" if better else "regression"
-    return Row(group, label, change, outcome, margin)
+        differs = abs(change.after - change.before) > NOISE * abs(change.before)
+        within = shown.percent(NOISE)
+    outcome: Outcome = "same" if not (tone and differs) else "improvement" if tone == "good" else "regression"
+    return Row(group, label, change, outcome, within)
 
 
 def _lost(a: Run, b: Run) -> Iterable[str]:
@@ -226,11 +237,14 @@ def _lost(a: Run, b: Run) -> Iterable[str]:
     after = {one.id: one for one in b.candidates}
     for one in a.candidates:
         other = after.get(one.id)
-        if other is None or one.error:
+        if other is None or not one.measured:
             continue
-        if other.error:
+        if not other.measured:
             yield f"{one.title}: it could be measured before, and now not: {other.error}"
-        elif one.passes_gate and not other.passes_gate:
+            continue
+        if other.error and not one.error:
+            yield f"{one.title}: it could be packed before; now {other.error}"
+        if one.passes_gate and not other.passes_gate and a.max_quality_loss == b.max_quality_loss:
             yield f"{one.title}: it passed the gate before, and now fails."
     statuses = {one.name: one for one in b.passes}
     for before in a.passes:

@@ -48,7 +48,7 @@ def comparison_html(found: Comparison) -> str:
         names=found.names,
         warnings=found.warnings,
         sentence=found.sentence,
-        tone="bad" if found.regressions else "good",
+        tone="bad" if found.regressions or not found.judged else "good",
         lost=found.lost,
         tables=_tables(found),
     )
@@ -104,10 +104,7 @@ def _tables(found: Comparison) -> list[tuple[str, Table]]:
 
 def _row(row: Row) -> tuple[Cell, ...]:
     sign, tone = _SIGNS[row.outcome]
-    if row.outcome == "same":
-        note = "" if row.margin == "exact" else f"within {row.margin}"
-    else:
-        note = row.outcome if row.margin == "exact" else f"{row.outcome}, beyond {row.margin}"
+    note = f"within {row.margin}" if row.outcome == "same" else f"{row.outcome}, beyond {row.margin}"
     return cells(row.label, *_values(row), Cell(sign + _change(row), note=note, tone=tone))
 
 

@@ -10,7 +10,9 @@ from cellerate.report.record import Change, Interval
 
 Tone = Literal["", "good", "bad"]
 
-_UNCHANGED = 0.005  # what a factor may differ from 1 by and still be called the same
+UNCHANGED = 0.005
+"""What a factor may differ from 1 by and still be called the same."""
+_UNCHANGED_QUALITY = 0.00005  # as a share: less is shown as 0 %
 
 
 def reach(value: Interval) -> str:
@@ -18,8 +20,13 @@ def reach(value: Interval) -> str:
     return f"{number(value.low, 4)} to {number(value.high, 4)}"
 
 
+def margin(change: Change) -> float:
+    """By what share the figure may differ and `effect` still calls it unchanged."""
+    return _UNCHANGED_QUALITY if change.quantity is None else UNCHANGED
+
+
 def effect(change: Change) -> tuple[str, Tone]:
-    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good")."""
+    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
     better, worse = _words(change)
     if change.quantity is None:
         return _quality_effect(change)
@@ -29,7 +36,7 @@ def effect(change: Change) -> tuple[str, Tone]:
         good = (change.after > change.before) == change.higher_is_better
         return (better, "good") if good else (worse, "bad")
     factor = change.factor
-    if abs(factor - 1) < _UNCHANGED:
+    if abs(factor - 1) < UNCHANGED:
         return "unchanged", ""
     if factor > 1:
         return f"{times(factor)} {better}", "good"
@@ -53,6 +60,6 @@ def _quality_effect(change: Change) -> tuple[str, Tone]:
     if change.before == 0:
         return word, tone  # type: ignore[return-value]
     share = abs(gained / change.before)
-    if percent(share) == "0 %":
+    if share < _UNCHANGED_QUALITY:
         return "unchanged", ""
     return f"{percent(share)} {word}", tone  # type: ignore[return-value]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from cellerate import format as shown
+from cellerate.report.effects import UNCHANGED
 from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
 from cellerate.report.svg import Dot, Line, LineChart, ScatterChart, Step, WaterfallChart
 from cellerate.report.svg.scatter import Kind
@@ -19,7 +20,6 @@ _WATERFALLS: tuple[tuple[Quantity, str, str], ...] = (
     ("size", "Size, pass by pass", "smaller"),
 )
 _OPPOSITE = {"faster": "slower", "smaller": "larger"}
-_FLAT = 0.005
 
 
 def waterfalls(run: Run) -> list[Figure]:
@@ -58,7 +58,7 @@ def waterfalls(run: Run) -> list[Figure]:
 
 def factor_in_words(factor: float, word: str) -> str:
     """A factor: "2.10x faster", "1.20x slower" or "unchanged"."""
-    if abs(factor - 1) < _FLAT:
+    if abs(factor - 1) < UNCHANGED:
         return "unchanged"
     return f"{shown.times(factor)} {word}" if factor > 1 else f"{shown.times(1 / factor)} {_OPPOSITE[word]}"
 

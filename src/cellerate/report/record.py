@@ -6,6 +6,7 @@ drawn from them alone: a report can be made again, or compared, where neither Ke
 
 import json
 import math
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -232,7 +233,7 @@ class Candidate:
         on_front: Whether none is both better and faster.
         file: Of the model, within the folder of the run; None where it was not kept.
         sample: What it makes of the sample's input.
-        error: Why it could not be measured, or "".
+        error: Why it could not be packed or measured, or "".
     """
 
     id: str
@@ -249,6 +250,11 @@ class Candidate:
     file: str | None = None
     sample: Sample | None = None
     error: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known what it is worth: a model that cannot be packed is measured on Keras."""
+        return not self.error or self.quality is not None
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -317,6 +323,11 @@ class Run:
     verdict: Verdict | None = None
 
 
+def training_item(item: str) -> str:
+    """What training reads where use makes so many `item`: characters, windows, lines."""
+    return {"forecasts": "windows"}.get(item, item)
+
+
 _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
@@ -342,19 +353,23 @@ def read_run(path: str | Path) -> Run:
         DataError: There is no such file, it is damaged, or a newer Cellerate wrote it.
     """
     source = Path(path)
-    source = source / FILE_NAME if source.is_dir() else source
     try:
-        if source.stat().st_size > _LARGEST:
-            raise DataError(
-                f"{source} has more than {_LARGEST:,} bytes: it is no report of `cellerate optimize`."
-            )
-        content = source.read_bytes()
+        source = source / FILE_NAME if source.is_dir() else source
+        # A pipe would be waited for without end, and a device need not have one.
+        if not stat.S_ISREG(source.stat().st_mode):
+            raise DataError(f"{source} is no file: give the folder that `cellerate optimize` wrote with -o.")
+        with source.open("rb") as file:
+            content = file.read(_LARGEST + 1)
     except FileNotFoundError as error:
         raise DataError(
             f"there is no {source}: give the folder that `cellerate optimize` wrote with -o."
         ) from error
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror}.") from error
+    if len(content) > _LARGEST:
+        raise DataError(
+            f"{source} has more than {_LARGEST:,} bytes: it is no report of `cellerate optimize`."
+        )
     try:
         version = json.loads(content).get("schema")
         if isinstance(version, int) and version > SCHEMA:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cellerate import format as shown
 from cellerate.report.effects import Tone, effect, reach
-from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep
+from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
 
 _WIDE = 92  # characters of a command on a line
@@ -220,7 +220,7 @@ def training_table(run: Run) -> Table | None:
         ">Batch",
         ">Length",
         ">Step, median",
-        f">{_items(run)} a second",
+        f">{_items(training_item(run.item))} a second",
         ">Memory, peak",
         ">Loss",
     )
@@ -233,8 +233,8 @@ def _percentiles(one: TrainingStep) -> str:
     return f"{shown.milliseconds(one.step_p20_ms)} to {shown.milliseconds(one.step_p80_ms)}"
 
 
-def _items(run: Run) -> str:
-    return (run.item[:1].upper() + run.item[1:]) or "Items"
+def _items(item: str) -> str:
+    return (item[:1].upper() + item[1:]) or "Items"
 
 
 def metric_name(run: Run) -> str:
@@ -248,7 +248,7 @@ def candidates_table(run: Run) -> Table | None:
     """A row a model."""
     heads = (
         "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
-        "Gate", f">One {_MADE.get(run.item, 'item')}, median", f">{_items(run)} a second", "Kept as",
+        "Gate", f">One {_MADE.get(run.item, 'item')}, median", f">{_items(run.item)} a second", "Kept as",
     )  # fmt: skip
     chosen = run.verdict.chosen if run.verdict else None
     rows = [_candidate_row(run, one, chosen) for one in run.candidates]
@@ -262,14 +262,12 @@ def candidates_table(run: Run) -> Table | None:
 def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, ...]:
     speed = one.speeds[0] if one.speeds else None
     roles = [one.id] + ["chosen"] * (one.id == chosen) + ["on the front"] * one.on_front
-    if one.error:
+    if not one.measured:
         gate = Cell("✗ not measured", note=one.error, tone="bad")
+    elif one.passes_gate:
+        gate = Cell("✓\N{NO-BREAK SPACE}passes", note=one.error, tone="good")
     else:
-        gate = (
-            Cell("✓\N{NO-BREAK SPACE}passes", tone="good")
-            if one.passes_gate
-            else Cell("✗\N{NO-BREAK SPACE}fails", tone="bad")
-        )
+        gate = Cell("✗\N{NO-BREAK SPACE}fails", note=one.error, tone="bad")
     many = speed.throughput_per_s if speed else None
     return cells(
         Cell(one.title, note=", ".join(roles), tone="good" if one.id == chosen else ""),
@@ -317,7 +315,7 @@ def speeds_table(run: Run) -> Table | None:
         for speed in one.speeds
     ]
     heads = (
-        "Model", "Called by", ">Median", ">99th percentile", f">{_items(run)} a second, one at a time",
+        "Model", "Called by", ">Median", ">99th percentile", f">{_items(run.item)} a second, one at a time",
         ">Many at a time", ">How many",
     )  # fmt: skip
     return table("Every way to call every model", heads, rows)

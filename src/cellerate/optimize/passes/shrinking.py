@@ -11,7 +11,7 @@ from cellerate.compress.quantize import quantize
 from cellerate.compress.record import CompressionRecord
 from cellerate.compress.student import smaller
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import ModelError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.layers.units import units_of
 from cellerate.optimize.context import Context
@@ -19,6 +19,9 @@ from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.report.record import Candidate, Curve, Pass
 
 _LEAST_STEPS = 50
+_TRAINED_FURTHER = (
+    "It is trained further, which the original was not: part of what it is worth comes from that."
+)
 
 
 class Quantize(OptimizerPass):
@@ -85,48 +88,56 @@ class Prune(OptimizerPass):
         if not units_of(model).layers:
             raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
-        curves, facts = [], []
+        curves, facts, reason = [], [], ""
         for share in sorted(context.settings.keep):
-            if found and (found[-1].passes_gate or context.seconds_left() < 2 * self.cost_s(context)):
+            if found and found[-1].passes_gate:
                 break
-            steps = _steps(context, 0.4)
-            context.progress.note(f"{percent(share)} of the units")
-            pruned, record = prune(
-                model,
-                _data(context, model),
-                keep=share,
-                steps=steps,
-                **_common(context, model),
-            )
+            name, words = f"pruned-{round(100 * share)}-{precision}", f"{percent(share)} of the units"
+            if before := context.made(name):
+                # By an earlier call, whose time ended before another share was tried.
+                found.append(before)
+                facts.append((words, _said(before)))
+                continue
+            try:
+                steps = _steps(context, 0.4)
+                context.progress.note(words)
+                pruned, record = prune(
+                    model, _data(context, model), keep=share, steps=steps, **_common(context, model)
+                )
+            except NotNeededError as error:
+                reason = str(error)
+                break
+            except ConfigError as error:
+                # So few units that rounding leaves all of them.
+                facts.append((words, str(error)))
+                continue
             pruned = context.trained(pruned)
             title = f"pruned to {percent(share)} of its units, {precision}"
-            found.append(
-                context.consider(
-                    f"pruned-{round(100 * share)}-{precision}", title, self.name, pruned, precision
-                )
-            )
-            curves += _losses(record, f"{percent(share)} of the units")
+            found.append(context.consider(name, title, self.name, pruned, precision))
+            curves += _losses(record, words)
             layers = record.details["layers"]
             facts.append(
                 (
-                    f"{percent(share)} of the units",
+                    words,
                     f"{_said(found[-1])}, after {steps} steps; "
                     + ", ".join(f"{path} {of['units']} to {of['kept']}" for path, of in layers.items()),
                 )
             )
+        if not found:
+            raise NotNeededError(reason or "; ".join(told for _, told in facts))
         passing = [candidate for candidate in found if candidate.passes_gate]
+        skipped = bool(reason) and not passing
         return Pass(
             name=self.name,
             title=self.title,
-            status="done",
-            decision=_decision(context, passing, found),
+            # What is skipped goes on where a later call has more time.
+            status="skipped" if skipped else "done",
+            reason=reason if skipped else "",
+            decision="" if skipped else _decision(context, passing, found),
             kept=bool(passing),
             curves=tuple(curves),
             facts=tuple(facts),
-            notes=(
-                "A pruned model is trained further, which the original was not: part of what it is worth comes from "
-                "that.",
-            ),
+            notes=(_TRAINED_FURTHER,),
         )
 
 
@@ -153,7 +164,7 @@ class Distill(OptimizerPass):
         curves, facts = [], [("latency goal", milliseconds(goal_ms))]
         for name, title, weight in (
             ("student", f"a student of {share} of the weights", 1.0),
-            ("untaught", f"its twin of {share} without a teacher", 0.0),
+            ("untaught", f"the student's twin of {share} without a teacher", 0.0),
         ):
             context.progress.note(title)
             small, record = distill(
@@ -185,6 +196,7 @@ class Distill(OptimizerPass):
             kept=bool(passing),
             curves=tuple(curves),
             facts=tuple(facts),
+            notes=(_TRAINED_FURTHER,),
         )
 
 
@@ -254,7 +266,8 @@ def _steps(context: Context, share: float, *, least: int = _LEAST_STEPS) -> int:
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:
-    losses = record.details.get("losses") or ()
+    # Of the true labels, where the loss also holds what a teacher says: that is another quantity.
+    losses = record.details.get("hard_losses") or record.details.get("losses") or ()
     if len(losses) < 2:
         return []
     total = int(record.settings["steps"])

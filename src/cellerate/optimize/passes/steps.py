@@ -15,7 +15,7 @@ def training_step(
     *,
     implementation: str,
     policy: str,
-    batch_size: int | None,
+    batch_size: int,
     length: int | None,
     **options: Any,
 ) -> TrainingStep:
@@ -25,8 +25,8 @@ def training_step(
         probe: The process.
         implementation: Of the LSTM layers.
         policy: Keras's dtype policy.
-        batch_size: Rows of a batch; None for that of the model's own training.
-        length: Time steps of a row; None for that of the model's own training.
+        batch_size: Rows of a batch.
+        length: Time steps of a row; None where the task has no choice of them.
         options: Of `Probe.ask`, and what else the probe takes: "seconds", "steps".
 
     Raises:

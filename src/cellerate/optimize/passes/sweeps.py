@@ -1,6 +1,5 @@
 """Batch size, sequence length and pipeline: curves of speed and memory, and what they say."""
 
-import math
 from collections.abc import Callable
 
 from cellerate.environment import available_memory_bytes
@@ -12,8 +11,8 @@ from cellerate.optimize.judging import relative_loss
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimize.passes.steps import training_step
 from cellerate.optimize.probes import ProbeError
-from cellerate.optimize.training import policy_of, settings_of, training_item
-from cellerate.report.record import Change, Curve, Pass, TrainingStep
+from cellerate.optimize.training import learning_rate_of, policy_of, settings_of
+from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
 from cellerate.training.trial import try_training
 
 _HEADROOM = 0.8  # of the memory that is free
@@ -58,11 +57,12 @@ class BatchSize(OptimizerPass):
                     timeout_s=max(30.0, context.seconds_left()),
                 )
 
-            points, limit = sweep(measure, max(1, before // 4), free, lambda: context.seconds_left() > 15)
+            points, limit = sweep(measure, before, free, lambda: context.seconds_left() > 15)
         if not points:
             raise ProbeError(f"no batch fits: {limit}", memory=True)
         fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free]
         best = max(point.items_per_s for point in fits or points[:1])
+        # Data may have fewer rows, and memory room for fewer.
         now = min(points, key=lambda point: abs(point.batch_size - before))
         # The smallest that is as fast as the fastest: larger ones take memory, and make fewer updates an epoch.
         chosen = min(
@@ -140,13 +140,14 @@ class BatchSize(OptimizerPass):
 
 
 def sweep(
-    measure: Callable[[int], TrainingStep], first: int, free: int | None, go_on: Callable[[], bool]
+    measure: Callable[[int], TrainingStep], usual: int, free: int | None, go_on: Callable[[], bool]
 ) -> tuple[list[TrainingStep], str]:
     """Measures batch sizes, each twice the one before; where memory ends, looks for the largest that fits.
 
     Args:
         measure: Measures a size; raises `ProbeError`.
-        first: The first size.
+        usual: The size that is in use: a quarter of it is the first, and itself is measured however little time
+            there is.
         free: Bytes of memory that are free; None: not known. A size is not tried where the two before it foretell
             that it would take more than four fifths of that.
         go_on: Whether there is time for another.
@@ -158,9 +159,14 @@ def sweep(
         ProbeError: A size failed for another reason than memory.
     """
     points: list[TrainingStep] = []
-    size, too_large, why = first, 0, ""
-    while size <= _LARGEST_BATCH:
-        if len(points) > 1 and not go_on():
+    sizes = (usual >> 2, usual >> 1, *(usual << n for n in range(_LARGEST_BATCH.bit_length())))
+    too_large, why = 0, ""
+    for size in sizes:
+        if size < 1:
+            continue
+        if size > max(usual, _LARGEST_BATCH):
+            break
+        if size > usual and not go_on():
             return points, "There was no time for larger batches."
         foretold = _foretold(points, size)
         if free and foretold > _HEADROOM * free:
@@ -179,7 +185,6 @@ def sweep(
         points.append(found)
         if len(points) > 2 and points[-1].items_per_s < _FLAT * max(p.items_per_s for p in points[:-1]):
             break
-        size = 2 * size
     low = points[-1].batch_size if points else 0
     for _ in range(_BISECTIONS if too_large else 0):
         middle = (low + too_large) // 2
@@ -207,11 +212,15 @@ def _foretold(points: list[TrainingStep], size: int) -> float:
     return more + (more - less) / max(1, second - first) * (size - second)
 
 
+def _size(step: TrainingStep) -> int:
+    """How much a batch holds: rows, or ids where their length is a choice."""
+    return step.batch_size * (step.length or 1)
+
+
 def _rate_note(context: Context, factor: float) -> str:
     settings = settings_of(context.workload.record)
-    linear = settings.optimizer == "sgd"
-    rate = settings.learning_rate * (factor if linear else math.sqrt(factor))
-    rule = "with the batch" if linear else "with the square root of the batch"
+    rate = learning_rate_of(settings, factor)
+    rule = "with the batch" if settings.optimizer == "sgd" else "with the square root of the batch"
     return (
         f"A batch {factor:.3g} times as large makes as many times fewer updates an epoch. A rate that grows {rule} is "
         f"the usual start: --learning-rate {rate:.3g} instead of {settings.learning_rate:g}; watch the held-out loss."
@@ -246,7 +255,9 @@ class SequenceLength(OptimizerPass):
         tokens = choices.batch_size * choices.length
         steps = 0
         found = {}
-        for length in sorted({max(8, choices.length // 2), choices.length, 2 * choices.length}):
+        lengths = {max(8, choices.length // 2), choices.length, 2 * choices.length}
+        # Where a batch has a single row, there is none of as many characters in rows twice as long.
+        for length in sorted(length for length in lengths if length <= tokens):
             context.progress.note(f"rows of {length}")
             model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
@@ -271,8 +282,7 @@ class SequenceLength(OptimizerPass):
         )
         read = steps * tokens
         decision = (
-            f"{choices.length} stays: after {read:,} characters neither half nor twice as much is "
-            f"{percent(_BETTER)} better"
+            f"{choices.length} stays: after {read:,} characters no other length is {percent(_BETTER)} better"
         )
         longer_or_shorter = chosen != choices.length
         if longer_or_shorter:
@@ -333,8 +343,8 @@ class Pipeline(OptimizerPass):
         choices = context.state.choices
         with context.probe() as probe:
             batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]
-        step = min(context.state.training_steps, key=lambda step: step.step_ms / step.batch_size)
-        step_ms = step.step_ms * choices.batch_size / step.batch_size
+        step = min(context.state.training_steps, key=lambda step: step.step_ms / _size(step))
+        step_ms = step.step_ms * choices.batch_size * (choices.length or 1) / _size(step)
         share = batch_ms / step_ms
         if share < 0.5:
             decision = (

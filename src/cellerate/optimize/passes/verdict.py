@@ -10,8 +10,10 @@ from cellerate.format import percent, times
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.judging import Judged, relative_loss
 from cellerate.optimize.passes.steps import step_gain, training_step
-from cellerate.optimize.training import settings_of, training_item, way_of
-from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict
+from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.training import learning_rate_of, settings_of, way_of
+from cellerate.report.effects import effect
+from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
 
 _NAME = "optimized"
 _ALIKE = 1.05  # by how much two speeds may differ and be called the same
@@ -22,7 +24,7 @@ def verdict(context: Context) -> Verdict:
     """Chooses, copies what was chosen to where it is used from, and measures it again.
 
     Raises:
-        CellerateError: A file cannot be written, or what was chosen cannot be measured.
+        OutputError: A file cannot be written.
     """
     state, settings = context.state, context.settings
     state.candidates[:] = front(state.candidates, higher_is_better=context.workload.metric.higher_is_better)
@@ -31,21 +33,32 @@ def verdict(context: Context) -> Verdict:
     speeds, judged = chosen.speeds, state.judged[chosen.id]
     if chosen.file is not None and chosen.file.endswith(".cell"):
         context.progress.note("measuring it again in a process of its own")
-        with context.probe() as probe:
-            again = probe.ask("packed", file=str((context.folder / f"{_NAME}.cell").resolve()))
-        found = Speed(**again["speed"])
-        if not 1 / _NOISE < found.per_s / speeds[0].per_s < _NOISE:
-            warnings.append(
-                f"It was {times(found.per_s / speeds[0].per_s)} as fast in a process of its own: something else may "
-                "use this machine."
-            )
-        speeds, judged = (found,), Judged(**again["judged"])
-    _train_as_before(context)
+        try:
+            with context.probe() as probe:
+                again = probe.ask("packed", file=str((context.folder / f"{_NAME}.cell").resolve()))
+        except ProbeError as error:
+            warnings.append(f"These are the figures of the search: it could not be measured again, {error}.")
+        else:
+            found = Speed(**again["speed"])
+            if not 1 / _NOISE < found.per_s / speeds[0].per_s < _NOISE:
+                warnings.append(
+                    f"It was {times(found.per_s / speeds[0].per_s)} as fast in a process of its own: something else "
+                    "may use this machine."
+                )
+            speeds, judged = (found,), Judged(**again["judged"])
+    try:
+        _train_as_before(context)
+    except ProbeError as error:
+        warnings.append(f"Training as it was chosen could not be measured on batches as before: {error}.")
     rows = _rows(context, chosen, speeds, judged)
     _credit(context, chosen)
     if chosen.id == ORIGINAL:
-        made = len(state.candidates) > 1
-        why = "No candidate passes the gate" if made else "No pass made another model"
+        made = [one for one in state.candidates if one.id != ORIGINAL]
+        why = (
+            "None that passes the gate is better"
+            if any(one.passes_gate for one in made)
+            else ("No candidate passes the gate" if made else "No pass made another model")
+        )
         warnings.append(f"{why}, so this one stays as it was.")
     return Verdict(
         sentence=_sentence(context, chosen, rows),
@@ -79,15 +92,17 @@ def _train_as_before(context: Context) -> None:
 
 
 def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
-    """The best of those that pass the gate; for training, the one that changes nothing."""
-    passing = [one for one in candidates if one.passes_gate and one.id != ORIGINAL]
+    """The best of those that pass the gate, the original among them; for training, one that changes nothing."""
+    passing = [one for one in candidates if one.passes_gate or one.id == ORIGINAL]
     if objective == "training":
-        passing = [one for one in passing if one.id == "float32"]
-    if not passing:
-        return next(one for one in candidates if one.id == ORIGINAL)
-    smallest = min(passing, key=lambda one: one.file_bytes)
+        passing = [one for one in passing if one.id in (ORIGINAL, "float32")]
+
+    def small(one: Candidate) -> tuple[int, float]:
+        # A student and its twin are of one size.
+        return one.file_bytes, one.loss.value if one.loss else 0.0
+
     if objective == "size":
-        return smallest
+        return min(passing, key=small)
 
     def rate(one: Candidate) -> float:
         first = one.speeds[0]
@@ -95,7 +110,7 @@ def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
 
     # Of those that a second timing might order otherwise, the smallest.
     fastest = max(map(rate, passing))
-    return min((one for one in passing if rate(one) * _ALIKE >= fastest), key=lambda one: one.file_bytes)
+    return min((one for one in passing if rate(one) * _ALIKE >= fastest), key=small)
 
 
 def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
@@ -115,7 +130,7 @@ def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Ca
 
 
 def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
-    """Puts the files of the chosen model beside the report."""
+    """Puts the files of the chosen model beside the report, and takes those of an earlier run away."""
     files = []
     source = context.model_file if chosen.file is None else context.folder / chosen.file
     names = [("the model in Keras, to train further", ".keras")]
@@ -127,6 +142,9 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
         with atomic_write(target) as beside:
             shutil.copyfile(taken, beside)
         files.append((label, target.name))
+    if len(names) == 1:
+        # Of an earlier run: it would be taken for what was chosen now.
+        (context.folder / f"{_NAME}.cell").unlink(missing_ok=True)
     return tuple(files)
 
 
@@ -234,7 +252,7 @@ def _credit(context: Context, chosen: Candidate) -> None:
     """Writes into the passes what each brought of the speed and the size of what was chosen, and who is kept."""
     state, work = context.state, context.workload
     chain = [context.candidate(ORIGINAL)]
-    for maker in ("kernels", "quantize", "prune", "distill"):
+    for maker in ("kernels", "quantize", "prune", "distill") if chosen.id != ORIGINAL else ():
         made = [one for one in state.candidates if one.made_by == maker and one.passes_gate]
         if maker == chosen.made_by:
             chain.append(chosen)
@@ -277,15 +295,13 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> st
     told = []
     uses = [row for row in rows if row.quantity == "use" and row.higher_is_better]
     if chosen.id != ORIGINAL and uses:
-        told.append(
-            f"{work.verb} {times(uses[0].factor)} faster than {context.candidate(ORIGINAL).speeds[0].way}"
-        )
+        told.append(f"{work.verb} {effect(uses[0])[0]} than {context.candidate(ORIGINAL).speeds[0].way}")
     size = next(row for row in rows if row.quantity == "size")
-    if chosen.id != ORIGINAL and size.factor > 1:
-        told.append(f"the file {times(size.factor)} smaller")
+    if chosen.id != ORIGINAL and effect(size)[1]:
+        told.append(f"the file {effect(size)[0]}")
     training = [row for row in rows if row.quantity == "training"]
     if training:
-        told.append(f"training {times(training[0].factor)} faster")
+        told.append(f"training {effect(training[0])[0]}")
     quality = next(row for row in rows if row.quantity is None)
     metric = work.metric
     judged = Judged((quality.after,), (1.0,))
@@ -308,6 +324,9 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> st
 def _training(context: Context) -> str:
     """The settings to train with, as options of `cellerate train`."""
     choices, told = context.state.choices, settings_of(context.workload.record)
+    first = context.state.training_steps[0]
+    now = choices.batch_size * choices.accumulate * (choices.length or 1)
+    larger = now / (first.batch_size * (first.length or 1))
     options = [f"--batch-size {choices.batch_size}"]
     if choices.accumulate > 1:
         options.append(f"--accumulate {choices.accumulate}")
@@ -317,4 +336,5 @@ def _training(context: Context) -> str:
     if choices.implementation == "keras":
         options.append("--implementation keras")
     options.append(f"--optimizer {told.optimizer}")
+    options.append(f"--learning-rate {learning_rate_of(told, larger):.3g}")
     return " ".join(options)

@@ -175,9 +175,14 @@ class Box(NamedTuple):
 
     def overlap(self, other: "Box") -> float:
         """The area that both cover."""
-        wide = min(self.right, other.right) - max(self.left, other.left)
-        high = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return max(0.0, wide) * max(0.0, high)
+        left, top, right, bottom = self
+        other_left, other_top, other_right, other_bottom = other
+        # Of most pairs this is all there is to do, and a label is held against hundreds.
+        if other_top >= bottom or other_bottom <= top or other_left >= right or other_right <= left:
+            return 0.0
+        return (min(right, other_right) - max(left, other_left)) * (
+            min(bottom, other_bottom) - max(top, other_top)
+        )
 
 
 _Anchor = Literal["start", "middle", "end"]

@@ -55,13 +55,16 @@ class ForecastChart(Chart):
             ),
             canvas.line(x(0), box.top, x(0), box.bottom, "now"),
         ]
+        # From the last known point on, so that the lines join, and the band of a single step covers an area.
+        joint = [(x(0), y(past[-1]))] if past else []
         if self.low and self.high:
             count = min(len(self.low), len(self.high))
             edge = [(x(n + 1), y(self.low[n])) for n in range(count)]
             back = [(x(n + 1), y(self.high[n])) for n in reversed(range(count))]
-            parts.append(canvas.path([*canvas.thin(edge), *canvas.thin(back)], "band"))
-        # From the last known point on, so that the lines join.
-        joint = [(x(0), y(past[-1]))] if past else []
+            if len(joint) + count > 1:
+                parts.append(canvas.path([*joint, *canvas.thin(edge), *canvas.thin(back)], "band"))
+            else:
+                parts.append(canvas.line(*edge[0], *back[0], "interval"))
         for values_of, class_ in (
             (past, "past"),
             (self.truth, "truth"),

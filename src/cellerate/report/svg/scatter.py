@@ -16,6 +16,7 @@ _WORDS: dict[Kind, str] = {
     "passes": "passes the gate",
     "fails": "fails the gate",
 }
+_MOST_LABELS = 40  # more would cover each other, and finding places for them would take seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Dot:
     """A model.
 
     Attributes:
-        name: Stands beside it.
+        name: Stands beside it; where there are too many, it is shown where one points at the dot.
         latency_ms: Of one call; above 0.
         quality: Where it stands.
         low: Where the interval of the quality begins.
@@ -110,14 +111,25 @@ class ScatterChart(Chart):
                 parts.append(canvas.line(across, y(dot.low), across, y(dot.high), "interval"))
                 for end in (dot.low, dot.high):
                     parts.append(canvas.line(across - 4, y(end), across + 4, y(end), "interval"))
-        parts += [_marker(dot.kind, x(dot.latency_ms), y(dot.quality)) for dot in self.dots]
-        for dot in sorted(self.dots, key=lambda one: one.kind not in ("original", "chosen")):
+        order = sorted(self.dots, key=_rank)
+        named, others = order[:_MOST_LABELS], order[_MOST_LABELS:]
+        for dot in others:
+            title = canvas.element("title", dot.name)
+            parts.append(canvas.element("g", title, _marker(dot.kind, x(dot.latency_ms), y(dot.quality))))
+        # What counts most is drawn last, so that nothing covers it.
+        parts += [_marker(dot.kind, x(dot.latency_ms), y(dot.quality)) for dot in reversed(named)]
+        for dot in named:
             name = canvas.shorten(dot.name, 0.55 * (box.right - box.left))
             class_ = "strong" if dot.kind in ("original", "chosen") else "mark"
             parts.append(
                 canvas.place_label(name, x(dot.latency_ms), y(dot.quality), taken, box, class_, gap=11)
             )
         return Markup("").join(parts), bottom + 42
+
+
+def _rank(dot: Dot) -> tuple[bool, bool]:
+    """What comes first counts most."""
+    return dot.kind not in ("original", "chosen"), not dot.on_front
 
 
 def _marker(kind: Kind, x: float, y: float) -> Markup:
