@@ -86,9 +86,9 @@ def _draw(axis: Any, example: Example, n: int) -> None:
         if len(example.quantiles) > 1:
             low, high = example.quantiles[0], example.quantiles[-1]
             label = f"{low:g} to {high:g} quantile"
-            axis.fill_between(
-                example.times, forecast[:, 0], forecast[:, -1], color="C0", alpha=0.25, label=label
-            )
+            # From the last known value on, as the line: of a single step nothing would show.
+            edges = [np.concatenate([past[-1:], forecast[:, edge]]) for edge in (0, -1)]
+            axis.fill_between(later, *edges, color="C0", alpha=0.25, label=label)
         forecast = forecast[:, middle]
     axis.plot(later, np.concatenate([past[-1:], forecast]), color="C0", label="forecast")
     axis.set_title(
