@@ -105,7 +105,8 @@ def run(
         if restart:
             _clear(folder)
         state = load_state(folder, identity)
-        given.replace(file)
+        if given != file:
+            given.replace(file)
     finally:
         if given != file:
             given.unlink(missing_ok=True)
