@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PROGRAM = "import sys; sys.argv[0] = 'cellerate'; from cellerate.cli.main import main; main()"
+# A shell that runs the tests in the background has Ctrl-C ignored, and every process below it inherits that.
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.argv[0] = 'cellerate'; from cellerate.cli.main import main; main()"
+)
 # What every training of these tests has in common: it takes a second.
 SMALL = {
     task: words.split()

@@ -218,7 +218,7 @@ def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(ce
     words = ["pack", made / "text.keras", "-o", tmp_path / "t.cell", "--dtype", "int8"]
     code, out, err = cellerate(*words)
     assert (code, err) == (0, "")
-    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: \d+ kB \(.*text\.keras: \d+ kB\)\n", out)
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/t\.cell: [\d.]+ kB \(.*text\.keras: [\d.]+ kB\)\n", out)
     code, out, _ = cellerate(*words, "--json")
     found = json.loads(out)
     assert found["output_bytes"] == (tmp_path / "t.cell").stat().st_size < found["model_bytes"]
