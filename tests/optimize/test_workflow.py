@@ -289,7 +289,8 @@ def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
     workflow.save_model(model, tmp_path / "again.keras", record)
     assert (tmp_path / "again.keras").read_bytes() != (made / "text.keras").read_bytes()
     go(model=tmp_path / "again.keras")
-    go(keep=[0.5, 0.75])
+    found = go(keep=[0.5, 0.75])
+    assert "--keep" not in found.command
     # A model that is no file is written into the folder, and goes on as well.
     go(model=model, record=record)
     assert Stand.begun == ["kernels", "quantize", "prune"]

@@ -312,9 +312,10 @@ def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSe
         words += ["--data", path]
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
+        # Several come as a list from the command line, and as a tuple from Python.
+        value = tuple(value) if isinstance(value, list) else value
         if value != field.default and value is not None:
-            several = list(value) if isinstance(value, tuple | list) else [value]
-            for one in several:
+            for one in value if isinstance(value, tuple) else [value]:
                 words += [f"--{field.name.replace('_', '-')}", str(one)]
     return shlex.join([*words, "-o", str(folder), "--backend", keras.config.backend()])
 
