@@ -223,7 +223,9 @@ def compressed(result: dict[str, Any]) -> list[list[str]]:
             if pruned["importance"] == "both" and pruned["steps"]:
                 told[f"half the units, {pruned['steps']} steps of training"] = [pruned]
         told |= {name: [control] for name, control in one["controls"].items()}
-        told["a student of a quarter of the units, distilled, by seed"] = [each["student"] for each in one["distilled"]]
+        told["a student of a quarter of the units, distilled, by seed"] = [
+            each["student"] for each in one["distilled"]
+        ]
         told["its twin, not distilled, by seed"] = [each["twin"] for each in one["distilled"]]
         for name, records in told.items():
             found.setdefault(name, {})[task] = ", ".join(f"{record['loss']:+.1%}" for record in records)

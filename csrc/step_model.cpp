@@ -203,9 +203,9 @@ std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vec
 StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, float* new_state,
                                              float* logits) const {
   constexpr int64_t kStretch = 512, kTrial = 64;
-  // Of fewer ids the waking of threads is too large a part to tell the pace. Where only a trial wakes them it is too
-  // large a part of these, too: so many ids go ahead of it, on threads that are awake from then on.
-  constexpr int64_t kTells = 64, kWaking = 8;
+  // Fewer ids tell nothing. What wakes threads in every call is part of the pace of such calls; where only a trial
+  // wakes them it is not, so some ids go ahead of it, on threads that are awake from then on.
+  constexpr int64_t kTells = 8, kWaking = 4;
   std::vector<float> before;
   std::vector<int32_t> previous;
   const bool penalised = draw.sampling.repetition_penalty != 1;
