@@ -1,12 +1,47 @@
 """Shared fixtures. Tests marked `keras` run once on each backend, each backend in its own process."""
 
+import contextlib
+import importlib.util
+import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _quick_xla() -> str:
+    """What makes XLA compile two to three times as fast, programs that then run a little slower.
+
+    Most of the suite's time on JAX would go into optimizing small programs that run once, and none of them is ours:
+    the native core comes compiled. `make test-slow` tests the layers as users run them, with XLA_FLAGS empty.
+    """
+    flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+    found = importlib.util.find_spec("jaxlib") if os.environ.get("KERAS_BACKEND") == "jax" else None
+    for folder in (found.submodule_search_locations or []) if found else []:
+        # XLA ends the process on a flag that it does not know, and this one is for its developers.
+        with (
+            contextlib.suppress(OSError),
+            (Path(folder) / "libjax_common.so").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+        ):
+            if library.find(b"xla_cpu_use_fusion_emitters") >= 0:
+                flags.append("--xla_cpu_use_fusion_emitters=false")
+    return " ".join(flags)
+
+
+os.environ.setdefault("XLA_FLAGS", _quick_xla())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Layers that a test gives no seed begin with the same weights in every run, whatever ran before."""
+    if item.get_closest_marker("keras"):
+        import keras
+
+        keras.utils.set_random_seed(0)
+
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -25,18 +60,3 @@ def shared_data() -> Path:
 def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture(scope="module")
-def compiled_quickly() -> Iterator[None]:
-    """For modules in which nearly all the time goes, on JAX, into compiling what is not ours."""
-    import keras
-
-    if keras.config.backend() != "jax":
-        yield
-        return
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

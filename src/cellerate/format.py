@@ -11,7 +11,8 @@ _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES_MS = ((1e3, "s", 1e-3), (1.0, "ms", 1.0), (1e-3, "µs", 1e3), (0.0, "ns", 1e6))
 TIME_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
 """How many ms there are in a unit of time."""
-_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+# What moves a cursor or turns its direction round, but for what makes lines and columns.
+_INVISIBLE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _MOST_FACTOR = 1e6  # beyond, it is no measurement
 
 
@@ -35,9 +36,14 @@ def bare(label: str) -> str:
     return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", label)
 
 
+def visible(text: str) -> str:
+    """Lines without what moves a cursor or turns its direction round: for a terminal or a page."""
+    return re.sub(f"[{_INVISIBLE}]", " ", text)
+
+
 def one_line(text: str) -> str:
-    """Text without what moves a cursor, turns its direction round or begins a line: for a terminal or a table."""
-    return _INVISIBLE.sub(" ", text).strip()
+    """Text without any of these, and without what begins a line: for a message or a table."""
+    return re.sub(f"[\t\n{_INVISIBLE}]+", " ", text).strip()
 
 
 def whole(value: float) -> str:

@@ -11,7 +11,7 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
 
-pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.keras
 
 
 def units(model: keras.Model) -> list[int]:

@@ -19,7 +19,6 @@ from cellerate.layers.accelerate import accelerate, is_accelerated
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.usefixtures("compiled_quickly"),
     # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]

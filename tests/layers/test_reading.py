@@ -27,7 +27,6 @@ from cellerate.runtime.engine import Engine
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.usefixtures("compiled_quickly"),
     # Keras says so of every layer that drops a mask, which is what some of these tests are about.
     pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning"),
 ]

@@ -8,7 +8,7 @@ from keras import layers
 from cellerate.errors import ModelError
 from cellerate.layers.stepwise import step_model
 
-pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.keras
 
 V, ROWS, STEPS = 7, 3, 5
 

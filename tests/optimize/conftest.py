@@ -42,22 +42,7 @@ def text_payload(**changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model and its data for each task, which tests only read."""
-    import keras
-
     folder = tmp_path_factory.mktemp("made")
-    if keras.config.backend() != "jax":
-        return _make(folder)
-    import jax
-
-    # As `compiled_quickly` does, which is a module's.
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        return _make(folder)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
-
-
-def _make(folder: Path) -> Path:
     from cellerate.data.lines import LineVocabulary
     from cellerate.models.autoencoder import build_autoencoder
     from cellerate.models.storage import TaskRecord, save_model

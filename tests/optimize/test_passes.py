@@ -17,7 +17,7 @@ from cellerate.report.record import Verdict
 
 from .conftest import HereProbe, filled, text_payload
 
-pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly", "here_probe", "quick")]
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 
 def optimized(made, folder, task="text", data="t.txt", *, patch, model=None, **settings):

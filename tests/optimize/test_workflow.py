@@ -20,7 +20,7 @@ from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import load_state
 from cellerate.report.record import Pass, TrainingStep, Verdict, read_run
 
-pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly", "here_probe", "quick")]
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
 
 LONG = {"time_budget": 100_000.0}
 

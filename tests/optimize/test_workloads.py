@@ -21,7 +21,7 @@ from cellerate.tasks.text import evaluate_text, load_text_model
 
 from .conftest import HORIZON, LENGTH, LINES, TEXT, WINDOW, filled, text_payload
 
-pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
 # float32 rounding of the model's outputs, some sums later.

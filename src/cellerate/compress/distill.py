@@ -5,6 +5,7 @@ A module of its own because it alone trains one model by another; what a step of
 
 import functools
 import itertools
+import statistics
 import time
 from typing import Any
 
@@ -31,6 +32,7 @@ from cellerate.layers.stepwise import gives_probabilities
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.training.settings import check_number
 
+_LATEST = 100  # steps whose mean stands for the end of a training
 # Losses of classes, as classes and as functions.
 _OF_CLASSES = (
     keras.losses.CategoricalCrossentropy,
@@ -106,8 +108,8 @@ def distill(
     Returns:
         The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
         "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
-        each about the mean of the last hundred steps, None where the weights leave it out; "losses", of the steps, at
-        most 200 of them; "hard_losses", those of the true labels alone, as many; and with `compare` "twin_quality".
+        the mean of the last hundred steps, None where the weights leave it out; "losses", of the steps, at most 200
+        of them; "hard_losses", those of the true labels alone, as many; and with `compare` "twin_quality".
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -154,8 +156,7 @@ def distill(
     in_all = 2 * steps if compare else steps
     course = Course(steps, _told_from(0, in_all, on_step))
     soft = SoftLabels(outputs, temperature)
-    shares = (weight, final_weight)
-    distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, shares, course)
+    distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, (weight, final_weight), course)
     # On the data that it is trained on, what comes last is best.
     looks = judge is not None or validation is not None
     keeper = Keeper(pupil, quality)
@@ -163,8 +164,8 @@ def distill(
     details = {
         "steps": steps,
         "outputs": outputs,
-        "hard_loss": distiller.hard_loss.latest() if min(shares) < 1 else None,
-        "soft_loss": distiller.soft_loss.latest() if max(shares) > 0 else None,
+        "hard_loss": _latest(distiller.hard_losses),
+        "soft_loss": _latest(distiller.soft_losses),
         "losses": course.curve(),
         "hard_losses": curve(distiller.hard_losses),
     }
@@ -195,6 +196,10 @@ def distill(
         seconds=time.perf_counter() - started,
         details=details,
     )
+
+
+def _latest(losses: list[float]) -> float | None:
+    return statistics.fmean(losses[-_LATEST:]) if losses else None
 
 
 def _told_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:

@@ -75,31 +75,6 @@ class _Deviation(keras.losses.Loss):
         return ops.mean(ops.square(y_pred - y_true), axis=tuple(range(min(2, rank - 1), rank)))
 
 
-class _Latest(keras.metrics.Metric):
-    """A mean that forgets: of what it was given the last hundred times or so, however it was cut into epochs."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-        self.last = self.add_weight(shape=(), initializer="zeros", name="last")
-        self.mean = self.add_weight(shape=(), initializer="zeros", name="mean")
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
-
-    def update_state(self, value: Any) -> None:
-        value = ops.cast(value, self.mean.dtype)
-        self.last.assign(value)
-        self.count.assign(ops.minimum(self.count + 1.0, 100.0))
-        self.mean.assign(self.mean + (value - self.mean) / self.count)
-
-    def result(self) -> Any:
-        return ops.convert_to_tensor(self.mean)
-
-    def reset_state(self) -> None:
-        """Nothing: `fine_tune` hands over one batch at a time, and Keras resets before each."""
-
-    def latest(self) -> float:
-        return float(ops.convert_to_numpy(self.result()))
-
-
 class Distiller(keras.distillation.Distiller):
     """Keras's Distiller, its true labels weighted, masked and regularised as in the training of any model.
 
@@ -111,9 +86,8 @@ class Distiller(keras.distillation.Distiller):
         course: Of the training: between two steps the share follows it.
 
     Attributes:
-        hard_loss: Of the true labels.
-        soft_loss: Of the teacher's.
-        hard_losses: Of the true labels at each step; empty where they never have a share.
+        hard_losses: Of the true labels, at each step; empty where they never have a share.
+        soft_losses: Of the teacher's, the same.
     """
 
     def __init__(
@@ -125,9 +99,11 @@ class Distiller(keras.distillation.Distiller):
         course: Course,
     ) -> None:
         super().__init__(teacher, student, soft)
-        self.hard_loss, self.soft_loss = _Latest("hard_loss"), _Latest("soft_loss")
         self.hard_losses: list[float] = []
+        self.soft_losses: list[float] = []
         self._shares, self._course = shares, course
+        # A loss that never has a share is not computed: its labels may be of no use at all.
+        self._has_hard, self._has_soft = min(shares) < 1, max(shares) > 0
         # A variable, for it changes from step to step of one compiled function.
         self._share = self.add_weight(
             shape=(), dtype="float32", initializer="zeros", trainable=False, name="share"
@@ -142,8 +118,11 @@ class Distiller(keras.distillation.Distiller):
         first, last = self._shares
         self._share.assign(last + (first - last) * self._course.rate)
         found = super().train_on_batch(*arguments, **named)
-        if min(self._shares) < 1:
-            self.hard_losses.append(float(ops.convert_to_numpy(self.hard_loss.last)))
+        # Keras forgets its means before each batch: they are those of this step.
+        if self._has_hard:
+            self.hard_losses.append(float(ops.convert_to_numpy(self.student_loss_tracker.result())))
+        if self._has_soft:
+            self.soft_losses.append(float(ops.convert_to_numpy(self.distillation_loss_tracker.result())))
         return found
 
     def compute_loss(
@@ -156,18 +135,17 @@ class Distiller(keras.distillation.Distiller):
     ) -> Any:
         """The two losses, each by its share; regularisers count in full."""
         share = ops.convert_to_tensor(self._share)
-        # A loss that never has a share is not computed: its labels may be of no use at all.
         total = 0.0
-        if min(self._shares) < 1:
+        if self._has_hard:
             hard = keras.Model.compute_loss(self, x, y, y_pred, sample_weight, training)
-            self.hard_loss.update_state(hard)
+            self.student_loss_tracker.update_state(hard)
             total = (1.0 - share) * hard
-        if max(self._shares) > 0:
+        if self._has_soft:
             # Before the teacher runs, which may have such losses, too.
             regularisers = sum(map(ops.sum, self.losses))
             (soft_labels,) = self.distillation_losses
             soft = soft_labels.compute_loss(self.teacher(x, training=False), y_pred, sample_weight)
-            self.soft_loss.update_state(soft)
+            self.distillation_loss_tracker.update_state(soft)
             total = total + share * (soft + regularisers)
         return total
 

@@ -17,6 +17,7 @@ from cellerate.errors import ConfigError, DataError, TrainingError
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.graph import find_over_time, forget_states
 from cellerate.models.rewrite import same_layers
+from cellerate.training.optimizers import loss_scaled
 
 Data = Any
 """What `fit` takes and gives (x, y) or (x, y, sample_weight): a tuple of arrays, a PyDataset (such as
@@ -193,10 +194,7 @@ def fine_tune(
 
 def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.Adam(learning_rate, clipnorm=1.0)
-    # float16 gradients underflow without it. Keras adds it where the model as a whole has that policy; here each
-    # layer has.
-    policies = {found.layer.dtype_policy.name for found in find_over_time(model)}
-    return keras.optimizers.LossScaleOptimizer(optimizer) if "mixed_float16" in policies else optimizer
+    return loss_scaled(optimizer, {found.layer.dtype_policy.name for found in find_over_time(model)})
 
 
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:

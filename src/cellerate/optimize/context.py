@@ -17,7 +17,7 @@ from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
 from cellerate.models.storage import save_model
 from cellerate.optimize.judging import Judged, interval, relative_loss
-from cellerate.optimize.probes import Probe
+from cellerate.optimize.probes import PATIENCE_S, Probe
 from cellerate.optimize.progress import Progress
 from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import State
@@ -29,7 +29,6 @@ from cellerate.tasks.packing import pack
 
 # Keras and the native core add in other orders: of a loss of 0 this much is rounding.
 _ROUNDING = 1e-6
-_PATIENCE_S = 600.0  # what one answer may take however little time is left: the verdict is always reached
 ORIGINAL = "original"
 """The id of the model as its user runs it."""
 
@@ -76,7 +75,7 @@ class Context:
             self.data,
             seed=self.settings.seed,
             backend=self.backend,
-            patience_s=max(_PATIENCE_S, self.seconds_left()),
+            patience_s=max(PATIENCE_S, self.seconds_left()),
         )
 
     def original(self) -> keras.Model:
@@ -96,13 +95,14 @@ class Context:
         value = self.workload.judge(accelerate(model)).mean
         return -value if self.workload.metric.higher_is_better else value
 
-    def candidate(self, name: str) -> Candidate:
-        """The candidate of an id."""
-        return next(candidate for candidate in self.state.candidates if candidate.id == name)
-
-    def made(self, name: str) -> Candidate | None:
-        """The candidate of that id, if there is one."""
+    def candidate(self, name: str) -> Candidate | None:
+        """The candidate of that id, if it was made."""
         return next((one for one in self.state.candidates if one.id == name), None)
+
+    @property
+    def before(self) -> Candidate:
+        """The candidate that is the original: what every other is held against."""
+        return self.state.candidates[0]
 
     def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
         """Packs, judges and times a model, and adds it to the candidates.

@@ -18,6 +18,9 @@ from typing import Any
 
 from cellerate.errors import CellerateError
 
+PATIENCE_S = 600.0
+"""What one answer may take, however little time is left: the verdict is always reached."""
+
 
 class ProbeError(CellerateError):
     """A question had no answer.
@@ -47,7 +50,13 @@ class Probe:
     """
 
     def __init__(
-        self, model: Path, data: Sequence[str | Path], *, seed: int, backend: str, patience_s: float = 600.0
+        self,
+        model: Path,
+        data: Sequence[str | Path],
+        *,
+        seed: int,
+        backend: str,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._patience_s = patience_s
         self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}

@@ -1,6 +1,5 @@
 """The text task to the optimizer: bits per character, and characters a second."""
 
-import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,11 +136,12 @@ class TextWorkload(Workload):
         every_step = predicts_every_step(self.model)
         probabilities = gives_probabilities(self.model)
         rows = self.model.inputs[0].shape[0] or _ROWS
-        predict = model.predict if isinstance(model, PackedModel) else model.predict_on_batch
-        forget = (lambda: None) if isinstance(model, PackedModel) else functools.partial(forget_states, model)
+        packed = isinstance(model, PackedModel)
+        predict = model.predict if packed else model.predict_on_batch
         found = []
         for start in range(0, len(self._windows), rows):
-            forget()
+            if not packed:
+                forget_states(model)
             windows = np.stack(self._windows[start : start + rows])
             # Of one shape all of them: another would be compiled anew.
             filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
@@ -149,7 +149,8 @@ class TextWorkload(Workload):
             targets = windows[:, 1:] if every_step else windows[:, -1]
             each = _nats_of(outputs, targets, probabilities=probabilities)
             found.append(each.reshape(len(windows), -1).mean(axis=1))
-        forget()
+        if not packed:
+            forget_states(model)
         return np.concatenate(found)
 
     def _nats_packed(self, model: PackedModel) -> np.ndarray:

@@ -6,6 +6,7 @@ A module of its own because it alone decides what runs, what a failure means, an
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -94,25 +95,20 @@ def run(
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
     paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
-    file = _model_file(model, record, folder)
-    # A model that is not in a file is written beside what an earlier run keeps, which may be of another model.
-    given = folder / "given.keras" if isinstance(model, keras.Model) else file
-    try:
-        if isinstance(model, keras.Model):
-            save_model(model, given, record)
-        work = open_workload(given, paths, seed=settings.seed)
-        identity = _identity(work, settings)
-        if restart:
-            _clear(folder)
-        state = load_state(folder, identity)
-        if given != file:
-            given.replace(file)
-    finally:
-        if given != file:
-            given.unlink(missing_ok=True)
-    if state is None:
-        state = State(identity=identity, choices=_first_choices(work, settings), started=_now())
-    elif state.passes:
+    open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
+    if isinstance(model, keras.Model):
+        # Written beside what an earlier run keeps, which may be of another model.
+        file, beside = folder / "original.keras", folder / "given.keras"
+        try:
+            save_model(model, beside, record)
+            work, state = open_run(beside)
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+    else:
+        file = _checked_file(model, record, folder)
+        work, state = open_run(file)
+    if state.passes:
         progress.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
     context = Context(
         workload=work,
@@ -219,17 +215,28 @@ def _as_it_was(state: State) -> Iterator[None]:
         raise
 
 
-def _model_file(model: str | os.PathLike[str] | keras.Model, record: TaskRecord | None, folder: Path) -> Path:
-    if not isinstance(model, keras.Model):
-        if record is not None:
-            raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
-        own = (folder / "optimized.keras", folder / "candidates")
-        if any(Path(model).resolve().is_relative_to(path.resolve()) for path in own):
-            raise ConfigError(
-                f"{model} is one of the files that this run writes, or removes: choose another folder (-o)."
-            )
-        return Path(model)
-    return folder / "original.keras"
+def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
+    """The path of a model's file, unless the run would write over it."""
+    if record is not None:
+        raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+    own = (folder / "optimized.keras", folder / "candidates")
+    if any(Path(model).resolve().is_relative_to(path.resolve()) for path in own):
+        raise ConfigError(
+            f"{model} is one of the files that this run writes, or removes: choose another folder (-o)."
+        )
+    return Path(model)
+
+
+def _open(
+    file: Path, *, data: Sequence[str], folder: Path, settings: OptimizeSettings, restart: bool
+) -> tuple[Workload, State]:
+    """Opens a model and its data, and the run in the folder, where it is of these; else one that begins."""
+    work = open_workload(file, data, seed=settings.seed)
+    identity = _identity(work, settings)
+    if restart:
+        _clear(folder)
+    state = load_state(folder, identity)
+    return work, state or State(identity=identity, choices=_first_choices(work, settings), started=_now())
 
 
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:

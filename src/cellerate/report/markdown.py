@@ -20,9 +20,6 @@ FILE_NAME = "report.md"
 # What means something to GitHub's Markdown: anywhere in a line, and at its beginning.
 _SPECIAL = re.compile(r"[\\`*_\[\]<|~$&]|^[-+=#>]|(?<=^\d)[.)](?=\s)|(?<=^\d\d)[.)](?=\s)")
 
-# As `format.one_line` takes out, but for what makes lines and columns.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
 
 def write_markdown(run: Run, folder: str | Path) -> Path:
     """Writes the report of a run into a folder, whole or not at all, and gives the path of the file.
@@ -145,7 +142,7 @@ def code(text: str) -> str:
 
 def block(text: str) -> str:
     """Lines that are read letter by letter, without what would move the cursor of a terminal."""
-    text = _INVISIBLE.sub(" ", text)
+    text = shown.visible(text)
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}text\n{text}\n{fence}"
 

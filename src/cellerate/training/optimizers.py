@@ -4,6 +4,7 @@ A module of its own because the loop, the precision trial and the tuner all need
 """
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -44,10 +45,18 @@ def build_optimizer(
         "sgd": keras.optimizers.SGD,
         "lion": keras.optimizers.Lion,
     }
-    optimizer = makers[settings.optimizer](**arguments)
-    # float16 gradients underflow without it. Keras adds it by itself only where the model as a whole has
-    # that policy; here each layer has.
-    return keras.optimizers.LossScaleOptimizer(optimizer) if policy == "mixed_float16" else optimizer
+    return loss_scaled(makers[settings.optimizer](**arguments), [policy])
+
+
+def loss_scaled(
+    optimizer: keras.optimizers.Optimizer, policies: Collection[str]
+) -> keras.optimizers.Optimizer:
+    """The optimizer, with loss scaling where one of the dtype policies trained in is mixed_float16.
+
+    float16 gradients underflow without it. Keras adds it by itself only where the model as a whole has that policy;
+    here each layer has.
+    """
+    return keras.optimizers.LossScaleOptimizer(optimizer) if "mixed_float16" in policies else optimizer
 
 
 def current_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:

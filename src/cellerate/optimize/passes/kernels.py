@@ -68,7 +68,7 @@ class Kernels(OptimizerPass):
                 gains.append(gain)
         packed = context.consider("float32", "packed in float32", self.name, model, "float32")
         if not packed.error:
-            slow = context.candidate(ORIGINAL).speeds[0]
+            slow = context.before.speeds[0]
             decision += f"; {work.verb} {times(packed.speeds[0].per_s / slow.per_s)} as fast as {slow.way}"
         return Pass(
             name=self.name,

@@ -84,7 +84,7 @@ class Prune(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        model, precision = context.to_train(), context.state.choices.precision
+        model = context.to_train()
         if not units_of(model).layers:
             raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
@@ -92,18 +92,9 @@ class Prune(OptimizerPass):
         for share in sorted(context.settings.keep):
             if found and found[-1].passes_gate:
                 break
-            name, words = f"pruned-{round(100 * share)}-{precision}", f"{percent(share)} of the units"
-            if before := context.made(name):
-                # By an earlier call, whose time ended before another share was tried.
-                found.append(before)
-                facts.append((words, _said(before)))
-                continue
+            words = f"{percent(share)} of the units"
             try:
-                steps = _steps(context, 0.4)
-                context.progress.note(words)
-                pruned, record = prune(
-                    model, _data(context, model), keep=share, steps=steps, **_common(context, model)
-                )
+                candidate, told, losses = self._pruned(context, model, share)
             except NotNeededError as error:
                 reason = str(error)
                 break
@@ -111,18 +102,9 @@ class Prune(OptimizerPass):
                 # So few units that rounding leaves all of them.
                 facts.append((words, str(error)))
                 continue
-            pruned = context.trained(pruned)
-            title = f"pruned to {percent(share)} of its units, {precision}"
-            found.append(context.consider(name, title, self.name, pruned, precision))
-            curves += _losses(record, words)
-            layers = record.details["layers"]
-            facts.append(
-                (
-                    words,
-                    f"{_said(found[-1])}, after {steps} steps; "
-                    + ", ".join(f"{path} {of['units']} to {of['kept']}" for path, of in layers.items()),
-                )
-            )
+            found.append(candidate)
+            facts.append((words, told))
+            curves += losses
         if not found:
             raise NotNeededError(reason or "; ".join(told for _, told in facts))
         passing = [candidate for candidate in found if candidate.passes_gate]
@@ -139,6 +121,27 @@ class Prune(OptimizerPass):
             facts=tuple(facts),
             notes=(_TRAINED_FURTHER,),
         )
+
+    def _pruned(
+        self, context: Context, model: keras.Model, share: float
+    ) -> tuple[Candidate, str, list[Curve]]:
+        """The candidate that keeps a share of the units, what is said of it, and how it was trained."""
+        precision, words = context.state.choices.precision, f"{percent(share)} of the units"
+        name = f"pruned-{round(100 * share)}-{precision}"
+        if before := context.candidate(name):
+            # By an earlier call, whose time ended before another share was tried.
+            return before, _said(before), []
+        steps = _steps(context, 0.4)
+        context.progress.note(words)
+        pruned, record = prune(
+            model, _data(context, model), keep=share, steps=steps, **_common(context, model)
+        )
+        title = f"pruned to {percent(share)} of its units, {precision}"
+        candidate = context.consider(name, title, self.name, context.trained(pruned), precision)
+        layers = ", ".join(
+            f"{path} {of['units']} to {of['kept']}" for path, of in record.details["layers"].items()
+        )
+        return candidate, f"{_said(candidate)}, after {steps} steps; {layers}", _losses(record, words)
 
 
 class Distill(OptimizerPass):

@@ -6,6 +6,7 @@ A module of its own because most passes ask for a step in another way and compar
 from typing import Any
 
 from cellerate.optimize.probes import Probe
+from cellerate.optimize.state import Choices
 from cellerate.optimize.training import way_of
 from cellerate.report.record import Change, TrainingStep
 
@@ -42,6 +43,11 @@ def training_step(
         **options,
     )
     return TrainingStep(**found)
+
+
+def batch_items(of: TrainingStep | Choices) -> int:
+    """How much a batch holds: rows, or ids where the length of a row is a choice."""
+    return of.batch_size * (of.length or 1)
 
 
 def step_gain(before: TrainingStep, after: TrainingStep, label: str = "training step") -> Change:

@@ -9,7 +9,7 @@ from cellerate.models.rewrite import reinitialized
 from cellerate.optimize.context import Context
 from cellerate.optimize.judging import relative_loss
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimize.passes.steps import training_step
+from cellerate.optimize.passes.steps import batch_items, training_step
 from cellerate.optimize.probes import ProbeError
 from cellerate.optimize.training import learning_rate_of, policy_of, settings_of
 from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
@@ -159,11 +159,10 @@ def sweep(
         ProbeError: A size failed for another reason than memory.
     """
     points: list[TrainingStep] = []
-    sizes = (usual >> 2, usual >> 1, *(usual << n for n in range(_LARGEST_BATCH.bit_length())))
+    halved = filter(None, (usual >> 2, usual >> 1))
+    doubled = (usual << n for n in range(_LARGEST_BATCH.bit_length()))
     too_large, why = 0, ""
-    for size in sizes:
-        if size < 1:
-            continue
+    for size in (*halved, *doubled):
         if size > max(usual, _LARGEST_BATCH):
             break
         if size > usual and not go_on():
@@ -210,11 +209,6 @@ def _foretold(points: list[TrainingStep], size: int) -> float:
         return 0.0
     (first, less), (second, more) = known[-2:]
     return more + (more - less) / max(1, second - first) * (size - second)
-
-
-def _size(step: TrainingStep) -> int:
-    """How much a batch holds: rows, or ids where their length is a choice."""
-    return step.batch_size * (step.length or 1)
 
 
 def _rate_note(context: Context, factor: float) -> str:
@@ -343,8 +337,8 @@ class Pipeline(OptimizerPass):
         choices = context.state.choices
         with context.probe() as probe:
             batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]
-        step = min(context.state.training_steps, key=lambda step: step.step_ms / _size(step))
-        step_ms = step.step_ms * choices.batch_size * (choices.length or 1) / _size(step)
+        step = min(context.state.training_steps, key=lambda step: step.step_ms / batch_items(step))
+        step_ms = step.step_ms * batch_items(choices) / batch_items(step)
         share = batch_ms / step_ms
         if share < 0.5:
             decision = (

@@ -9,7 +9,7 @@ from cellerate.files import atomic_write
 from cellerate.format import percent, times
 from cellerate.optimize.context import ORIGINAL, Context
 from cellerate.optimize.judging import Judged, relative_loss
-from cellerate.optimize.passes.steps import step_gain, training_step
+from cellerate.optimize.passes.steps import batch_items, step_gain, training_step
 from cellerate.optimize.probes import ProbeError
 from cellerate.optimize.training import learning_rate_of, settings_of, way_of
 from cellerate.report.effects import effect
@@ -54,11 +54,12 @@ def verdict(context: Context) -> Verdict:
     _credit(context, chosen)
     if chosen.id == ORIGINAL:
         made = [one for one in state.candidates if one.id != ORIGINAL]
-        why = (
-            "None that passes the gate is better"
-            if any(one.passes_gate for one in made)
-            else ("No candidate passes the gate" if made else "No pass made another model")
-        )
+        if not made:
+            why = "No pass made another model"
+        elif any(one.passes_gate for one in made):
+            why = "None that passes the gate is better"
+        else:
+            why = "No candidate passes the gate"
         warnings.append(f"{why}, so this one stays as it was.")
     return Verdict(
         sentence=_sentence(context, chosen, rows),
@@ -151,7 +152,7 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
 def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: Judged) -> tuple[Change, ...]:
     """The table of before and after."""
     state, work = context.state, context.workload
-    original = context.candidate(ORIGINAL)
+    original = context.before
     rate = f"{work.item}/s"
 
     def now(before: Speed) -> Speed:
@@ -251,7 +252,7 @@ def fastest_step(context: Context) -> TrainingStep:
 def _credit(context: Context, chosen: Candidate) -> None:
     """Writes into the passes what each brought of the speed and the size of what was chosen, and who is kept."""
     state, work = context.state, context.workload
-    chain = [context.candidate(ORIGINAL)]
+    chain = [context.before]
     for maker in ("kernels", "quantize", "prune", "distill") if chosen.id != ORIGINAL else ():
         made = [one for one in state.candidates if one.made_by == maker and one.passes_gate]
         if maker == chosen.made_by:
@@ -295,7 +296,7 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> st
     told = []
     uses = [row for row in rows if row.quantity == "use" and row.higher_is_better]
     if chosen.id != ORIGINAL and uses:
-        told.append(f"{work.verb} {effect(uses[0])[0]} than {context.candidate(ORIGINAL).speeds[0].way}")
+        told.append(f"{work.verb} {effect(uses[0])[0]} than {context.before.speeds[0].way}")
     size = next(row for row in rows if row.quantity == "size")
     if chosen.id != ORIGINAL and effect(size)[1]:
         told.append(f"the file {effect(size)[0]}")
@@ -325,8 +326,7 @@ def _training(context: Context) -> str:
     """The settings to train with, as options of `cellerate train`."""
     choices, told = context.state.choices, settings_of(context.workload.record)
     first = context.state.training_steps[0]
-    now = choices.batch_size * choices.accumulate * (choices.length or 1)
-    larger = now / (first.batch_size * (first.length or 1))
+    larger = choices.accumulate * batch_items(choices) / batch_items(first)
     options = [f"--batch-size {choices.batch_size}"]
     if choices.accumulate > 1:
         options.append(f"--accumulate {choices.accumulate}")
