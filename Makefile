@@ -8,7 +8,8 @@ STAMPS := .stamps
 TORCH ?= torch==2.13.0
 # What the native core is built from.
 NATIVE := CMakeLists.txt $(wildcard cmake/* csrc/*.h csrc/*.cpp csrc/third_party/*/*/*/*.h)
-NATIVE_FORMATTED := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp)
+NATIVE_FORMATTED := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp \
+	src/cellerate/kernels/cuda/*.cuh tests/kernels/*.h)
 # A comma cannot stand in the arguments of $(call).
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -45,7 +46,7 @@ $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
 		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
-		-e '.[tensorflow,jax,torch,tokenizers,tensorboard,plots]'
+		-e '.[tensorflow,jax,torch,cuda,tokenizers,tensorboard,plots]'
 	@touch $@ $(STAMPS)/demo
 
 setup: $(STAMPS)/dev

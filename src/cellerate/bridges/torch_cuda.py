@@ -1,0 +1,356 @@
+"""The LSTM layer on an NVIDIA GPU for torch: the products over all steps are torch's, the recurrence is Cellerate's.
+
+A module of its own beside `torch` because there the operators are defined, and here is what they do on that device.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from cellerate.kernels.cuda import launch, plan
+from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+
+Tensors = Mapping[str, torch.Tensor | None]
+# Up to so many rows the gradient of a table is a product with the ids as ones and zeros; beyond, rows are added one
+# by one, in an order that differs from run to run.
+_MOST_ONES = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        given: The arguments of `cellerate.kernels.spec`, by name; None, or missing, where they are absent. h0 is
+            needed: bfloat16, float16 or float32, and so are the results.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether all outputs are wanted or the last.
+    """
+
+    given: Tensors
+    options: LstmOptions
+    return_sequences: bool
+
+    def __getitem__(self, name: str) -> torch.Tensor | None:
+        return self.given.get(name)
+
+    def need(self, name: str) -> torch.Tensor:
+        """An argument that must be there, contiguous."""
+        found = self.given[name]
+        assert found is not None  # noqa: S101 (who calls has checked)
+        return found.detach().contiguous()
+
+    def walked(self, name: str) -> torch.Tensor | None:
+        """An argument with an axis of time, in the order in which time is walked."""
+        found = self[name]
+        if found is None:
+            return None
+        found = found.detach()
+        return (found.flip(1) if self.options.go_backwards else found).contiguous()
+
+    @property
+    def number(self) -> torch.dtype:
+        """The type of h."""
+        return self.need("h0").dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, T, H)."""
+        like = self["x"] if self["x"] is not None else self["ids"]
+        assert like is not None  # noqa: S101 (one of them is there)
+        return like.shape[0], like.shape[1], self.need("recurrent_kernel").shape[0]
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether backward needs h after each step beside the outputs."""
+        return self["mask"] is not None or not self.return_sequences
+
+    def variant(self, direction: plan.Direction, device: int) -> plan.Variant:
+        """The kernel for it."""
+        batch, _, units = self.shape
+        found = plan.Variant(
+            direction,
+            str(self.number).removeprefix("torch."),
+            plan.padded_units(units),
+            8,
+            self.options.activation,
+            self.options.recurrent_activation,
+            self["mask"] is not None,
+            self["recurrent_dropout"] is not None,
+        )
+        return plan.choose(found, batch, lambda one: launch.resident(one, device))
+
+
+def reserve_bytes(call: Call) -> int:
+    """How much forward keeps for backward: gates, c and, where they are not the outputs, h after each step."""
+    batch, steps, units = call.shape
+    number = call.number.itemsize
+    return batch * steps * units * (4 * number + 4 + number * call.keeps_states)
+
+
+def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs a layer.
+
+    Args:
+        call: The layer and what it is given.
+        keep: Whether `backward` will follow.
+
+    Returns:
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H), and what `backward` needs: bytes, none without `keep`.
+    """
+    batch, steps, units = call.shape
+    h0 = call.need("h0")
+    gates_last = _gates_last(call.need("kernel"), units)
+    kernel, bias = gates_last.to(call.number), _bias(call)
+    ids, x = call.walked("ids"), call.walked("x")
+    if ids is not None:
+        projected = _projected(call.need("embeddings").to(call.number), kernel, bias)
+    elif (dropout := call["dropout"]) is not None:
+        assert x is not None  # noqa: S101 (there are no ids)
+        parts = [(x * scale.unsqueeze(1)).to(x.dtype) @ kernel[:, n::4] for n, scale in enumerate(dropout)]
+        projected = torch.stack(parts, dim=-1).flatten(-2)
+        projected = projected if bias is None else projected + bias
+    else:
+        assert x is not None  # noqa: S101 (there are no ids)
+        projected = _projected(x.flatten(0, 1), kernel, bias)
+    sequences = h0.new_empty((batch, steps, units)) if call.return_sequences else None
+    last = None if call.return_sequences else h0.new_empty((batch, units))
+    h_T, c_T = torch.empty_like(h0), h0.new_empty(h0.shape, dtype=torch.float32)
+    reserve = h0.new_empty(reserve_bytes(call) if keep else 0, dtype=torch.uint8)
+    gates, cells, states = _reserved(call, reserve) if keep else (None, None, None)
+    variant = call.variant("forward", _device(h0))
+    _run(
+        variant,
+        launch.ForwardArguments(),
+        call,
+        {
+            "projected": projected.contiguous(),
+            "ids": ids,
+            "weights": _weights_by_unit(call, variant.units),
+            "h0": h0,
+            "mask": call.walked("mask"),
+            "outputs": sequences,
+            "states": states,
+            "gates": gates,
+            "cells": cells,
+            "last_output": last,
+            "h_T": h_T,
+            "c_T": c_T,
+        },
+        vocabulary=0 if ids is None else projected.shape[0],
+    )
+    outputs = sequences if sequences is not None else last
+    assert outputs is not None  # noqa: S101 (one of the two)
+    return outputs, h_T, c_T.to(call.number), reserve
+
+
+def backward(
+    call: Call,
+    outputs: torch.Tensor,
+    reserve: torch.Tensor,
+    d_outputs: torch.Tensor | None,
+    d_h_T: torch.Tensor | None,
+    d_c_T: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """The gradients of a layer.
+
+    Args:
+        call: As `forward` was given it.
+        outputs: What `forward` gave.
+        reserve: The same.
+        d_outputs: The cotangent of the outputs; None for zeros, as for the other two.
+        d_h_T: That of h_T.
+        d_c_T: That of c_T.
+
+    Returns:
+        The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0,
+        c0; of the argument's type.
+    """
+    batch, steps, units = call.shape
+    gates, cells, states = _reserved(call, reserve)
+    h0 = call.need("h0")
+    d_projected = h0.new_empty((batch, steps, units, 4))
+    d_h0, d_c0 = torch.empty_like(h0), h0.new_empty(h0.shape, dtype=torch.float32)
+    cotangent = None if d_outputs is None else d_outputs.detach().to(call.number).contiguous()
+    variant = call.variant("backward", _device(h0))
+    _run(
+        variant,
+        launch.BackwardArguments(),
+        call,
+        {
+            "gates": gates,
+            "cells": cells,
+            "weights": _padded(
+                call.need("recurrent_kernel").view(units, 4, units), variant.units, call.number
+            ),
+            "mask": call.walked("mask"),
+            "d_outputs" if call.return_sequences else "d_last_output": cotangent,
+            "d_h_T": None if d_h_T is None else d_h_T.detach().to(call.number).contiguous(),
+            "d_c_T": None if d_c_T is None else d_c_T.detach().to(torch.float32).contiguous(),
+            "d_projected": d_projected,
+            "d_h0": d_h0,
+            "d_c0": d_c0,
+        },
+    )
+    found = {"h0": d_h0, "c0": d_c0}
+    found["recurrent_kernel"] = _d_recurrent(call, outputs if states is None else states, d_projected)
+    found |= _d_inputs(call, d_projected)
+    return {
+        name: gradient.to(argument.dtype)
+        for name, gradient in found.items()
+        if (argument := call[name]) is not None
+    }
+
+
+def _run(
+    variant: plan.Variant, arguments: launch.Arguments, call: Call, tensors: Tensors, **numbers: int
+) -> None:
+    """Starts a kernel with these tensors and those that both directions read."""
+    batch, steps, units = call.shape
+    c0, dropout = call["c0"], call["recurrent_dropout"]
+    # They must live until the kernel is in the stream: torch gives their memory only to what comes later there.
+    held = {
+        **tensors,
+        "c0": None if c0 is None else c0.detach().to(torch.float32).contiguous(),
+        "recurrent_dropout": None if dropout is None else dropout.detach().contiguous(),
+    }
+    numbers |= {
+        "batch": batch,
+        "steps": steps,
+        "units": units,
+        "masked_output": MASKED_OUTPUTS.index(call.options.masked_output),
+    }
+    for name, number in numbers.items():
+        setattr(arguments, name, number)
+    for name, tensor in held.items():
+        setattr(arguments, name, None if tensor is None else tensor.data_ptr())
+    h0 = call.need("h0")
+    stream = torch.cuda.current_stream(h0.device).cuda_stream if h0.is_cuda else 0
+    launch.launch(variant, arguments, _device(h0), stream)
+
+
+def _device(tensor: torch.Tensor) -> int:
+    return tensor.get_device() if tensor.is_cuda else 0
+
+
+def _reserved(call: Call, reserve: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The parts of the reserve: gates (B, T, H, 4), c (B, T, H), and h (B, T, H) if the outputs are not that."""
+    batch, steps, units = call.shape
+    count = batch * steps * units
+    gates, cells, states = reserve.split(
+        [4 * count * call.number.itemsize, 4 * count, len(reserve) - 4 * count * (call.number.itemsize + 1)]
+    )
+    shaped = states.view(call.number).view(batch, steps, units) if call.keeps_states else None
+    return gates.view(call.number), cells.view(torch.float32), shaped
+
+
+def _gates_last(weights: torch.Tensor, units: int) -> torch.Tensor:
+    """(…, 4H), one gate after the other → (…, 4H), the gates of a unit side by side."""
+    return weights.unflatten(-1, (4, units)).transpose(-1, -2).flatten(-2)
+
+
+def _gates_first(weights: torch.Tensor, units: int) -> torch.Tensor:
+    """The way back."""
+    return weights.unflatten(-1, (units, 4)).transpose(-1, -2).flatten(-2)
+
+
+def _bias(call: Call) -> torch.Tensor | None:
+    bias = call["bias"]
+    return None if bias is None else _gates_last(bias.detach(), call.shape[2]).to(call.number)
+
+
+def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return rows @ kernel if bias is None else torch.addmm(bias, rows, kernel)
+
+
+def _weights_by_unit(call: Call, padded: int) -> torch.Tensor:
+    """The recurrent kernel (H, 4H) as the weights of each unit and gate, zeros beyond: (padded, 4, padded)."""
+    units = call.shape[2]
+    return _padded(call.need("recurrent_kernel").view(units, 4, units).permute(2, 1, 0), padded, call.number)
+
+
+def _padded(weights: torch.Tensor, padded: int, number: torch.dtype) -> torch.Tensor:
+    missing = padded - weights.shape[0]
+    return torch.nn.functional.pad(weights.to(number), (0, missing, 0, 0, 0, missing)).contiguous()
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a·b in float32, which is how narrow numbers are added up anyhow."""
+    if a.is_cuda and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.to(torch.float32) @ b.to(torch.float32)
+
+
+def _d_recurrent(call: Call, states: torch.Tensor, d_projected: torch.Tensor) -> torch.Tensor:
+    """The gradient of the recurrent kernel, (H, 4H): each step's h before times what came out for the step."""
+    units = call.shape[2]
+    h0, dropout = call.need("h0"), call["recurrent_dropout"]
+    if dropout is None:
+        return _gates_first(_shifted_product(h0, states, d_projected.flatten(2)), units)
+    parts = [
+        _shifted_product(
+            (h0 * scale).to(h0.dtype), (states * scale.unsqueeze(1)).to(h0.dtype), d_projected[..., gate]
+        )
+        for gate, scale in enumerate(dropout.detach())
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _shifted_product(h0: torch.Tensor, states: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """The sum over rows b and steps t of h[b, t-1]ᵀ · d[b, t], where h[b, -1] is h0[b].
+
+    One product over all rows and steps, each with the one before, and no copy of the states: at the first step of a
+    row that is the last of another, which a small product takes back.
+    """
+    d = d.contiguous()
+    rows, gradients = states.flatten(0, 1), d.flatten(0, 1)
+    found = _product(rows[:-1].T, gradients[1:])
+    first = torch.cat([h0, -states[:-1, -1]])
+    return found + _product(first.T, torch.cat([d[:, 0], d[1:, 0]]))
+
+
+def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients of what projects the inputs: x or embeddings, kernel and bias."""
+    units = call.shape[2]
+    d = d_projected.flatten(0, 1).flatten(1)
+    if call["ids"] is not None:
+        return _d_table(call, d)
+    x = call.walked("x")
+    assert x is not None  # noqa: S101 (there are no ids)
+    kernel = _gates_last(call.need("kernel"), units).to(call.number)
+    found = {"bias": _gates_first(d.sum(0, dtype=torch.float32), units)}
+    dropout = call["dropout"]
+    if dropout is None:
+        found["kernel"] = _gates_first(_product(x.flatten(0, 1).T, d), units)
+        d_x = (d @ kernel.T).view(x.shape)
+    else:
+        parts, d_x = [], torch.zeros_like(x, dtype=torch.float32)
+        for gate, scale in enumerate(dropout.detach()):
+            one = d[:, gate::4].contiguous()
+            parts.append(_product((x * scale.unsqueeze(1)).to(x.dtype).flatten(0, 1).T, one))
+            d_x += (one @ kernel[:, gate::4].T).view(x.shape) * scale.unsqueeze(1)
+        found["kernel"] = torch.cat(parts, dim=1)
+    found["x"] = d_x.flip(1) if call.options.go_backwards else d_x
+    return found
+
+
+def _d_table(call: Call, d: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients of embeddings, kernel and bias, through that of the table (V, 4H) of their product."""
+    units = call.shape[2]
+    ids, embeddings = call.walked("ids"), call.need("embeddings")
+    assert ids is not None  # noqa: S101 (who calls has looked)
+    rows = ids.flatten().long()
+    count = embeddings.shape[0]
+    if count <= _MOST_ONES:
+        ones = rows.unsqueeze(0) == torch.arange(count, device=rows.device).unsqueeze(1)
+        d_table = _product(ones.to(d.dtype), d)
+    else:
+        d_table = d.new_zeros((count, d.shape[1]), dtype=torch.float32)
+        d_table.index_add_(0, rows, d.to(torch.float32))
+    kernel = _gates_last(call.need("kernel"), units)
+    return {
+        "embeddings": d_table @ kernel.T,
+        "kernel": _gates_first(embeddings.T @ d_table, units),
+        "bias": _gates_first(d_table.sum(0), units),
+    }

@@ -1,0 +1,195 @@
+// The element-wise activations of Keras and their derivatives, for one number each; those of csrc/activations.h.
+//
+// A header of its own, beside that one for vectors, because here tanh and sigmoid are only as exact as the storage
+// can tell, and which activation it is, is known when a kernel is compiled.
+#pragma once
+
+#include "device.cuh"
+
+namespace cellerate::gpu {
+
+// The order is that of cellerate.kernels.spec.ACTIVATIONS.
+enum class Activation : int {
+  kLinear,
+  kTanh,
+  kSigmoid,
+  kRelu,
+  kHardSigmoid,
+  kSoftplus,
+  kSoftsign,
+  kElu,
+  kSelu,
+  kExponential,
+  kRelu6,
+  kLeakyRelu,
+  kSilu,
+  kGelu,
+  kHardSilu,
+  kHardTanh,
+  kMish,
+  kCelu,
+  kLogSigmoid,
+  kHardShrink,
+  kSoftShrink,
+  kTanhShrink,
+  kSquareplus,
+  kSparsePlus,
+  kSparseSigmoid,
+  kCount,
+};
+
+constexpr float kSeluAlpha = 1.6732632423543772848f;
+constexpr float kSeluScale = 1.0507009873554804934f;
+constexpr float kInverseSqrt2 = 0.70710678118654752440f;
+constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
+
+// How exact tanh and sigmoid are, by what their values are stored in: bfloat16 has 8 bits, float16 has 11.
+CELLERATE_DEVICE float sigmoid(float, float x) { return 1.0f / (1.0f + expf(-x)); }
+CELLERATE_DEVICE float sigmoid(Float16, float x) { return 1.0f / (1.0f + expf(-x)); }
+CELLERATE_DEVICE float sigmoid(Bfloat16, float x) { return 0.5f * tanh_11_bits(0.5f * x) + 0.5f; }
+CELLERATE_DEVICE float hyperbolic_tangent(float, float x) { return tanhf(x); }
+CELLERATE_DEVICE float hyperbolic_tangent(Float16, float x) { return tanhf(x); }
+CELLERATE_DEVICE float hyperbolic_tangent(Bfloat16, float x) { return tanh_11_bits(x); }
+
+// In this order a NaN stays.
+CELLERATE_DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+CELLERATE_DEVICE float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
+
+// Whether the derivative can be told from the activation's value; if not, the pre-activation must be kept.
+CELLERATE_DEVICE constexpr bool derivative_from_value(Activation kind) {
+  switch (kind) {
+    case Activation::kLinear:
+    case Activation::kTanh:
+    case Activation::kSigmoid:
+    case Activation::kRelu:
+    case Activation::kHardSigmoid:
+    case Activation::kElu:
+    case Activation::kCelu:
+    case Activation::kSelu:
+    case Activation::kExponential:
+    case Activation::kRelu6:
+    case Activation::kLeakyRelu:
+    case Activation::kSparseSigmoid:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The activation's value, as exact as Storage needs.
+template <Activation kKind, class Storage>
+CELLERATE_DEVICE float activate(float x) {
+  switch (kKind) {
+    case Activation::kTanh:
+      return hyperbolic_tangent(Storage{}, x);
+    case Activation::kSigmoid:
+      return sigmoid(Storage{}, x);
+    case Activation::kRelu:
+      return x < 0 ? 0.0f : x;
+    case Activation::kHardSigmoid:
+      return clamp(x * (1.0f / 6) + 0.5f, 0.0f, 1.0f);
+    case Activation::kSoftplus:
+      return softplus(x);
+    case Activation::kSoftsign:
+      return x / (1.0f + fabsf(x));
+    case Activation::kElu:
+    case Activation::kCelu:
+      return x > 0 ? x : expm1f(x);
+    case Activation::kSelu:
+      return kSeluScale * (x > 0 ? x : kSeluAlpha * expm1f(x));
+    case Activation::kExponential:
+      return expf(x);
+    case Activation::kRelu6:
+      return clamp(x, 0.0f, 6.0f);
+    case Activation::kLeakyRelu:
+      return x > 0 ? x : 0.2f * x;
+    case Activation::kSilu:
+      return x * sigmoid(0.0f, x);
+    case Activation::kGelu:
+      return 0.5f * x * erfcf(-x * kInverseSqrt2);
+    case Activation::kHardSilu:
+      return x * clamp(x * (1.0f / 6) + 0.5f, 0.0f, 1.0f);
+    case Activation::kHardTanh:
+      return clamp(x, -1.0f, 1.0f);
+    case Activation::kMish:
+      return x * tanhf(softplus(x));
+    case Activation::kLogSigmoid:
+      return -softplus(-x);
+    case Activation::kHardShrink:
+      return fabsf(x) <= 0.5f ? 0.0f : x;
+    case Activation::kSoftShrink:
+      return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : x - x;
+    case Activation::kTanhShrink:
+      return x - tanhf(x);
+    case Activation::kSquareplus:
+      return 0.5f * (x + sqrtf(x * x + 4.0f));
+    case Activation::kSparsePlus:
+      return x <= -1 ? 0.0f : x < 1 ? 0.25f * (x + 1) * (x + 1) : x;
+    case Activation::kSparseSigmoid:
+      return clamp(0.5f * x + 0.5f, 0.0f, 1.0f);
+    default:
+      return x;
+  }
+}
+
+// The derivative at pre-activation x, where the value is y. If derivative_from_value(kKind), x is not looked at.
+template <Activation kKind>
+CELLERATE_DEVICE float derivative(float x, float y) {
+  switch (kKind) {
+    case Activation::kTanh:
+      return 1.0f - y * y;
+    case Activation::kSigmoid:
+      return y * (1.0f - y);
+    case Activation::kRelu:
+      return y > 0 ? 1.0f : 0.0f;
+    case Activation::kHardSigmoid:
+      return y > 0 && y < 1 ? 1.0f / 6 : 0.0f;
+    case Activation::kSoftplus:
+      return sigmoid(0.0f, x);
+    case Activation::kSoftsign:
+      return 1.0f / ((1.0f + fabsf(x)) * (1.0f + fabsf(x)));
+    case Activation::kElu:
+    case Activation::kCelu:
+      return y > 0 ? 1.0f : y + 1.0f;
+    case Activation::kSelu:
+      return y > 0 ? kSeluScale : y + kSeluScale * kSeluAlpha;
+    case Activation::kExponential:
+      return y;
+    case Activation::kRelu6:
+      return y > 0 && y < 6 ? 1.0f : 0.0f;
+    case Activation::kLeakyRelu:
+      return y > 0 ? 1.0f : 0.2f;
+    case Activation::kSilu: {
+      const float s = sigmoid(0.0f, x);
+      return s * (1.0f + x * (1.0f - s));
+    }
+    case Activation::kGelu:
+      return 0.5f * erfcf(-x * kInverseSqrt2) + x * kInverseSqrt2Pi * expf(-0.5f * x * x);
+    case Activation::kHardSilu:
+      return x <= -3 ? 0.0f : x >= 3 ? 1.0f : x / 3 + 0.5f;
+    case Activation::kHardTanh:
+      // Keras's backends agree on 1 at both ends, where the value alone does not tell.
+      return x < -1 || x > 1 ? 0.0f : 1.0f;
+    case Activation::kMish: {
+      const float t = tanhf(softplus(x));
+      return t + x * (1.0f - t * t) * sigmoid(0.0f, x);
+    }
+    case Activation::kLogSigmoid:
+      return sigmoid(0.0f, -x);
+    case Activation::kHardShrink:
+    case Activation::kSoftShrink:
+      return fabsf(x) > 0.5f ? 1.0f : 0.0f;
+    case Activation::kTanhShrink:
+      return tanhf(x) * tanhf(x);
+    case Activation::kSquareplus:
+      return 0.5f * (1.0f + x / sqrtf(x * x + 4.0f));
+    case Activation::kSparsePlus:
+      return x <= -1 ? 0.0f : x < 1 ? 0.5f * (x + 1) : 1.0f;
+    case Activation::kSparseSigmoid:
+      return y > 0 && y < 1 ? 0.5f : 0.0f;
+    default:
+      return 1.0f;
+  }
+}
+
+}  // namespace cellerate::gpu

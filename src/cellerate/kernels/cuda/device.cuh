@@ -1,0 +1,154 @@
+// What the kernels ask of the machine: matrix products of a warp, and the copies and barriers of a cluster.
+//
+// A header of its own because all PTX is here: tests/kernels/cuda_emulated.h has the same functions in plain C++, and with
+// it the kernels run, and are tested, where there is no GPU.
+#pragma once
+
+#ifdef CELLERATE_EMULATED
+#include "cuda_emulated.h"
+#else
+
+#define CELLERATE_DEVICE __device__ __forceinline__
+#define CELLERATE_UNROLL _Pragma("unroll")
+
+namespace cellerate::gpu {
+
+struct Bfloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+
+CELLERATE_DEVICE float widen(Bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+CELLERATE_DEVICE float widen(Float16 x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+CELLERATE_DEVICE float widen(float x) { return x; }
+CELLERATE_DEVICE void narrow(float x, float& to) { to = x; }
+CELLERATE_DEVICE void narrow(float x, Bfloat16& to) {
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+}
+CELLERATE_DEVICE void narrow(float x, Float16& to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+CELLERATE_DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+CELLERATE_DEVICE float from_bits(unsigned bits) { return __uint_as_float(bits); }
+
+// Has the compiler compute what follows from x where it stands: what it takes out of a loop occupies registers.
+CELLERATE_DEVICE void keep_in_loop(unsigned& x) { asm volatile("" : "+r"(x)); }
+
+// Relative error 2^-11.
+CELLERATE_DEVICE float tanh_11_bits(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+CELLERATE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+CELLERATE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+CELLERATE_DEVICE int cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+CELLERATE_DEVICE unsigned char* shared_memory() {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  return memory;
+}
+CELLERATE_DEVICE void sync_block() { __syncthreads(); }
+CELLERATE_DEVICE void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+CELLERATE_DEVICE float from_lane_xor(float x, int distance) {
+  return __shfl_xor_sync(0xffffffffu, x, distance);
+}
+
+CELLERATE_DEVICE unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+// The address in the shared memory of another block of the cluster that this one has in its own.
+CELLERATE_DEVICE unsigned address_in(int block, const void* p) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(block));
+  return there;
+}
+
+// Counts the bytes that copies bring; its phases end, one after the other, when all that are expected have come.
+struct Barrier {
+  unsigned long long state;
+};
+CELLERATE_DEVICE void init_barrier(Barrier& barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
+}
+// Shows the blocks of the cluster the barriers that a thread has made; `sync_cluster` follows.
+CELLERATE_DEVICE void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+CELLERATE_DEVICE void expect_bytes(Barrier& barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
+}
+// Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third.
+CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
+  unsigned done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(&barrier)), "r"(parity)
+        : "memory");
+  }
+}
+// Makes what this thread wrote into shared memory visible to the copies that a thread starts after `sync_block`.
+CELLERATE_DEVICE void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Starts a copy from this block's shared memory into another's, at `to` as it would stand in this one; `barrier`, over
+// there too, counts it. Addresses and bytes are multiples of 16.
+CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          address_in(block, to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(address_in(block, &barrier))
+      : "memory");
+}
+
+// Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets of each matrix
+// the four bytes n % 4 of row n / 4.
+CELLERATE_DEVICE void load_matrices(unsigned (&parts)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
+               : "r"(shared_address(row)));
+}
+// sum (16x8) += a (16xk) · b (kx8), where k numbers are 32 bytes; of each the lane has the parts that PTX's mma.m16n8k16
+// lays down, or m16n8k8 for float, of which the first 19 bits count.
+CELLERATE_DEVICE void multiply_add(float, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+CELLERATE_DEVICE void multiply_add(Bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned b0,
+                                   unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+CELLERATE_DEVICE void multiply_add(Float16, float (&sum)[4], const unsigned (&a)[4], unsigned b0,
+                                   unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace cellerate::gpu
+
+#endif

@@ -1,0 +1,355 @@
+// The forward recurrence of one LSTM layer in one direction.
+//
+// Source of the idea that weights stay in registers and clusters exchange h: persistent RNNs (Diamos et al., "Persistent
+// RNNs: Stashing Recurrent Weights On-Chip", 2016), on the distributed shared memory of Hopper.
+#pragma once
+
+#include "lstm.cuh"
+
+namespace cellerate::gpu {
+
+// Rows beyond the batch and units beyond H are computed with zeros and not written.
+template <class Number>
+struct ForwardArguments {
+  int batch, steps, units;     // B, T and H itself
+  int vocabulary;              // V, the rows of the table, where there are ids
+  MaskedOutput masked_output;  // only with a mask
+  const Number* projected;     // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
+  const int* ids;              // (B, T), or null
+  const Number* weights;       // (kUnits, 4, kUnits): of each unit and gate the weights of h, zeros beyond H
+  const Number* h0;            // (B, H), or null: zeros
+  const float* c0;             // (B, H), or null: zeros
+  const unsigned char* mask;   // (B, T), zero where masked; only with a mask
+  const float* recurrent_dropout;  // (4, B, H); only with one
+  Number* outputs;                 // (B, T, H), or null
+  Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
+  Number* gates;                   // (B, T, H, 4) what backward needs, or null
+  float* cells;                    // (B, T, H) c after each step, with gates
+  Number* last_output;             // (B, H), or null
+  Number* h_T;                     // (B, H)
+  float* c_T;                      // (B, H)
+};
+
+template <class P>
+struct ForwardShared {
+  using Number = typename P::Number;
+  using Block = Number[P::kRows * kBlockUnits];  // by `in_block`
+  static constexpr int kSplit = Layout<Number>::kSplit;
+
+  // The h of all units, of this step and of the next, as the matrix units take it.
+  alignas(128) Block h[2][P::kBlocks][P::kGateCopies][kSplit];
+  // What this block sends, and what it writes where that is something else: of even steps and of odd ones.
+  Block sent[2][P::kGateCopies][kSplit];
+  Block state[2];   // not used where the same as what is sent
+  Block output[2];  // not used where the same as the state
+  Barrier arrived[2];
+  // With a mask for each gate: the sums of all gates, units and rows.
+  float sums[P::kDropped ? 4 * kBlockUnits * P::kRows : 1];
+  // What there are no registers for.
+  using Weights = gpu::Weights<Number, P::kUnits / Layout<Number>::kProduct>;
+  typename Weights::Words weights[Weights::kShared > 0 ? Weights::kShared * kThreads : 1];
+};
+
+// The recurrence of a block: its 32 units of the rows of its cluster.
+template <class P>
+class ForwardBlock {
+  using Number = typename P::Number;
+  using L = Layout<Number>;
+  static constexpr int kProducts = P::kUnits / L::kProduct;
+  static constexpr int kNumbers = P::kRows * kBlockUnits;  // of a block of h
+  // What is sent is h as it is, if it is neither multiplied by masks nor split.
+  static constexpr bool kOwnState = P::kDropped || L::kSplit == 2;
+  static constexpr bool kOwnOutput = P::kMasked;
+
+ public:
+  CELLERATE_DEVICE explicit ForwardBlock(const ForwardArguments<Number>& in)
+      : in_(in),
+        shared_(*reinterpret_cast<ForwardShared<P>*>(shared_memory())),
+        thread_(thread_index()),
+        lane_(thread_ % 32),
+        warp_(thread_ / 32),
+        rank_(cluster_rank()),
+        first_row_(block_index() / P::kBlocks * P::kRows),
+        first_unit_(rank_ * kBlockUnits),
+        block_unit_(warp_ * 4 + lane_ / 8),
+        unit_(first_unit_ + block_unit_),
+        there_(unit_ < in.units) {}
+
+  CELLERATE_DEVICE void run() {
+    load_weights();
+    begin();
+    read_ahead(0);
+    for (int step = 0; step < in_.steps; ++step) {
+      const int now = step & 1, next = now ^ 1;
+      if (step > 0) wait_for(shared_.arrived[now], ((step - 1) >> 1) & 1);
+      const bool last = step + 1 == in_.steps;
+      if (thread_ == 0 && !last) {
+        expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof shared_.sent[0]));
+      }
+      float sums[P::kTiles][4] = {};
+      multiply(now, sums);
+      if constexpr (P::kDropped) stage(sums);
+      CELLERATE_UNROLL
+      for (int tile = 0; tile < P::kTiles; ++tile) advance(step, next, tile, gates_of(sums[tile], tile));
+      if (!last) read_ahead(step + 1);
+      order_before_copies();
+      sync_block();
+      if (!last && thread_ < P::kBlocks) {
+        copy_to_block(thread_, shared_.h[next][rank_], shared_.sent[next], sizeof shared_.sent[0],
+                      shared_.arrived[next]);
+      }
+      write(step, next);
+    }
+    finish();
+    // No block ends while another may still send to it, or read from it.
+    sync_cluster();
+  }
+
+ private:
+  // Row of the batch of a tile that this thread computes.
+  CELLERATE_DEVICE int row_in_tile() const { return 2 * (lane_ & 3) + ((lane_ >> 2) & 1); }
+  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
+
+  // The part of the weights that a lane of the warp has in products of 16 rows, which are units and gates: of four units
+  // all gates, so that two lanes together have those of a unit. With a mask for each gate all 16 rows of a product are
+  // of one gate, since they are multiplied with the h of that gate.
+  CELLERATE_DEVICE void load_weights() {
+    const int group = lane_ / 4;
+    weights_.set_shared(shared_.weights);
+    CELLERATE_UNROLL
+    for (int product = 0; product < kProducts; ++product) {
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        const int high = part & 1;
+        const int k = product * L::kProduct + (lane_ % 4 + (part >> 1) * 4) * L::kWord;
+        const int unit = P::kDropped ? warp_ / 4 * 16 + group + high * 8 : warp_ * 4 + group / 2;
+        const int gate = P::kDropped ? warp_ % 4 : group % 2 + 2 * high;
+        const Number* from = in_.weights + (static_cast<long>(first_unit_ + unit) * 4 + gate) * P::kUnits + k;
+        weights_.set(product, part, *reinterpret_cast<const unsigned*>(from));
+      }
+    }
+  }
+
+  // Fills h with the initial states of all units, and takes those of this thread.
+  CELLERATE_DEVICE void begin() {
+    for (int n = thread_; n < P::kBlocks * kNumbers; n += kThreads) {
+      const int block = n / kNumbers, r = n % kNumbers / kBlockUnits, u = n % kBlockUnits;
+      const int b = first_row_ + r, unit = block * kBlockUnits + u;
+      const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
+      const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
+      CELLERATE_UNROLL
+      for (int gate = 0; gate < P::kGateCopies; ++gate) {
+        const bool scaled = P::kDropped && b < in_.batch && unit < in_.units;
+        const float scale = scaled ? in_.recurrent_dropout[dropout_index(gate, b, unit)] : 1.0f;
+        store_split(h * scale, &shared_.h[0][block][gate][0][in_block<Number>(r, u)], kNumbers);
+      }
+    }
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      const int b = first_row_ + row(tile);
+      inside_[tile] = there_ && b < in_.batch;
+      const long n = static_cast<long>(b) * in_.units + unit_;
+      c_[tile] = inside_[tile] && in_.c0 != nullptr ? in_.c0[n] : 0.0f;
+      h_[tile] = inside_[tile] && in_.h0 != nullptr ? widen(in_.h0[n]) : 0.0f;
+      output_[tile] = 0.0f;
+      projected_[tile] = {};
+      live_[tile] = true;
+      if constexpr (P::kDropped) {
+        CELLERATE_UNROLL
+        for (int gate = 0; gate < 4; ++gate) {
+          scale_[tile][gate] = inside_[tile] ? in_.recurrent_dropout[dropout_index(gate, b, unit_)] : 0.0f;
+        }
+      }
+    }
+    if (thread_ == 0) {
+      init_barrier(shared_.arrived[0]);
+      init_barrier(shared_.arrived[1]);
+      publish_barriers();
+    }
+    sync_cluster();
+  }
+
+  CELLERATE_DEVICE long dropout_index(int gate, int b, int unit) const {
+    return (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
+  }
+
+  // Reads what a step needs from memory, a step before it is needed.
+  CELLERATE_DEVICE void read_ahead(int step) {
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (!inside_[tile]) continue;
+      const long at = static_cast<long>(first_row_ + row(tile)) * in_.steps + step;
+      long from = at;
+      if (in_.ids != nullptr) {
+        // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
+        const int id = in_.ids[at];
+        from = id < 0 ? 0 : id < in_.vocabulary ? id : in_.vocabulary - 1;
+      }
+      projected_[tile] =
+          *reinterpret_cast<const Gates<Number>*>(in_.projected + (from * in_.units + unit_) * 4);
+      if constexpr (P::kMasked) live_[tile] = in_.mask[at] != 0;
+    }
+  }
+
+  // weights · h.
+  CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
+    const int gate = P::kDropped ? warp_ % 4 : 0;
+    // Two sums, so that a product need not wait for the one before: of even ones and odd ones, or of what is large and
+    // what is small.
+    float other[P::kTiles][4] = {};
+    constexpr int kPairUnits = 2 * L::kProduct;
+    CELLERATE_UNROLL
+    for (int pair = 0; pair < kProducts / 2; ++pair) {
+      const int block = pair * kPairUnits / kBlockUnits, first = pair * kPairUnits % kBlockUnits;
+      unsigned parts[L::kSplit][P::kTiles][4];
+      CELLERATE_UNROLL
+      for (int split = 0; split < L::kSplit; ++split) {
+        CELLERATE_UNROLL
+        for (int tile = 0; tile < P::kTiles; ++tile) {
+          load_matrices(parts[split][tile],
+                        shared_.h[now][block][gate][split] +
+                            in_block<Number>(tile * 8 + lane_ % 8, first + lane_ / 8 * L::kChunk));
+        }
+      }
+      weights_.multiply(2 * pair, parts, 0, sums, other);
+      if constexpr (L::kSplit == 2) {
+        weights_.multiply(2 * pair + 1, parts, 1, sums, other);
+      } else {
+        weights_.multiply(2 * pair + 1, parts, 1, other, sums);
+      }
+    }
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) sums[tile][part] += other[tile][part];
+    }
+  }
+
+  struct Sums {
+    float of[4];  // the gates of one unit and row
+  };
+
+  // With a mask for each gate the gates of a unit are with four warps.
+  CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
+    const int gate = warp_ % 4;
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        const int unit = warp_ / 4 * 16 + lane_ / 4 + (part >> 1) * 8;
+        const int r = tile * 8 + 2 * (lane_ % 4) + (part & 1);
+        shared_.sums[(gate * kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
+      }
+    }
+    sync_block();
+  }
+
+  CELLERATE_DEVICE Sums gates_of(const float (&mine)[4], int tile) {
+    if constexpr (P::kDropped) {
+      const float* staged = shared_.sums + block_unit_ * P::kRows + row(tile);
+      constexpr int kGate = kBlockUnits * P::kRows;
+      return {{staged[0], staged[kGate], staged[2 * kGate], staged[3 * kGate]}};
+    }
+    // Lanes 4 apart have i and c, and f and o, of one unit for two rows; each keeps one of the rows.
+    const bool odd = (lane_ >> 2) & 1;
+    const float low = from_lane_xor(odd ? mine[0] : mine[1], 4);
+    const float high = from_lane_xor(odd ? mine[2] : mine[3], 4);
+    if (odd) return {{low, mine[1], high, mine[3]}};
+    return {{mine[0], low, mine[2], high}};
+  }
+
+  // Computes a step of this thread's unit in one row, and leaves what comes of it where it is sent and written from.
+  CELLERATE_DEVICE void advance(int step, int next, int tile, Sums z) {
+    constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
+    CELLERATE_UNROLL
+    for (int gate = 0; gate < 4; ++gate) z.of[gate] += widen(projected_[tile].of[gate]);
+    const float i = activate<kGate, Number>(z.of[0]), f = activate<kGate, Number>(z.of[1]);
+    const float g = activate<kValue, Number>(z.of[2]), o = activate<kGate, Number>(z.of[3]);
+    const float c = f * c_[tile] + i * g;
+    const float h = o * activate<kValue, Number>(c);
+    const bool live = !P::kMasked || live_[tile];
+    if (live) {
+      c_[tile] = c;
+      // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
+      h_[tile] = inside_[tile] ? h : 0.0f;
+    }
+    const int at = in_block<Number>(row(tile), block_unit_);
+    CELLERATE_UNROLL
+    for (int gate = 0; gate < P::kGateCopies; ++gate) {
+      const float sent = P::kDropped ? h_[tile] * scale_[tile][gate] : h_[tile];
+      store_split(sent, &shared_.sent[next][gate][0][at], kNumbers);
+    }
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][at]);
+    if constexpr (P::kMasked) {
+      if (live || in_.masked_output == MaskedOutput::kPreviousState) {
+        output_[tile] = h_[tile];
+      } else if (in_.masked_output == MaskedOutput::kZero) {
+        output_[tile] = 0.0f;
+      }
+      narrow(output_[tile], shared_.output[next][at]);
+    }
+    if (in_.gates != nullptr && inside_[tile]) {
+      const long n = (static_cast<long>(first_row_ + row(tile)) * in_.steps + step) * in_.units + unit_;
+      Gates<Number> gates;
+      narrow(kept<kGate>(z.of[0], i), gates.of[0]);
+      narrow(kept<kGate>(z.of[1], f), gates.of[1]);
+      narrow(kept<kValue>(z.of[2], g), gates.of[2]);
+      narrow(kept<kGate>(z.of[3], o), gates.of[3]);
+      *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates;
+      in_.cells[n] = c_[tile];
+    }
+  }
+
+  // Writes the outputs and states of a step, in rows of 64 bytes.
+  CELLERATE_DEVICE void write(int step, int next) {
+    const auto* state = kOwnState ? &shared_.state[next] : &shared_.sent[next][0][0];
+    if (in_.outputs != nullptr) write_block(in_.outputs, step, kOwnOutput ? shared_.output[next] : *state);
+    if (in_.states != nullptr) write_block(in_.states, step, *state);
+  }
+  CELLERATE_DEVICE void write_block(Number* to, int step, const Number* block) const {
+    for (int n = thread_; n < kNumbers / L::kChunk; n += kThreads) {
+      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = first_row_ + r;
+      if (b >= in_.batch || first_unit_ + unit >= in_.units) continue;
+      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit_ + unit;
+      const Number* from = block + in_block<Number>(r, unit);
+      if (in_.units % L::kChunk == 0) {
+        struct alignas(16) Chunk {
+          Number of[L::kChunk];
+        };
+        *reinterpret_cast<Chunk*>(there) = *reinterpret_cast<const Chunk*>(from);
+      } else {
+        for (int u = 0; u < L::kChunk && first_unit_ + unit + u < in_.units; ++u) there[u] = from[u];
+      }
+    }
+  }
+
+  CELLERATE_DEVICE void finish() {
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (!inside_[tile]) continue;
+      const long n = static_cast<long>(first_row_ + row(tile)) * in_.units + unit_;
+      narrow(h_[tile], in_.h_T[n]);
+      in_.c_T[n] = c_[tile];
+      if (in_.last_output != nullptr) narrow(P::kMasked ? output_[tile] : h_[tile], in_.last_output[n]);
+    }
+  }
+
+  const ForwardArguments<Number>& in_;
+  ForwardShared<P>& shared_;
+  const int thread_, lane_, warp_, rank_, first_row_, first_unit_;
+  const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
+  const bool there_;             // whether it is one
+
+  Weights<Number, kProducts> weights_;
+  Gates<Number> projected_[P::kTiles];
+  float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
+  float scale_[P::kTiles][4];
+  bool inside_[P::kTiles], live_[P::kTiles];
+};
+
+template <class P>
+CELLERATE_DEVICE void lstm_forward(const ForwardArguments<typename P::Number>& in) {
+  ForwardBlock<P>(in).run();
+}
+
+}  // namespace cellerate::gpu

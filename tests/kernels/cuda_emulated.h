@@ -1,0 +1,391 @@
+// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh offers, in C++.
+//
+// Each thread of the grid is a fiber. Where threads wait for one another (barriers, products of a warp), a fiber hands
+// over to the others, warp after warp in an order that chance decides; copies between blocks arrive some time after
+// they were started, and read their source only then. So a kernel that counts on an order that no barrier gives comes
+// to other numbers, and one whose barriers never open ends with an error in place of a hang.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define CELLERATE_DEVICE inline
+#define CELLERATE_UNROLL
+#define __global__
+#define __grid_constant__
+#define __cluster_dims__(blocks)
+#define __launch_bounds__(threads, blocks)
+
+namespace cellerate::gpu {
+
+struct Bfloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+struct Barrier {
+  unsigned long long state;
+};
+
+namespace emulated {
+
+// Some threads that meet: all wait until the last has come, which does what is to be done for all.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size) {}
+  template <class Wait, class Work>
+  void come(const Wait& wait, const Work& work) {
+    const long mine = round_;
+    if (++arrived_ < size_) {
+      wait([&] { return round_ != mine; });
+      return;
+    }
+    work();
+    arrived_ = 0;
+    ++round_;
+  }
+
+ private:
+  int size_, arrived_ = 0;
+  long round_ = 0;
+};
+
+struct Lane {
+  float in = 0, out = 0;
+  const void* row = nullptr;
+  unsigned a[4], b[2], parts[4];
+  float sum[4];
+};
+
+struct Warp {
+  Meeting meeting{32};
+  Lane lanes[32];
+};
+
+struct Block {
+  Block(int index, int rank, int threads, int shared_bytes)
+      : index(index), rank(rank), meeting(threads), warps(threads / 32) {
+    // NaNs, so that what is read before it was written shows.
+    memory.assign(shared_bytes + 1024, 0xff);
+    shared = memory.data() + (1024 - reinterpret_cast<uintptr_t>(memory.data()) % 1024);
+  }
+  int index, rank;
+  Meeting meeting;
+  std::vector<Warp> warps;
+  std::vector<unsigned char> memory;
+  unsigned char* shared;
+};
+
+struct BarrierState {
+  long phase = 0, bytes = 0;
+  bool arrived = false;
+};
+
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;
+  int bytes;
+  Barrier* barrier;
+};
+
+// One cluster: clusters share nothing, so they run one after the other.
+class Cluster {
+ public:
+  Cluster(int first_block, int blocks, int threads, int shared_bytes, unsigned seed)
+      : threads_(threads), meeting(blocks * threads), random_(seed) {
+    for (int rank = 0; rank < blocks; ++rank) {
+      this->blocks.push_back(std::make_unique<Block>(first_block + rank, rank, threads, shared_bytes));
+    }
+  }
+
+  // Runs the body on every thread until all have ended.
+  void run(const std::function<void()>& body) {
+    body_ = &body;
+    fibers_ = std::vector<Fiber>(blocks.size() * threads_);
+    const std::unique_ptr<unsigned char[]> stacks(new unsigned char[fibers_.size() * kStack]);
+    for (size_t n = 0; n < fibers_.size(); ++n) {
+      ucontext_t& context = fibers_[n].context;
+      getcontext(&context);
+      context.uc_stack.ss_sp = stacks.get() + n * kStack;
+      context.uc_stack.ss_size = kStack;
+      context.uc_link = &scheduler_;
+      makecontext(&context, reinterpret_cast<void (*)()>(&Cluster::enter), 0);
+    }
+    std::vector<size_t> order(fibers_.size() / 32);
+    for (size_t n = 0; n < order.size(); ++n) order[n] = n;
+    size_t ended = 0;
+    for (long idle = 0; ended < fibers_.size(); ++idle) {
+      if (idle > kPatience) throw std::runtime_error("the kernel hangs: all its threads wait");
+      std::shuffle(order.begin(), order.end(), random_);
+      for (const size_t warp : order) {
+        for (size_t n = warp * 32; n < warp * 32 + 32; ++n) {
+          Fiber& fiber = fibers_[n];
+          if (fiber.ended || (fiber.ready && !fiber.ready())) continue;
+          idle = 0;
+          current_ = n;
+          active = this;
+          swapcontext(&scheduler_, &fiber.context);
+          if (fiber.error) std::rethrow_exception(fiber.error);
+          ended += fiber.ended;
+        }
+      }
+      deliver();
+    }
+    if (!copies_.empty()) throw std::runtime_error("a block has ended before a copy to it came");
+  }
+
+  int thread() const { return static_cast<int>(current_ % threads_); }
+  Block& block() { return *blocks[current_ / threads_]; }
+  Warp& warp() { return block().warps[thread() / 32]; }
+  Lane& lane() { return warp().lanes[thread() % 32]; }
+
+  // Lets the others go on until `ready`.
+  void wait(const std::function<bool()>& ready) {
+    if (ready()) return;
+    const size_t mine = current_;
+    fibers_[mine].ready = ready;
+    swapcontext(&fibers_[mine].context, &scheduler_);
+    fibers_[mine].ready = nullptr;
+  }
+  // All lanes of the warp hand something in, and the last computes for all.
+  template <class Work>
+  void meet_warp(const Work& work) {
+    Warp& mine = warp();
+    mine.meeting.come([this](const auto& ready) { wait(ready); }, [&] { work(mine.lanes); });
+  }
+  void meet_block() {
+    block().meeting.come([this](const auto& ready) { wait(ready); }, [] {});
+  }
+  void meet_cluster() {
+    meeting.come([this](const auto& ready) { wait(ready); }, [] {});
+  }
+
+  void start(const Copy& copy) { copies_.push_back(copy); }
+  BarrierState& state(const Barrier* barrier) { return barriers_.at(barrier); }
+  void make(const Barrier* barrier) { barriers_[barrier] = {}; }
+  void advance(BarrierState& barrier) {
+    if (barrier.arrived && barrier.bytes == 0) {
+      barrier.arrived = false;
+      ++barrier.phase;
+    }
+  }
+
+  static inline Cluster* active = nullptr;
+
+ private:
+  static constexpr size_t kStack = 64 << 10;
+  static constexpr long kPatience = 200;
+
+  struct Fiber {
+    ucontext_t context;
+    std::function<bool()> ready;
+    std::exception_ptr error;
+    bool ended = false;
+  };
+
+  static void enter() {
+    Fiber& fiber = active->fibers_[active->current_];
+    try {
+      (*active->body_)();
+    } catch (...) {
+      fiber.error = std::current_exception();
+    }
+    fiber.ended = true;
+  }
+
+  void deliver() {
+    for (size_t left = copies_.size(); left > 0; --left) {
+      const Copy copy = copies_.front();
+      copies_.pop_front();
+      if (random_() % 2 != 0) {
+        copies_.push_back(copy);
+        continue;
+      }
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      BarrierState& barrier = state(copy.barrier);
+      barrier.bytes -= copy.bytes;
+      advance(barrier);
+    }
+  }
+
+  int threads_;
+
+ public:
+  std::vector<std::unique_ptr<Block>> blocks;
+  Meeting meeting;
+
+ private:
+  std::mt19937 random_;
+  const std::function<void()>* body_ = nullptr;
+  std::vector<Fiber> fibers_;
+  ucontext_t scheduler_;
+  size_t current_ = 0;
+  std::deque<Copy> copies_;
+  std::map<const Barrier*, BarrierState> barriers_;
+};
+
+inline Cluster& here() { return *Cluster::active; }
+
+// Runs a kernel on a grid of clusters.
+inline void launch(int clusters, int blocks, int threads, int shared_bytes, unsigned seed,
+                   const std::function<void()>& kernel) {
+  for (int n = 0; n < clusters; ++n) {
+    Cluster(n * blocks, blocks, threads, shared_bytes, seed + n).run(kernel);
+  }
+}
+
+}  // namespace emulated
+
+inline float widen(Bfloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline void narrow(float x, Bfloat16& to) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  to.bits = static_cast<unsigned short>((nan ? bits | 0x00400000 : bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline float widen(Float16 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+  if (rest >= 0x7c00) return std::bit_cast<float>(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  // As a number of another exponent, which scales the small ones rightly, too.
+  const float scaled = std::bit_cast<float>(rest << 13) * 0x1p112f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
+}
+inline void narrow(float x, Float16& to) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  uint32_t found;
+  if (rest > 0x7f800000) {
+    found = 0x7fff;
+  } else if (rest >= 0x47800000) {
+    found = 0x7c00;
+  } else {
+    // The sum has the last bit of a half where a float has its last, so that adding rounds as it should.
+    const float magnitude = std::bit_cast<float>(rest);
+    const int exponent = std::max(std::ilogb(magnitude == 0 ? 1e-30f : magnitude), -14);
+    const float unit = std::ldexp(1.0f, exponent - 10);
+    const float rounded = std::nearbyint(magnitude / unit) * unit;
+    found = rounded >= 65536.0f ? 0x7c00 : std::bit_cast<uint32_t>(rounded * 0x1p-112f) >> 13;
+  }
+  to.bits = static_cast<unsigned short>(sign | found);
+}
+
+inline float widen(float x) { return x; }
+inline void narrow(float x, float& to) { to = x; }
+inline unsigned bits_of(float x) { return std::bit_cast<unsigned>(x); }
+inline float from_bits(unsigned bits) { return std::bit_cast<float>(bits); }
+
+inline void keep_in_loop(unsigned&) {}
+
+inline float tanh_11_bits(float x) { return std::tanh(x); }
+inline int thread_index() { return emulated::here().thread(); }
+inline int block_index() { return emulated::here().block().index; }
+inline int cluster_rank() { return emulated::here().block().rank; }
+inline unsigned char* shared_memory() { return emulated::here().block().shared; }
+inline void sync_block() { emulated::here().meet_block(); }
+inline void sync_cluster() { emulated::here().meet_cluster(); }
+
+inline float from_lane_xor(float x, int distance) {
+  emulated::Lane& mine = emulated::here().lane();
+  mine.in = x;
+  emulated::here().meet_warp([&](emulated::Lane* lanes) {
+    for (int n = 0; n < 32; ++n) lanes[n].out = lanes[n ^ distance].in;
+  });
+  return mine.out;
+}
+
+inline void init_barrier(Barrier& barrier) { emulated::here().make(&barrier); }
+inline void publish_barriers() {}
+inline void expect_bytes(Barrier& barrier, int bytes) {
+  emulated::BarrierState& state = emulated::here().state(&barrier);
+  if (state.arrived) throw std::runtime_error("a barrier is armed again before its phase has ended");
+  state.bytes += bytes;
+  state.arrived = true;
+  emulated::here().advance(state);
+}
+inline void wait_for(Barrier& barrier, int parity) {
+  emulated::BarrierState& state = emulated::here().state(&barrier);
+  // As the machine has it: the phase of this parity is over while the barrier is in one of the other.
+  emulated::here().wait([&] { return (state.phase & 1) != parity; });
+}
+inline void order_before_copies() {}
+inline void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    throw std::runtime_error("a copy is not of multiples of 16 bytes");
+  }
+  unsigned char *here = emulated::here().block().shared, *there = emulated::here().blocks.at(block)->shared;
+  emulated::here().start(
+      {there + (static_cast<unsigned char*>(to) - here), static_cast<const unsigned char*>(from), bytes,
+       reinterpret_cast<Barrier*>(there + (reinterpret_cast<unsigned char*>(&barrier) - here))});
+}
+
+inline void load_matrices(unsigned (&parts)[4], const void* row) {
+  emulated::Lane& mine = emulated::here().lane();
+  mine.row = row;
+  emulated::here().meet_warp([](emulated::Lane* lanes) {
+    for (int n = 0; n < 32; ++n) {
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        const auto* from = static_cast<const unsigned char*>(lanes[matrix * 8 + n / 4].row);
+        std::memcpy(&lanes[n].parts[matrix], from + n % 4 * 4, 4);
+      }
+    }
+  });
+  std::memcpy(parts, mine.parts, sizeof parts);
+}
+
+template <class Number>
+void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  emulated::Lane& mine = emulated::here().lane();
+  std::memcpy(mine.a, a, sizeof a);
+  std::memcpy(mine.sum, sum, sizeof sum);
+  mine.b[0] = b0;
+  mine.b[1] = b1;
+  emulated::here().meet_warp([](emulated::Lane* lanes) {
+    // A word is one number or two.
+    constexpr int kWord = 4 / sizeof(Number), kSums = 8 * kWord;
+    const auto number = [](unsigned word, int which) {
+      if constexpr (kWord == 1) {
+        return from_bits(word & 0xffffe000);
+      } else {
+        return widen(Number{static_cast<unsigned short>(which ? word >> 16 : word & 0xffff)});
+      }
+    };
+    float a[16][kSums], b[kSums][8];
+    for (int n = 0; n < 32; ++n) {
+      const int group = n / 4, first = n % 4 * kWord;
+      for (int which = 0; which < kWord; ++which) {
+        for (int half = 0; half < 2; ++half) {
+          const int k = first + which + half * 4 * kWord;
+          a[group][k] = number(lanes[n].a[2 * half], which);
+          a[group + 8][k] = number(lanes[n].a[2 * half + 1], which);
+          b[k][group] = number(lanes[n].b[half], which);
+        }
+      }
+    }
+    for (int n = 0; n < 32; ++n) {
+      for (int part = 0; part < 4; ++part) {
+        const int row = n / 4 + (part >> 1) * 8, column = n % 4 * 2 + (part & 1);
+        float total = lanes[n].sum[part];
+        for (int k = 0; k < kSums; ++k) total += a[row][k] * b[k][column];
+        lanes[n].sum[part] = total;
+      }
+    }
+  });
+  std::memcpy(sum, mine.sum, sizeof sum);
+}
+
+}  // namespace cellerate::gpu

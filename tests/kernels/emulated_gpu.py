@@ -1,0 +1,82 @@
+"""A GPU in place of the driver: compiles the CUDA kernels with the C++ compiler and runs them on the CPU.
+
+What it cannot tell is whether the PTX of `kernels/cuda/device.cuh` says what `cuda_emulated.h` does in its place.
+"""
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cellerate.environment import processors
+from cellerate.kernels.cuda import build
+from cellerate.kernels.cuda.launch import Arguments
+from cellerate.kernels.cuda.plan import THREADS, Variant, clusters
+
+_RUN = """
+extern "C" const char* run(const {direction}Arguments<Compiled::Number>* in, int clusters, unsigned seed) {{
+  static std::string told;
+  try {{
+    emulated::launch(clusters, Compiled::kBlocks, {threads}, {shared_bytes}, seed, [&] {{ {name}(*in); }});
+  }} catch (const std::exception& error) {{
+    told = error.what();
+    return told.c_str();
+  }}
+  return nullptr;
+}}
+"""
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def _compiled(variant: Variant) -> ctypes.CDLL:
+    folder = Path(_folder().name)
+    source = folder / f"{abs(hash(variant))}.cpp"
+    library = source.with_suffix(".so")
+    run = _RUN.format(
+        direction=variant.direction.capitalize(),
+        threads=THREADS,
+        shared_bytes=variant.shared_bytes,
+        name=build.kernel_name(variant),
+    )
+    source.write_text(build.source(variant) + run)
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run(["g++", *flags, f"-I{Path(__file__).parent}", str(source), "-o", str(library)], check=True)
+    found = ctypes.CDLL(str(library))
+    found.run.restype = ctypes.c_char_p
+    return found
+
+
+def prepare(variants: Iterable[Variant]) -> None:
+    """Compiles kernels that will be wanted, on as many cores as there are."""
+    _folder()  # once, before there are threads
+    with ThreadPoolExecutor(processors()) as pool:
+        list(pool.map(_compiled, set(variants)))
+
+
+def launch(
+    variant: Variant, arguments: Arguments, device: int = 0, stream: int = 0, *, seed: int = 1
+) -> None:
+    """As `cellerate.kernels.cuda.launch.launch`, on memory of the CPU.
+
+    Args:
+        variant: Which kernel.
+        arguments: Of it.
+        device: Not looked at.
+        stream: Not looked at.
+        seed: Of the order in which the threads take turns.
+
+    Raises:
+        RuntimeError: The kernel did what a GPU would not forgive, or hangs.
+    """
+    count = ctypes.c_int(clusters(variant, arguments.batch))
+    told = _compiled(variant).run(ctypes.byref(arguments), count, ctypes.c_uint(seed))
+    if told is not None:
+        raise RuntimeError(told.decode())

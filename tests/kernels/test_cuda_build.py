@@ -1,0 +1,111 @@
+"""The CUDA kernels without a GPU: what is planned, and that NVIDIA's compiler takes each of them."""
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from cellerate.errors import BackendError, ConfigError
+from cellerate.files import cache_dir
+from cellerate.kernels.cuda import build
+from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant, choose, clusters, fitting, padded_units
+from cellerate.kernels.spec import ACTIVATIONS
+
+PLAIN = Variant("forward", "bfloat16", 512, 16)
+
+
+@pytest.mark.parametrize(
+    ("direction", "number", "masked", "dropped"),
+    list(
+        itertools.product(
+            ("forward", "backward"), ("bfloat16", "float16", "float32"), (False, True), (False, True)
+        )
+    ),
+)
+def test_every_variant_compiles_for_hopper(direction, number, masked, dropped):
+    # The largest: their loops are unrolled the furthest.
+    units = 256 if number == "float32" and dropped else 512
+    variant = Variant(direction, number, units, 8, masked=masked, dropped=dropped)
+    largest = fitting(variant)[-1]
+    assert build.kernel_name(largest).encode() in build.build(largest, "sm_90a").code
+
+
+def test_no_number_of_rows_fits_where_memory_is_too_small():
+    with pytest.raises(ConfigError, match="512 units need more shared memory"):
+        choose(Variant("forward", "float32", 512, 8, dropped=True), 64, lambda variant: 7)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_compiles_for_hopper(activation):
+    # Backward computes values, too.
+    variant = Variant("backward", "float16", 32, 8, activation, activation)
+    assert build.build(variant, "sm_90a").code.startswith(b"\x7fELF")
+
+
+def test_what_was_compiled_is_kept_on_disk_and_known_by_its_source():
+    first = build.build(PLAIN, "sm_90a").code
+    (entry,) = [path for path in (cache_dir() / "cuda").rglob("*") if path.is_file()]
+    entry.write_bytes(first[:-1] + b"!")
+    assert build.build(PLAIN, "sm_90a").code == first[:-1] + b"!"
+    assert build.build(dataclasses.replace(PLAIN, rows=8), "sm_90a").code != first
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "file"))
+    assert build.build(PLAIN, "sm_90a").code.startswith(b"\x7fELF")
+
+
+def test_source_holds_each_file_once_and_includes_nothing_of_ours():
+    text = build.source(PLAIN)
+    assert text.count("struct Plan ") == text.count("enum class Activation ") == 1
+    assert re.findall(r'#include "(.*)"', text) == ["cuda_emulated.h"]
+
+
+def test_no_compiler_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(build, "missing", lambda: "no compiler: pip install 'cellerate[cuda]'")
+    with pytest.raises(BackendError, match=r"pip install 'cellerate\[cuda\]'"):
+        build.build(PLAIN, "sm_90a")
+
+
+def test_architecture_without_clusters_is_refused_in_words():
+    with pytest.raises(BackendError, match="could not be compiled"):
+        build.build(PLAIN, "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"number": "float64"}, "number is 'float64'"),
+        ({"units": 500}, "multiple of 32"),
+        ({"units": 544}, "at most 512"),
+        ({"rows": 12}, "expected one of 8, 16, 32"),
+        ({"activation": "maxout"}, "'maxout' is none"),
+    ],
+)
+def test_variant_that_is_none_raises_config_error(change, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize(("units", "padded"), [(1, 32), (32, 32), (33, 64), (512, 512)])
+def test_units_are_padded_to_whole_blocks(units, padded):
+    assert padded_units(units) == padded
+
+
+def test_rows_are_those_whose_memory_a_block_has():
+    dropped = Variant("forward", "bfloat16", 512, 8, dropped=True)
+    assert [one.rows for one in fitting(dropped)] == [8, 16]
+    assert [one.rows for one in fitting(PLAIN)] == [8, 16, 32]
+    assert all(one.shared_bytes <= SHARED_BYTES for one in fitting(dropped) + fitting(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [(1, 8), (56, 8), (57, 16), (112, 16), (113, 32), (224, 32), (225, 32), (448, 32), (449, 32)],
+)
+def test_fewest_waves_and_of_those_the_fewest_rows_are_chosen(batch, rows):
+    chosen = choose(PLAIN, batch, lambda variant: 7)
+    assert chosen.rows == rows
+    assert clusters(chosen, batch) * rows >= batch > (clusters(chosen, batch) - 1) * rows
