@@ -13,6 +13,7 @@
 #include "step_bindings.h"
 #include "threads.h"
 #include "xla_ffi.h"
+#include "xla_launch.h"
 
 namespace nb = nanobind;
 
@@ -181,4 +182,10 @@ NB_MODULE(_core, module) {
   module.def(
       "xla_dense_backward", [] { return nb::capsule(cellerate::xla_dense_backward()); },
       "The XLA handler of dense_backward.");
+  module.def(
+      "xla_launch", [] { return nb::capsule(cellerate::xla_launch()); },
+      "The XLA handler that starts a CUDA kernel.");
+  module.def(
+      "xla_launch_on_host", [] { return nb::capsule(cellerate::xla_launch_on_host()); },
+      "The same for a launcher that runs on the CPU.");
 }

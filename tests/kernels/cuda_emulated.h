@@ -288,6 +288,7 @@ inline void narrow(float x, float& to) { to = x; }
 inline unsigned bits_of(float x) { return std::bit_cast<unsigned>(x); }
 inline float from_bits(unsigned bits) { return std::bit_cast<float>(bits); }
 
+inline float upper_part(float x) { return std::isnan(x) ? x : from_bits((bits_of(x) + 0x1000) & 0xffffe000); }
 inline void keep_in_loop(unsigned&) {}
 
 inline float tanh_11_bits(float x) { return std::tanh(x); }

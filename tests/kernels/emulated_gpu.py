@@ -27,6 +27,11 @@ extern "C" const char* run(const {direction}Arguments<Compiled::Number>* in, int
   }}
   return nullptr;
 }}
+// As the driver's: it is given the kernel itself in place of a handle, and the structure that begins with the grid.
+extern "C" int launch_kernel(const unsigned* grid, void*, void** arguments, void**) {{
+  using In = {direction}Arguments<Compiled::Number>;
+  return run(static_cast<const In*>(*arguments), *grid / Compiled::kBlocks, 1) == nullptr ? 0 : 1;
+}}
 """
 
 
@@ -52,6 +57,12 @@ def _compiled(variant: Variant) -> ctypes.CDLL:
     found = ctypes.CDLL(str(library))
     found.run.restype = ctypes.c_char_p
     return found
+
+
+def handles(variant: Variant, device: int = 0) -> tuple[int, int]:
+    """As `cellerate.kernels.cuda.launch.handles`: a launcher, which needs no kernel beside it."""
+    found = _compiled(variant).launch_kernel
+    return ctypes.cast(found, ctypes.c_void_p).value or 0, 0
 
 
 def prepare(variants: Iterable[Variant]) -> None:

@@ -36,6 +36,13 @@ CELLERATE_DEVICE void narrow(float x, Float16& to) { asm("cvt.rn.f16.f32 %0, %1;
 CELLERATE_DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 CELLERATE_DEVICE float from_bits(unsigned bits) { return __uint_as_float(bits); }
 
+// The larger of the two numbers of 19 bits that a float is the sum of; a NaN stays one.
+CELLERATE_DEVICE float upper_part(float x) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return from_bits(bits);
+}
+
 // Has the compiler compute what follows from x where it stands: what it takes out of a loop occupies registers.
 CELLERATE_DEVICE void keep_in_loop(unsigned& x) { asm volatile("" : "+r"(x)); }
 

@@ -94,6 +94,20 @@ def launch(variant: Variant, arguments: Arguments, device: int, stream: int) -> 
     _checked(driver.cuLaunchKernelEx(config, _function(variant, device), ctypes.addressof(pointers), 0))
 
 
+def handles(variant: Variant, device: int) -> tuple[int, int]:
+    """The addresses of the driver's cuLaunchKernelEx and of a kernel, for who starts it without Python.
+
+    Raises:
+        BackendError: It cannot be compiled, or there is no driver.
+    """
+    function = int(_function(variant, device))
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise BackendError(f"the CUDA driver is not installed: {error}") from error
+    return ctypes.cast(library.cuLaunchKernelEx, ctypes.c_void_p).value or 0, function
+
+
 @functools.cache
 def resident(variant: Variant, device: int) -> int:
     """How many clusters of a kernel a GPU runs at once."""

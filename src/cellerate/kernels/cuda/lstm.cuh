@@ -52,15 +52,13 @@ struct Layout {
   static constexpr int kRowChunks = kBlockUnits / kChunk;
 };
 
-// The larger of the two numbers that a float is split into.
-CELLERATE_DEVICE float upper_part(float x) { return from_bits((bits_of(x) + 0x1000) & 0xffffe000); }
-
-// Stores a number as the matrix units take it, the second part of a split one `distance` further.
+// Stores a number as the matrix units take it, the second part of a split one `distance` further: what is left of that,
+// the units cut off.
 template <class Number>
 CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   if constexpr (Layout<Number>::kSplit == 2) {
     *to = upper_part(x);
-    to[distance] = upper_part(x - *to);
+    to[distance] = x - *to;
   } else {
     narrow(x, *to);
   }
@@ -106,7 +104,7 @@ class Weights {
         keep_in_loop(word);
         const float whole = from_bits(word), first = upper_part(whole);
         upper[part] = bits_of(first);
-        lower[part] = bits_of(upper_part(whole - first));
+        lower[part] = bits_of(whole - first);
       }
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {

@@ -1,0 +1,284 @@
+"""The LSTM layer on an NVIDIA GPU for JAX: the products over all steps are XLA's, the recurrence is Cellerate's.
+
+A module of its own beside `jax` because there the layer becomes part of a program, and here is what it does on that
+device.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cellerate.kernels import cpu
+from cellerate.kernels.cuda import launch, plan
+from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+
+Arrays = Mapping[str, Any]
+_TARGET = "cellerate_launch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        given: The arguments of `cellerate.kernels.spec` that are there, by name. h0 is needed: bfloat16, float16 or
+            float32, and so are the results.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether all outputs are wanted or the last.
+    """
+
+    given: Arrays
+    options: LstmOptions
+    return_sequences: bool
+
+    @property
+    def number(self) -> Any:
+        """The type of h."""
+        return self.given["h0"].dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B, T, H)."""
+        like = self.given["x"] if "x" in self.given else self.given["ids"]
+        return like.shape[0], like.shape[1], self.given["recurrent_kernel"].shape[0]
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether backward needs h after each step beside the outputs."""
+        return "mask" in self.given or not self.return_sequences
+
+    def walked(self, name: str) -> Any:
+        """An argument with an axis of time, in the order in which time is walked; None if it is not there."""
+        found = self.given.get(name)
+        return jnp.flip(found, 1) if found is not None and self.options.go_backwards else found
+
+    def variant(self, direction: plan.Direction, device: int = 0) -> plan.Variant:
+        """The kernel for it."""
+        batch, _, units = self.shape
+        found = plan.Variant(
+            direction,
+            str(self.number),
+            plan.padded_units(units),
+            8,
+            self.options.activation,
+            self.options.recurrent_activation,
+            "mask" in self.given,
+            "recurrent_dropout" in self.given,
+        )
+        return plan.choose(found, batch, lambda one: launch.resident(one, device))
+
+
+@functools.cache
+def register() -> None:
+    """Makes the kernels known to XLA."""
+    jax.ffi.register_ffi_target(_TARGET, cpu.core().xla_launch(), platform="CUDA")
+
+
+def forward(call: Call, *, keep: bool) -> dict[str, Any]:
+    """Runs a layer.
+
+    Args:
+        call: The layer and what it is given.
+        keep: Whether `backward` will follow.
+
+    Returns:
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H); with `keep` also what `backward` needs: gates (B, T, H, 4),
+        cells (B, T, H) and, where they are not the outputs, states (B, T, H).
+    """
+    batch, steps, units = call.shape
+    number, given = call.number, call.given
+    kernel = _gates_last(given["kernel"], units).astype(number)
+    ids, x = call.walked("ids"), call.walked("x")
+    if ids is not None:
+        projected = _product(given["embeddings"].astype(number), kernel, number)
+    elif "dropout" in given:
+        parts = [
+            _product((x * scale[:, None]).astype(number), kernel[:, gate::4], number)
+            for gate, scale in enumerate(given["dropout"])
+        ]
+        projected = jnp.stack(parts, -1).reshape(batch, steps, 4 * units)
+    else:
+        projected = _product(x, kernel, number)
+    if "bias" in given:
+        projected = projected + _gates_last(given["bias"], units).astype(number)
+    variant = call.variant("forward")
+    sequence, state = (batch, steps, units), (batch, units)
+    wanted: dict[str, Any] = {
+        "outputs" if call.return_sequences else "last_output": (
+            sequence if call.return_sequences else state,
+            number,
+        ),
+        "h_T": (state, number),
+        "c_T": (state, jnp.float32),
+    }
+    if keep:
+        wanted |= {"gates": ((*sequence, 4), number), "cells": (sequence, jnp.float32)}
+        wanted |= {"states": (sequence, number)} if call.keeps_states else {}
+    weights = given["recurrent_kernel"].reshape(units, 4, units).transpose(2, 1, 0)
+    inputs = {
+        "projected": projected,
+        "ids": ids,
+        "weights": _padded(weights, variant.units, number),
+        "h0": given["h0"],
+        "mask": call.walked("mask"),
+    }
+    vocabulary = 0 if ids is None else projected.shape[0]
+    found = _run(variant, launch.ForwardArguments, call, inputs, wanted, vocabulary=vocabulary)
+    found["c_T"] = found["c_T"].astype(number)
+    if not call.return_sequences:
+        found["outputs"] = found.pop("last_output")
+    return found
+
+
+def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -> dict[str, Any]:
+    """The gradients of a layer.
+
+    Args:
+        call: As `forward` was given it.
+        done: What `forward` gave, with what it kept.
+        d_outputs: The cotangent of the outputs.
+        d_h_T: That of h_T.
+        d_c_T: That of c_T.
+
+    Returns:
+        The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0,
+        c0; of the argument's type.
+    """
+    batch, steps, units = call.shape
+    number, given = call.number, call.given
+    variant = call.variant("backward")
+    wanted = {
+        "d_projected": ((batch, steps, units, 4), number),
+        "d_h0": ((batch, units), number),
+        "d_c0": ((batch, units), jnp.float32),
+    }
+    inputs = {
+        "gates": done["gates"],
+        "cells": done["cells"],
+        "weights": _padded(given["recurrent_kernel"].reshape(units, 4, units), variant.units, number),
+        "mask": call.walked("mask"),
+        "d_outputs" if call.return_sequences else "d_last_output": d_outputs.astype(number),
+        "d_h_T": d_h_T.astype(number),
+        "d_c_T": d_c_T.astype(jnp.float32),
+    }
+    results = _run(variant, launch.BackwardArguments, call, inputs, wanted)
+    d = results["d_projected"]
+    found = {"h0": results["d_h0"], "c0": results["d_c0"]}
+    found["recurrent_kernel"] = _d_recurrent(call, done.get("states", done["outputs"]), d)
+    found |= _d_inputs(call, d.reshape(batch * steps, 4 * units))
+    return {name: gradient.astype(given[name].dtype) for name, gradient in found.items() if name in given}
+
+
+def _run(
+    variant: plan.Variant,
+    structure: type[launch.Arguments],
+    call: Call,
+    inputs: Arrays,
+    wanted: Mapping[str, tuple[tuple[int, ...], Any]],
+    **numbers: int,
+) -> dict[str, Any]:
+    """Starts a kernel with these inputs and those that both directions read; the results that are wanted, by name."""
+    batch, steps, units = call.shape
+    c0 = call.given.get("c0")
+    every = {
+        **inputs,
+        "c0": None if c0 is None else c0.astype(jnp.float32),
+        "recurrent_dropout": call.given.get("recurrent_dropout"),
+    }
+    there = {name: array for name, array in every.items() if array is not None}
+    places = {name: n for n, name in enumerate((*there, *wanted))}
+    numbers |= {
+        "batch": batch,
+        "steps": steps,
+        "units": units,
+        "masked_output": MASKED_OUTPUTS.index(call.options.masked_output),
+    }
+    names = [field[0] for field in structure._fields_]
+    launcher, function = launch.handles(variant, 0)
+    results = jax.ffi.ffi_call(
+        _TARGET,
+        [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in wanted.values()],
+        vmap_method="sequential",
+    )(
+        *there.values(),
+        launcher=np.int64(launcher),
+        function=np.int64(function),
+        blocks=np.int64(plan.clusters(variant, batch) * variant.blocks),
+        threads=np.int64(plan.THREADS),
+        shared=np.int64(variant.shared_bytes),
+        numbers=np.array([numbers[name] for name in names if name in numbers], np.int32),
+        slots=np.array([places.get(name, -1) for name in names if name not in numbers], np.int64),
+    )
+    return dict(zip(wanted, results, strict=True))
+
+
+def _gates_last(weights: Any, units: int) -> Any:
+    """(…, 4H), one gate after the other → (…, 4H), the gates of a unit side by side."""
+    return weights.reshape(*weights.shape[:-1], 4, units).swapaxes(-1, -2).reshape(weights.shape)
+
+
+def _gates_first(weights: Any, units: int) -> Any:
+    """The way back."""
+    return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)
+
+
+def _padded(weights: Any, padded: int, number: Any) -> Any:
+    missing = padded - weights.shape[0]
+    return jnp.pad(weights.astype(number), ((0, missing), (0, 0), (0, missing)))
+
+
+def _product(a: Any, b: Any, dtype: Any = jnp.float32) -> Any:
+    """a·b added up in float32, whatever the numbers are; float32 ones in full."""
+    found = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return found.astype(dtype)
+
+
+def _d_recurrent(call: Call, states: Any, d: Any) -> Any:
+    """The gradient of the recurrent kernel, (H, 4H): each step's h before times what came out for the step."""
+    batch, steps, units = call.shape
+    before = jnp.concatenate([call.given["h0"][:, None], states[:, :-1]], 1)
+    dropout = call.given.get("recurrent_dropout")
+    if dropout is None:
+        rows = before.reshape(batch * steps, units)
+        return _gates_first(_product(rows.T, d.reshape(batch * steps, 4 * units)), units)
+    parts = []
+    for gate, scale in enumerate(dropout):
+        rows = (before * scale[:, None]).astype(before.dtype).reshape(batch * steps, units)
+        parts.append(_product(rows.T, d[..., gate].reshape(batch * steps, units)))
+    return jnp.concatenate(parts, 1)
+
+
+def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
+    """The gradients of what projects the inputs: x or embeddings, kernel and bias."""
+    batch, steps, units = call.shape
+    given = call.given
+    if "ids" in given:
+        d_table = jnp.zeros((given["embeddings"].shape[0], 4 * units), jnp.float32)
+        d_table = d_table.at[call.walked("ids").reshape(-1)].add(d.astype(jnp.float32))
+        kernel = _gates_last(given["kernel"], units)
+        return {
+            "embeddings": _product(d_table, kernel.T),
+            "kernel": _gates_first(_product(given["embeddings"].T, d_table), units),
+            "bias": _gates_first(d_table.sum(0), units),
+        }
+    x = call.walked("x")
+    kernel = _gates_last(given["kernel"], units).astype(call.number)
+    found = {"bias": _gates_first(d.astype(jnp.float32).sum(0), units)}
+    if "dropout" not in given:
+        found["kernel"] = _gates_first(_product(x.reshape(batch * steps, -1).T, d), units)
+        d_x = _product(d, kernel.T).reshape(x.shape)
+    else:
+        parts, d_x = [], jnp.zeros(x.shape, jnp.float32)
+        for gate, scale in enumerate(given["dropout"]):
+            one = d[:, gate::4]
+            rows = (x * scale[:, None]).astype(x.dtype).reshape(batch * steps, -1)
+            parts.append(_product(rows.T, one))
+            d_x += _product(one, kernel[:, gate::4].T).reshape(x.shape) * scale[:, None]
+        found["kernel"] = jnp.concatenate(parts, 1)
+    found["x"] = jnp.flip(d_x, 1) if call.options.go_backwards else d_x
+    return found

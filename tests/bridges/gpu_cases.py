@@ -1,0 +1,138 @@
+"""Layers for the kernels of NVIDIA GPUs, what the oracle says of them, and the emulated GPU that they run on."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from cellerate.kernels import reference
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+import emulated_gpu
+
+Arrays = dict[str, np.ndarray]
+NUMBERS = {"bfloat16": bfloat16, "float16": np.float16, "float32": np.float32}
+# Root mean squares of the error as shares of the results', and of the gradients', by type.
+ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 5e-6)}
+D, V = 5, 7
+
+
+def resident(variant: Any, device: int) -> int:
+    return 2
+
+
+def emulate(patch: pytest.MonkeyPatch) -> None:
+    """Puts the emulated GPU in the place of the driver."""
+    for name in ("launch", "handles"):
+        patch.setattr(launch, name, getattr(emulated_gpu, name))
+    patch.setattr(launch, "resident", resident)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer, and what it is given."""
+
+    batch: int = 5
+    steps: int = 6
+    units: int = 40
+    number: str = "float16"
+    lookup: bool = False
+    with_: tuple[str, ...] = ("bias", "c0")
+    options: LstmOptions = LstmOptions()  # noqa: RUF009 (it is frozen)
+    sequences: bool = True
+    vocabulary: int = V
+
+    def arrays(self) -> Arrays:
+        """As the kernel is given them: what rounding its arguments costs is no error of its own."""
+        rng = np.random.default_rng(3)
+        b, t, h = self.batch, self.steps, self.units
+        every = {
+            "x": rng.normal(size=(b, t, D)),
+            "ids": rng.integers(0, self.vocabulary, (b, t)).astype(np.int32),
+            "embeddings": rng.normal(size=(self.vocabulary, D)),
+            "kernel": rng.normal(size=(D, 4 * h)) * 0.4,
+            "recurrent_kernel": rng.normal(size=(h, 4 * h)) * 0.8 / np.sqrt(h),
+            "bias": rng.normal(size=4 * h) * 0.5,
+            "h0": rng.uniform(-1, 1, (b, h)),
+            "c0": rng.normal(size=(b, h)),
+            "mask": rng.random((b, t)) < 0.6,
+            "dropout": (rng.random((4, b, D)) < 0.6) / 0.6,
+            "recurrent_dropout": (rng.random((4, b, h)) < 0.7) / 0.7,
+        }
+        # A row without a step that counts.
+        every["mask"][0] = False
+        names = ["kernel", "recurrent_kernel", "h0", *self.with_]
+        names += ["ids", "embeddings"] if self.lookup else ["x"]
+        return {n: every[n] if n in ("ids", "mask") else self.rounded(every[n]) for n in names}
+
+    def rounded(self, array: np.ndarray) -> np.ndarray:
+        """Numbers that the type has, as float32."""
+        return array.astype(NUMBERS[self.number]).astype(np.float32)
+
+    def given(self) -> Arrays:
+        """The same in the types that the layer is given."""
+        narrow = ("x", "h0", "c0")
+        return {n: a.astype(NUMBERS[self.number]) if n in narrow else a for n, a in self.arrays().items()}
+
+    def expected(self) -> tuple[list[np.ndarray], list[np.ndarray], Arrays]:
+        """The results, cotangents for them, and the gradients that come of these."""
+        arrays = self.arrays()
+        plain = {n: a for n, a in arrays.items() if n not in ("ids", "embeddings")}
+        if self.lookup:
+            plain["x"] = arrays["embeddings"][arrays["ids"]]
+        done = reference.forward(**plain, options=self.options)  # type: ignore[arg-type]
+        results = [done.outputs if self.sequences else done.outputs[:, -1], done.h_T, done.c_T]
+        rng = np.random.default_rng(4)
+        cotangents = [self.rounded(rng.normal(size=result.shape)) for result in results]
+        d_outputs = cotangents[0]
+        if not self.sequences:
+            d_outputs = np.zeros_like(done.outputs)
+            d_outputs[:, -1] = cotangents[0]
+        gradients = reference.backward(done, d_outputs, *cotangents[1:])
+        if self.lookup:
+            d_table = np.zeros(arrays["embeddings"].shape)
+            np.add.at(d_table, arrays["ids"], gradients.pop("x"))
+            gradients["embeddings"] = d_table
+        return results, cotangents, {n: gradients[n] for n in gradients if n in arrays}
+
+
+def error(found: Any, expected: np.ndarray) -> float:
+    """The root mean square of the difference, as a share of that of what is expected."""
+    found = np.asarray(found, np.float64)
+    assert found.shape == expected.shape
+    return float(np.sqrt(((found - expected) ** 2).mean() / ((expected**2).mean() + 1e-30)))
+
+
+OPTIONS: dict[str, Any] = {
+    "relu": {"activation": "relu"},
+    "kept-as-pre-activations": {"activation": "silu", "recurrent_activation": "softsign"},
+    "go-backwards": {"go_backwards": True},
+}
+CASES = {
+    "float16": Case(),
+    "bfloat16": Case(number="bfloat16", units=64, batch=19, steps=11),
+    "float32": Case(number="float32", units=70, batch=17, steps=9, with_=("bias", "c0", "mask")),
+    "float32-recurrent-dropout": Case(number="float32", with_=("bias", "recurrent_dropout"), sequences=False),
+    "one-row-one-step": Case(batch=1, steps=1, units=1),
+    "two-steps": Case(batch=9, steps=2, units=33, with_=()),
+    "last-output": Case(sequences=False),
+    "lookup": Case(lookup=True),
+    "lookup-of-many-rows": Case(lookup=True, vocabulary=1100),
+    "dropout": Case(with_=("bias", "c0", "dropout")),
+    "recurrent-dropout": Case(with_=("bias", "recurrent_dropout"), sequences=False),
+    "lookup-masked-recurrent-dropout-backwards": Case(
+        lookup=True, with_=("mask", "recurrent_dropout"), options=LstmOptions(go_backwards=True)
+    ),
+    "masked-last-output": Case(with_=("bias", "mask"), sequences=False),
+    **{
+        f"masked-{name}": Case(with_=("c0", "mask"), steps=9, options=LstmOptions(masked_output=name))
+        for name in MASKED_OUTPUTS
+    },
+    **{name: Case(steps=3, options=LstmOptions(**options)) for name, options in OPTIONS.items()},
+}
