@@ -4,10 +4,7 @@ For a machine with an NVIDIA GPU from Hopper on, torch, and this package; one ca
 """
 
 import argparse
-import datetime
-import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +14,10 @@ import numpy as np
 import torch
 
 from cellerate.bridges import torch_cuda
-from cellerate.environment import machine
-from cellerate.files import atomic_write
 from cellerate.kernels import reference
 from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+from records import RESULTS, new_record, write_record
 
-RESULTS = Path(__file__).parent / "results"
 # Root mean squares of the error as shares of the results', and of the gradients'.
 ALLOWED = {torch.bfloat16: (5e-3, 2e-2), torch.float16: (1e-3, 5e-3), torch.float32: (1e-6, 5e-6)}
 STEPS = 100
@@ -227,24 +222,11 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="the folder of the result")
     arguments = parser.parse_args()
     began = time.monotonic()
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=RESULTS, check=False, capture_output=True, text=True
-    )
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     result: dict[str, Any] = {"checks": [], "timings": []}
-    record = {
-        "case": "gpu",
-        "date": date,
-        "machine": machine(),
-        "gpu": torch.cuda.get_device_name(),
-        "versions": {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        },
-        "commit": commit.stdout.strip() or None,
-        "result": result,
-    }
+    record = new_record("gpu")
+    record["gpu"] = torch.cuda.get_device_name()
+    record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    record["result"] = result
     try:
         for found in checks():
             worst = max(found["errors"].values())
@@ -263,10 +245,7 @@ def main() -> None:
                 print(result["timings"][-1], flush=True)
     finally:
         record["seconds"] = time.monotonic() - began
-        path = arguments.output / f"gpu-{date[:19].replace(':', '')}.json"
-        with atomic_write(path) as beside:
-            beside.write_text(json.dumps(record, indent=2) + "\n")
-        print(f"written: {path}")
+        print(f"written: {write_record(record, arguments.output)}")
 
 
 if __name__ == "__main__":

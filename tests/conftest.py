@@ -1,6 +1,5 @@
 """Shared fixtures. Tests marked `keras` run once on each backend, each backend in its own process."""
 
-import contextlib
 import importlib.util
 import mmap
 import os
@@ -18,17 +17,24 @@ def _quick_xla() -> str:
     the native core comes compiled. `make test-slow` tests the layers as users run them, with XLA_FLAGS empty.
     """
     flags = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-    found = importlib.util.find_spec("jaxlib") if os.environ.get("KERAS_BACKEND") == "jax" else None
-    for folder in (found.submodule_search_locations or []) if found else []:
-        # XLA ends the process on a flag that it does not know, and this one is for its developers.
+    if os.environ.get("KERAS_BACKEND") == "jax" and _jax_knows(b"xla_cpu_use_fusion_emitters"):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    return " ".join(flags)
+
+
+def _jax_knows(flag: bytes) -> bool:
+    """Whether JAX's XLA has a flag: it ends the process on one that it does not know."""
+    jaxlib = importlib.util.find_spec("jaxlib")
+    if jaxlib is None or jaxlib.origin is None:
+        return False
+    try:
         with (
-            contextlib.suppress(OSError),
-            (Path(folder) / "libjax_common.so").open("rb") as file,
+            Path(jaxlib.origin).with_name("libjax_common.so").open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
         ):
-            if library.find(b"xla_cpu_use_fusion_emitters") >= 0:
-                flags.append("--xla_cpu_use_fusion_emitters=false")
-    return " ".join(flags)
+            return library.find(flag) >= 0
+    except FileNotFoundError:
+        return False
 
 
 os.environ.setdefault("XLA_FLAGS", _quick_xla())

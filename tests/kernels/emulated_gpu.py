@@ -5,16 +5,20 @@ What it cannot tell is whether the PTX of `kernels/cuda/device.cuh` says what `c
 
 import ctypes
 import functools
+import hashlib
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from cellerate.environment import processors
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.launch import Arguments
 from cellerate.kernels.cuda.plan import THREADS, Variant, clusters
+from cellerate.kernels.spec import ACTIVATIONS
 
 _RUN = """
 extern "C" const char* run(const {direction}Arguments<Compiled::Number>* in, int clusters, unsigned seed) {{
@@ -34,6 +38,25 @@ extern "C" int launch_kernel(const unsigned* grid, void*, void** arguments, void
 }}
 """
 
+_ACTIVATION = """
+#include <utility>
+using namespace cellerate::gpu;
+template <int kind>
+void compute(const float* x, float* values, float* derivatives, int count) {
+  constexpr auto kKind = static_cast<Activation>(kind);
+  for (int n = 0; n < count; ++n) {
+    values[n] = activate<kKind, float>(x[n]);
+    // As backward has it: from the value alone, where that is enough.
+    derivatives[n] = derivative<kKind>(derivative_from_value(kKind) ? values[n] : x[n], values[n]);
+  }
+}
+extern "C" void activation(int kind, const float* x, float* values, float* derivatives, int count) {
+  [&]<int... kinds>(std::integer_sequence<int, kinds...>) {
+    ((kinds == kind ? compute<kinds>(x, values, derivatives, count) : void()), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(Activation::kCount)>());
+}
+"""
+
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -42,21 +65,42 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compiled(variant: Variant) -> ctypes.CDLL:
-    folder = Path(_folder().name)
-    source = folder / f"{abs(hash(variant))}.cpp"
-    library = source.with_suffix(".so")
     run = _RUN.format(
         direction=variant.direction.capitalize(),
         threads=THREADS,
         shared_bytes=variant.shared_bytes,
         name=build.kernel_name(variant),
     )
-    source.write_text(build.source(variant) + run)
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["g++", *flags, f"-I{Path(__file__).parent}", str(source), "-o", str(library)], check=True)
-    found = ctypes.CDLL(str(library))
+    found = _library(build.source(variant) + run)
     found.run.restype = ctypes.c_char_p
     return found
+
+
+def _library(source: str) -> ctypes.CDLL:
+    file = Path(_folder().name) / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cpp"
+    file.write_text(source)
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra", "-Werror"]
+    command = ["g++", *flags, f"-I{Path(__file__).parent}", str(file), "-o", str(file.with_suffix(".so"))]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(file.with_suffix(".so")))
+
+
+def activation(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The values of an activation and its derivatives, as the kernels compute them for float32.
+
+    Args:
+        name: One of `spec.ACTIVATIONS`.
+        x: (N,) float32.
+    """
+    results = np.empty_like(x), np.empty_like(x)
+    addresses = [ctypes.c_void_p(array.ctypes.data) for array in (x, *results)]
+    _activations().activation(ACTIVATIONS.index(name), *addresses, len(x))
+    return results
+
+
+@functools.cache
+def _activations() -> ctypes.CDLL:
+    return _library(build.whole("activations.cuh") + _ACTIVATION)
 
 
 def handles(variant: Variant, device: int = 0) -> tuple[int, int]:

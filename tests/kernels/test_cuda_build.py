@@ -3,14 +3,21 @@
 import dataclasses
 import itertools
 import re
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cellerate.errors import BackendError, ConfigError
 from cellerate.files import cache_dir
+from cellerate.kernels import reference
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant, choose, clusters, fitting, padded_units
 from cellerate.kernels.spec import ACTIVATIONS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import emulated_gpu
 
 PLAIN = Variant("forward", "bfloat16", 512, 16)
 
@@ -46,6 +53,15 @@ def test_every_activation_compiles_for_hopper(activation):
     # Backward computes values, too.
     variant = Variant("backward", "float16", 32, 8, activation, activation)
     assert build.build(variant, "sm_90a").code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_and_its_derivative_equal_the_oracle(name):
+    x = np.concatenate([np.linspace(-8, 8, 1003), [-3, -1, -0.5, 0, 0.5, 1, 3, 6]]).astype(np.float32)
+    values, derivatives = emulated_gpu.activation(name, x)
+    expected = reference.ACTIVATIONS[name]
+    np.testing.assert_allclose(values, expected.value(x.astype(np.float64)), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(derivatives, expected.derivative(x.astype(np.float64)), rtol=1e-5, atol=1e-5)
 
 
 def test_what_was_compiled_is_kept_on_disk_and_known_by_its_source():

@@ -15,7 +15,7 @@ import numpy as np
 
 from cellerate.kernels import cpu
 from cellerate.kernels.cuda import launch, plan
-from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.spec import LstmOptions
 
 Arrays = Mapping[str, Any]
 _TARGET = "cellerate_launch"
@@ -59,18 +59,15 @@ class Call:
 
     def variant(self, direction: plan.Direction, device: int = 0) -> plan.Variant:
         """The kernel for it."""
-        batch, _, units = self.shape
-        found = plan.Variant(
+        return launch.variant_of(
             direction,
             str(self.number),
-            plan.padded_units(units),
-            8,
-            self.options.activation,
-            self.options.recurrent_activation,
-            "mask" in self.given,
-            "recurrent_dropout" in self.given,
+            self.shape,
+            self.options,
+            masked="mask" in self.given,
+            dropped="recurrent_dropout" in self.given,
+            device=device,
         )
-        return plan.choose(found, batch, lambda one: launch.resident(one, device))
 
 
 @functools.cache
@@ -183,7 +180,6 @@ def _run(
     **numbers: int,
 ) -> dict[str, Any]:
     """Starts a kernel with these inputs and those that both directions read; the results that are wanted, by name."""
-    batch, steps, units = call.shape
     c0 = call.given.get("c0")
     every = {
         **inputs,
@@ -192,12 +188,7 @@ def _run(
     }
     there = {name: array for name, array in every.items() if array is not None}
     places = {name: n for n, name in enumerate((*there, *wanted))}
-    numbers |= {
-        "batch": batch,
-        "steps": steps,
-        "units": units,
-        "masked_output": MASKED_OUTPUTS.index(call.options.masked_output),
-    }
+    numbers |= launch.numbers_of(call.shape, call.options)
     names = [field[0] for field in structure._fields_]
     launcher, function = launch.handles(variant, 0)
     results = jax.ffi.ffi_call(
@@ -208,7 +199,7 @@ def _run(
         *there.values(),
         launcher=np.int64(launcher),
         function=np.int64(function),
-        blocks=np.int64(plan.clusters(variant, batch) * variant.blocks),
+        blocks=np.int64(plan.clusters(variant, call.shape[0]) * variant.blocks),
         threads=np.int64(plan.THREADS),
         shared=np.int64(variant.shared_bytes),
         numbers=np.array([numbers[name] for name in names if name in numbers], np.int32),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from cellerate.kernels.cuda import launch, plan
-from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.spec import LstmOptions
 
 Tensors = Mapping[str, torch.Tensor | None]
 # Up to so many rows the gradient of a table is a product with the ids as ones and zeros; beyond, rows are added one
@@ -37,9 +37,12 @@ class Call:
 
     def need(self, name: str) -> torch.Tensor:
         """An argument that must be there, contiguous."""
+        return self._there(name).detach().contiguous()
+
+    def _there(self, name: str) -> torch.Tensor:
         found = self.given[name]
         assert found is not None  # noqa: S101 (who calls has checked)
-        return found.detach().contiguous()
+        return found
 
     def walked(self, name: str) -> torch.Tensor | None:
         """An argument with an axis of time, in the order in which time is walked."""
@@ -52,14 +55,13 @@ class Call:
     @property
     def number(self) -> torch.dtype:
         """The type of h."""
-        return self.need("h0").dtype
+        return self._there("h0").dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(B, T, H)."""
-        like = self["x"] if self["x"] is not None else self["ids"]
-        assert like is not None  # noqa: S101 (one of them is there)
-        return like.shape[0], like.shape[1], self.need("recurrent_kernel").shape[0]
+        like = self._there("x" if self["x"] is not None else "ids")
+        return like.shape[0], like.shape[1], self._there("recurrent_kernel").shape[0]
 
     @property
     def keeps_states(self) -> bool:
@@ -68,18 +70,15 @@ class Call:
 
     def variant(self, direction: plan.Direction, device: int) -> plan.Variant:
         """The kernel for it."""
-        batch, _, units = self.shape
-        found = plan.Variant(
+        return launch.variant_of(
             direction,
             str(self.number).removeprefix("torch."),
-            plan.padded_units(units),
-            8,
-            self.options.activation,
-            self.options.recurrent_activation,
-            self["mask"] is not None,
-            self["recurrent_dropout"] is not None,
+            self.shape,
+            self.options,
+            masked=self["mask"] is not None,
+            dropped=self["recurrent_dropout"] is not None,
+            device=device,
         )
-        return plan.choose(found, batch, lambda one: launch.resident(one, device))
 
 
 def reserve_bytes(call: Call) -> int:
@@ -207,7 +206,6 @@ def _run(
     variant: plan.Variant, arguments: launch.Arguments, call: Call, tensors: Tensors, **numbers: int
 ) -> None:
     """Starts a kernel with these tensors and those that both directions read."""
-    batch, steps, units = call.shape
     c0, dropout = call["c0"], call["recurrent_dropout"]
     # They must live until the kernel is in the stream: torch gives their memory only to what comes later there.
     held = {
@@ -215,13 +213,7 @@ def _run(
         "c0": None if c0 is None else c0.detach().to(torch.float32).contiguous(),
         "recurrent_dropout": None if dropout is None else dropout.detach().contiguous(),
     }
-    numbers |= {
-        "batch": batch,
-        "steps": steps,
-        "units": units,
-        "masked_output": MASKED_OUTPUTS.index(call.options.masked_output),
-    }
-    for name, number in numbers.items():
+    for name, number in {**launch.numbers_of(call.shape, call.options), **numbers}.items():
         setattr(arguments, name, number)
     for name, tensor in held.items():
         setattr(arguments, name, None if tensor is None else tensor.data_ptr())

@@ -62,7 +62,7 @@ void {kernel_name(variant)}(const __grid_constant__ {direction.capitalize()}Argu
   lstm_{direction}<Compiled>(in);
 }}
 """
-    return _whole(f"lstm_{direction}.cuh", set()) + entry
+    return whole(f"lstm_{direction}.cuh") + entry
 
 
 def build(variant: Variant, architecture: str) -> Any:
@@ -108,13 +108,16 @@ def _compiled(variant: Variant, architecture: str, cache: Any) -> Any:
         program.close()
 
 
-def _whole(name: str, seen: set[str]) -> str:
-    """A file with what it includes in the place of each `#include`."""
-    seen.add(name)
-    text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-    text = text.replace("#pragma once\n", "")
+def whole(name: str) -> str:
+    """A file of the source with what it includes in the place of each `#include`."""
+    seen: set[str] = set()
+
+    def text(name: str) -> str:
+        seen.add(name)
+        found = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+        return _INCLUDE.sub(included, found.replace("#pragma once\n", ""))
 
     def included(found: re.Match[str]) -> str:
-        return "" if found[1] in seen else _whole(found[1], seen)
+        return "" if found[1] in seen else text(found[1])
 
-    return _INCLUDE.sub(included, text)
+    return text(name)

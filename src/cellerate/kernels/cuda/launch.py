@@ -10,7 +10,8 @@ from typing import Any
 
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import THREADS, Variant, clusters
+from cellerate.kernels.cuda.plan import THREADS, Direction, Variant, choose, clusters, padded_units
+from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
 
 
 class ForwardArguments(ctypes.Structure):
@@ -67,6 +68,44 @@ class BackwardArguments(ctypes.Structure):
 
 
 Arguments = ForwardArguments | BackwardArguments
+
+
+def variant_of(
+    direction: Direction,
+    number: str,
+    shape: tuple[int, int, int],
+    options: LstmOptions,
+    *,
+    masked: bool,
+    dropped: bool,
+    device: int,
+) -> Variant:
+    """The kernel for a call, with the number of rows that is likely the fastest on a GPU.
+
+    Args:
+        direction: The forward or the backward recurrence.
+        number: The type of h: "bfloat16", "float16" or "float32".
+        shape: (B, T, H).
+        options: Activations.
+        masked: Whether there is a mask.
+        dropped: Whether there are masks of recurrent dropout.
+        device: The GPU's number.
+
+    Raises:
+        ConfigError: There is no kernel for it.
+        BackendError: It cannot be compiled.
+    """
+    batch, _, units = shape
+    activations = (options.activation, options.recurrent_activation)
+    wanted = Variant(direction, number, padded_units(units), 8, *activations, masked, dropped)
+    return choose(wanted, batch, lambda one: resident(one, device))
+
+
+def numbers_of(shape: tuple[int, int, int], options: LstmOptions) -> dict[str, int]:
+    """The fields of the arguments that are numbers, of both directions, for a call of shape (B, T, H)."""
+    batch, steps, units = shape
+    masked_output = MASKED_OUTPUTS.index(options.masked_output)
+    return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}
 
 
 def launch(variant: Variant, arguments: Arguments, device: int, stream: int) -> None:

@@ -125,6 +125,27 @@ class Weights {
   Words* shared_;
 };
 
+// Where a thread stands: in its block, and with what its block and its cluster own.
+template <class P>
+struct Place {
+  const int thread = thread_index();
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  const int rank = cluster_rank();  // of the block in its cluster
+  const int first_row = block_index() / P::kBlocks * P::kRows;
+  const int first_unit = rank * kBlockUnits;
+};
+
+// Makes the barriers of the even steps and of the odd ones; on return those of all blocks of the cluster are there.
+CELLERATE_DEVICE void make_barriers(Barrier (&arrived)[2]) {
+  if (thread_index() == 0) {
+    init_barrier(arrived[0]);
+    init_barrier(arrived[1]);
+    publish_barriers();
+  }
+  sync_cluster();
+}
+
 // Four numbers at once: the gates of a unit.
 template <class Number>
 struct alignas(4 * sizeof(Number)) Gates {

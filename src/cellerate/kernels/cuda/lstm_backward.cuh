@@ -63,13 +63,7 @@ class BackwardBlock {
   CELLERATE_DEVICE explicit BackwardBlock(const BackwardArguments<Number>& in)
       : in_(in),
         shared_(*reinterpret_cast<BackwardShared<P>*>(shared_memory())),
-        thread_(thread_index()),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32),
-        rank_(cluster_rank()),
-        first_row_(block_index() / P::kBlocks * P::kRows),
-        first_unit_(rank_ * kBlockUnits),
-        unit_(first_unit_ + lane_),
+        unit_(here_.first_unit + here_.lane),
         there_(unit_ < in.units) {}
 
   CELLERATE_DEVICE void run() {
@@ -79,7 +73,7 @@ class BackwardBlock {
     for (int done = 0; done < in_.steps; ++done) {
       const int step = in_.steps - 1 - done, now = done & 1, next = now ^ 1;
       if (done > 0) collect(done, now);
-      if (thread_ == 0) expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof(Part)));
+      if (here_.thread == 0) expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof(Part)));
       CELLERATE_UNROLL
       for (int tile = 0; tile < P::kTiles; ++tile) retreat(step, tile);
       if (step > 0) read_ahead(step - 1);
@@ -87,9 +81,9 @@ class BackwardBlock {
       multiply(next);
       order_before_copies();
       sync_block();
-      if (thread_ < P::kBlocks) {
-        copy_to_block(thread_, shared_.come[next][rank_], shared_.sent[next][thread_], sizeof(Part),
-                      shared_.arrived[next]);
+      if (here_.thread < P::kBlocks) {
+        copy_to_block(here_.thread, shared_.come[next][here_.rank], shared_.sent[next][here_.thread],
+                      sizeof(Part), shared_.arrived[next]);
       }
     }
     collect(in_.steps, in_.steps & 1);
@@ -101,7 +95,7 @@ class BackwardBlock {
  private:
   using Part = typename BackwardShared<P>::Part;
 
-  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + warp_; }
+  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + here_.warp; }
   // Eight units further for each two rows, so that both those who write a part and those who read it take all banks.
   CELLERATE_DEVICE static int in_part(int row, int unit) {
     return row * kBlockUnits + ((unit + 8 * (row >> 1)) & (kBlockUnits - 1));
@@ -111,10 +105,10 @@ class BackwardBlock {
     return row * 4 * kBlockUnits + (gate_unit / L::kChunk ^ (row & 7)) * L::kChunk + gate_unit % L::kChunk;
   }
   CELLERATE_DEVICE long at(int tile) const {
-    return static_cast<long>(first_row_ + row(tile)) * in_.units + unit_;
+    return static_cast<long>(here_.first_row + row(tile)) * in_.units + unit_;
   }
   CELLERATE_DEVICE long at(int tile, int step) const {
-    return (static_cast<long>(first_row_ + row(tile)) * in_.steps + step) * in_.units + unit_;
+    return (static_cast<long>(here_.first_row + row(tile)) * in_.steps + step) * in_.units + unit_;
   }
 
   // The part that a lane has of products of 16 units with gates of this block.
@@ -126,9 +120,9 @@ class BackwardBlock {
       for (int product = 0; product < kProducts; ++product) {
         CELLERATE_UNROLL
         for (int part = 0; part < 4; ++part) {
-          const int unit = unit_tile(tile) * 16 + lane_ / 4 + (part & 1) * 8;
-          const int gate_unit = product * L::kProduct + (lane_ % 4 + (part >> 1) * 4) * L::kWord;
-          const int gate = gate_unit / kBlockUnits, own = first_unit_ + gate_unit % kBlockUnits;
+          const int unit = unit_tile(tile) * 16 + here_.lane / 4 + (part & 1) * 8;
+          const int gate_unit = product * L::kProduct + (here_.lane % 4 + (part >> 1) * 4) * L::kWord;
+          const int gate = gate_unit / kBlockUnits, own = here_.first_unit + gate_unit % kBlockUnits;
           const Number* from = in_.weights + (static_cast<long>(unit) * 4 + gate) * P::kUnits + own;
           weights_.set(tile * kProducts + product, part,
                        unit < P::kUnits ? *reinterpret_cast<const unsigned*>(from) : 0);
@@ -136,12 +130,12 @@ class BackwardBlock {
       }
     }
   }
-  CELLERATE_DEVICE int unit_tile(int tile) const { return warp_ * kUnitTiles + tile; }
+  CELLERATE_DEVICE int unit_tile(int tile) const { return here_.warp * kUnitTiles + tile; }
 
   CELLERATE_DEVICE void begin() {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
-      inside_[tile] = there_ && first_row_ + row(tile) < in_.batch;
+      inside_[tile] = there_ && here_.first_row + row(tile) < in_.batch;
       const bool inside = inside_[tile];
       d_h_[tile] = inside && in_.d_h_T != nullptr ? widen(in_.d_h_T[at(tile)]) : 0.0f;
       d_c_[tile] = inside && in_.d_c_T != nullptr ? in_.d_c_T[at(tile)] : 0.0f;
@@ -151,20 +145,15 @@ class BackwardBlock {
       live_[tile] = true;
     }
     if constexpr (P::kDropped) {
-      for (int n = thread_; n < 4 * P::kUnits * P::kRows; n += kThreads) {
+      for (int n = here_.thread; n < 4 * P::kUnits * P::kRows; n += kThreads) {
         const int gate = n / (P::kUnits * P::kRows), unit = n / P::kRows % P::kUnits;
-        const int b = first_row_ + n % P::kRows;
+        const int b = here_.first_row + n % P::kRows;
         const bool there = b < in_.batch && unit < in_.units;
         const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
         narrow(there ? in_.recurrent_dropout[from] : 0.0f, shared_.dropout[n]);
       }
     }
-    if (thread_ == 0) {
-      init_barrier(shared_.arrived[0]);
-      init_barrier(shared_.arrived[1]);
-      publish_barriers();
-    }
-    sync_cluster();
+    make_barriers(shared_.arrived);
   }
 
   // Reads what a step needs from memory, a step before it is needed.
@@ -178,7 +167,7 @@ class BackwardBlock {
                                             : 0.0f;
       d_output_[tile] = in_.d_outputs != nullptr ? widen(in_.d_outputs[at(tile, step)]) : 0.0f;
       if constexpr (P::kMasked) {
-        live_[tile] = in_.mask[static_cast<long>(first_row_ + row(tile)) * in_.steps + step] != 0;
+        live_[tile] = in_.mask[static_cast<long>(here_.first_row + row(tile)) * in_.steps + step] != 0;
       }
     }
   }
@@ -188,7 +177,7 @@ class BackwardBlock {
     wait_for(shared_.arrived[now], ((done - 1) >> 1) & 1);
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
-      const int from = in_part(row(tile), lane_);
+      const int from = in_part(row(tile), here_.lane);
       float sum = 0.0f;
       CELLERATE_UNROLL
       for (int block = 0; block < P::kBlocks; ++block) sum += shared_.come[now][block][from];
@@ -230,7 +219,7 @@ class BackwardBlock {
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
       narrow(d_z[gate], gates.of[gate]);
-      store_split(d_z[gate], &shared_.d_gates[0][in_gates(row(tile), gate * kBlockUnits + lane_)],
+      store_split(d_z[gate], &shared_.d_gates[0][in_gates(row(tile), gate * kBlockUnits + here_.lane)],
                   kGateNumbers);
     }
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
@@ -270,7 +259,8 @@ class BackwardBlock {
       for (int split = 0; split < L::kSplit; ++split) {
         CELLERATE_UNROLL
         for (int tile = 0; tile < P::kTiles; ++tile) {
-          const int from = in_gates(tile * 8 + lane_ % 8, pair * 2 * L::kProduct + lane_ / 8 * L::kChunk);
+          const int from =
+              in_gates(tile * 8 + here_.lane % 8, pair * 2 * L::kProduct + here_.lane / 8 * L::kChunk);
           load_matrices(parts[split][tile], shared_.d_gates[split] + from);
         }
       }
@@ -294,8 +284,8 @@ class BackwardBlock {
       for (int tile = 0; tile < P::kTiles; ++tile) {
         CELLERATE_UNROLL
         for (int part = 0; part < 4; ++part) {
-          work(unit_tile, tile, part, first + lane_ / 4 + (part >> 1) * 8,
-               tile * 8 + 2 * (lane_ % 4) + (part & 1));
+          work(unit_tile, tile, part, first + here_.lane / 4 + (part >> 1) * 8,
+               tile * 8 + 2 * (here_.lane % 4) + (part & 1));
         }
       }
     }
@@ -312,7 +302,7 @@ class BackwardBlock {
 
   const BackwardArguments<Number>& in_;
   BackwardShared<P>& shared_;
-  const int thread_, lane_, warp_, rank_, first_row_, first_unit_;
+  const Place<P> here_;
   const int unit_;    // the unit of the layer that this thread computes
   const bool there_;  // whether it is one
 

@@ -65,14 +65,8 @@ class ForwardBlock {
   CELLERATE_DEVICE explicit ForwardBlock(const ForwardArguments<Number>& in)
       : in_(in),
         shared_(*reinterpret_cast<ForwardShared<P>*>(shared_memory())),
-        thread_(thread_index()),
-        lane_(thread_ % 32),
-        warp_(thread_ / 32),
-        rank_(cluster_rank()),
-        first_row_(block_index() / P::kBlocks * P::kRows),
-        first_unit_(rank_ * kBlockUnits),
-        block_unit_(warp_ * 4 + lane_ / 8),
-        unit_(first_unit_ + block_unit_),
+        block_unit_(here_.warp * 4 + here_.lane / 8),
+        unit_(here_.first_unit + block_unit_),
         there_(unit_ < in.units) {}
 
   CELLERATE_DEVICE void run() {
@@ -83,7 +77,7 @@ class ForwardBlock {
       const int now = step & 1, next = now ^ 1;
       if (step > 0) wait_for(shared_.arrived[now], ((step - 1) >> 1) & 1);
       const bool last = step + 1 == in_.steps;
-      if (thread_ == 0 && !last) {
+      if (here_.thread == 0 && !last) {
         expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof shared_.sent[0]));
       }
       float sums[P::kTiles][4] = {};
@@ -94,8 +88,8 @@ class ForwardBlock {
       if (!last) read_ahead(step + 1);
       order_before_copies();
       sync_block();
-      if (!last && thread_ < P::kBlocks) {
-        copy_to_block(thread_, shared_.h[next][rank_], shared_.sent[next], sizeof shared_.sent[0],
+      if (!last && here_.thread < P::kBlocks) {
+        copy_to_block(here_.thread, shared_.h[next][here_.rank], shared_.sent[next], sizeof shared_.sent[0],
                       shared_.arrived[next]);
       }
       write(step, next);
@@ -107,24 +101,25 @@ class ForwardBlock {
 
  private:
   // Row of the batch of a tile that this thread computes.
-  CELLERATE_DEVICE int row_in_tile() const { return 2 * (lane_ & 3) + ((lane_ >> 2) & 1); }
+  CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
 
   // The part of the weights that a lane of the warp has in products of 16 rows, which are units and gates: of four units
   // all gates, so that two lanes together have those of a unit. With a mask for each gate all 16 rows of a product are
   // of one gate, since they are multiplied with the h of that gate.
   CELLERATE_DEVICE void load_weights() {
-    const int group = lane_ / 4;
+    const int group = here_.lane / 4;
     weights_.set_shared(shared_.weights);
     CELLERATE_UNROLL
     for (int product = 0; product < kProducts; ++product) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
         const int high = part & 1;
-        const int k = product * L::kProduct + (lane_ % 4 + (part >> 1) * 4) * L::kWord;
-        const int unit = P::kDropped ? warp_ / 4 * 16 + group + high * 8 : warp_ * 4 + group / 2;
-        const int gate = P::kDropped ? warp_ % 4 : group % 2 + 2 * high;
-        const Number* from = in_.weights + (static_cast<long>(first_unit_ + unit) * 4 + gate) * P::kUnits + k;
+        const int k = product * L::kProduct + (here_.lane % 4 + (part >> 1) * 4) * L::kWord;
+        const int unit = P::kDropped ? here_.warp / 4 * 16 + group + high * 8 : here_.warp * 4 + group / 2;
+        const int gate = P::kDropped ? here_.warp % 4 : group % 2 + 2 * high;
+        const Number* from =
+            in_.weights + (static_cast<long>(here_.first_unit + unit) * 4 + gate) * P::kUnits + k;
         weights_.set(product, part, *reinterpret_cast<const unsigned*>(from));
       }
     }
@@ -132,9 +127,9 @@ class ForwardBlock {
 
   // Fills h with the initial states of all units, and takes those of this thread.
   CELLERATE_DEVICE void begin() {
-    for (int n = thread_; n < P::kBlocks * kNumbers; n += kThreads) {
+    for (int n = here_.thread; n < P::kBlocks * kNumbers; n += kThreads) {
       const int block = n / kNumbers, r = n % kNumbers / kBlockUnits, u = n % kBlockUnits;
-      const int b = first_row_ + r, unit = block * kBlockUnits + u;
+      const int b = here_.first_row + r, unit = block * kBlockUnits + u;
       const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
       const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
       CELLERATE_UNROLL
@@ -146,7 +141,7 @@ class ForwardBlock {
     }
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
-      const int b = first_row_ + row(tile);
+      const int b = here_.first_row + row(tile);
       inside_[tile] = there_ && b < in_.batch;
       const long n = static_cast<long>(b) * in_.units + unit_;
       c_[tile] = inside_[tile] && in_.c0 != nullptr ? in_.c0[n] : 0.0f;
@@ -161,12 +156,7 @@ class ForwardBlock {
         }
       }
     }
-    if (thread_ == 0) {
-      init_barrier(shared_.arrived[0]);
-      init_barrier(shared_.arrived[1]);
-      publish_barriers();
-    }
-    sync_cluster();
+    make_barriers(shared_.arrived);
   }
 
   CELLERATE_DEVICE long dropout_index(int gate, int b, int unit) const {
@@ -178,7 +168,7 @@ class ForwardBlock {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       if (!inside_[tile]) continue;
-      const long at = static_cast<long>(first_row_ + row(tile)) * in_.steps + step;
+      const long at = static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
       long from = at;
       if (in_.ids != nullptr) {
         // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
@@ -193,7 +183,7 @@ class ForwardBlock {
 
   // weights · h.
   CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
-    const int gate = P::kDropped ? warp_ % 4 : 0;
+    const int gate = P::kDropped ? here_.warp % 4 : 0;
     // Two sums, so that a product need not wait for the one before: of even ones and odd ones, or of what is large and
     // what is small.
     float other[P::kTiles][4] = {};
@@ -208,7 +198,7 @@ class ForwardBlock {
         for (int tile = 0; tile < P::kTiles; ++tile) {
           load_matrices(parts[split][tile],
                         shared_.h[now][block][gate][split] +
-                            in_block<Number>(tile * 8 + lane_ % 8, first + lane_ / 8 * L::kChunk));
+                            in_block<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk));
         }
       }
       weights_.multiply(2 * pair, parts, 0, sums, other);
@@ -231,13 +221,13 @@ class ForwardBlock {
 
   // With a mask for each gate the gates of a unit are with four warps.
   CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
-    const int gate = warp_ % 4;
+    const int gate = here_.warp % 4;
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
-        const int unit = warp_ / 4 * 16 + lane_ / 4 + (part >> 1) * 8;
-        const int r = tile * 8 + 2 * (lane_ % 4) + (part & 1);
+        const int unit = here_.warp / 4 * 16 + here_.lane / 4 + (part >> 1) * 8;
+        const int r = tile * 8 + 2 * (here_.lane % 4) + (part & 1);
         shared_.sums[(gate * kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
       }
     }
@@ -251,7 +241,7 @@ class ForwardBlock {
       return {{staged[0], staged[kGate], staged[2 * kGate], staged[3 * kGate]}};
     }
     // Lanes 4 apart have i and c, and f and o, of one unit for two rows; each keeps one of the rows.
-    const bool odd = (lane_ >> 2) & 1;
+    const bool odd = (here_.lane >> 2) & 1;
     const float low = from_lane_xor(odd ? mine[0] : mine[1], 4);
     const float high = from_lane_xor(odd ? mine[2] : mine[3], 4);
     if (odd) return {{low, mine[1], high, mine[3]}};
@@ -289,7 +279,7 @@ class ForwardBlock {
       narrow(output_[tile], shared_.output[next][at]);
     }
     if (in_.gates != nullptr && inside_[tile]) {
-      const long n = (static_cast<long>(first_row_ + row(tile)) * in_.steps + step) * in_.units + unit_;
+      const long n = (static_cast<long>(here_.first_row + row(tile)) * in_.steps + step) * in_.units + unit_;
       Gates<Number> gates;
       narrow(kept<kGate>(z.of[0], i), gates.of[0]);
       narrow(kept<kGate>(z.of[1], f), gates.of[1]);
@@ -300,17 +290,17 @@ class ForwardBlock {
     }
   }
 
-  // Writes the outputs and states of a step, in rows of 64 bytes.
+  // Writes the outputs and states of a step, 16 bytes at once.
   CELLERATE_DEVICE void write(int step, int next) {
     const auto* state = kOwnState ? &shared_.state[next] : &shared_.sent[next][0][0];
     if (in_.outputs != nullptr) write_block(in_.outputs, step, kOwnOutput ? shared_.output[next] : *state);
     if (in_.states != nullptr) write_block(in_.states, step, *state);
   }
   CELLERATE_DEVICE void write_block(Number* to, int step, const Number* block) const {
-    for (int n = thread_; n < kNumbers / L::kChunk; n += kThreads) {
-      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = first_row_ + r;
-      if (b >= in_.batch || first_unit_ + unit >= in_.units) continue;
-      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit_ + unit;
+    for (int n = here_.thread; n < kNumbers / L::kChunk; n += kThreads) {
+      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = here_.first_row + r;
+      if (b >= in_.batch || here_.first_unit + unit >= in_.units) continue;
+      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + here_.first_unit + unit;
       const Number* from = block + in_block<Number>(r, unit);
       if (in_.units % L::kChunk == 0) {
         struct alignas(16) Chunk {
@@ -318,7 +308,7 @@ class ForwardBlock {
         };
         *reinterpret_cast<Chunk*>(there) = *reinterpret_cast<const Chunk*>(from);
       } else {
-        for (int u = 0; u < L::kChunk && first_unit_ + unit + u < in_.units; ++u) there[u] = from[u];
+        for (int u = 0; u < L::kChunk && here_.first_unit + unit + u < in_.units; ++u) there[u] = from[u];
       }
     }
   }
@@ -327,7 +317,7 @@ class ForwardBlock {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       if (!inside_[tile]) continue;
-      const long n = static_cast<long>(first_row_ + row(tile)) * in_.units + unit_;
+      const long n = static_cast<long>(here_.first_row + row(tile)) * in_.units + unit_;
       narrow(h_[tile], in_.h_T[n]);
       in_.c_T[n] = c_[tile];
       if (in_.last_output != nullptr) narrow(P::kMasked ? output_[tile] : h_[tile], in_.last_output[n]);
@@ -336,7 +326,7 @@ class ForwardBlock {
 
   const ForwardArguments<Number>& in_;
   ForwardShared<P>& shared_;
-  const int thread_, lane_, warp_, rank_, first_row_, first_unit_;
+  const Place<P> here_;
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
   const bool there_;             // whether it is one
 

@@ -94,7 +94,7 @@ class Prune(OptimizerPass):
                 break
             words = f"{percent(share)} of the units"
             try:
-                candidate, told, losses = self._pruned(context, model, share)
+                candidate, told, losses = self._pruned(context, model, share, words)
             except NotNeededError as error:
                 reason = str(error)
                 break
@@ -123,10 +123,10 @@ class Prune(OptimizerPass):
         )
 
     def _pruned(
-        self, context: Context, model: keras.Model, share: float
+        self, context: Context, model: keras.Model, share: float, words: str
     ) -> tuple[Candidate, str, list[Curve]]:
         """The candidate that keeps a share of the units, what is said of it, and how it was trained."""
-        precision, words = context.state.choices.precision, f"{percent(share)} of the units"
+        precision = context.state.choices.precision
         name = f"pruned-{round(100 * share)}-{precision}"
         if before := context.candidate(name):
             # By an earlier call, whose time ended before another share was tried.
