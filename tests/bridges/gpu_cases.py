@@ -32,6 +32,8 @@ def emulate(patch: pytest.MonkeyPatch) -> None:
     for name in ("launch", "handles"):
         patch.setattr(launch, name, getattr(emulated_gpu, name))
     patch.setattr(launch, "resident", resident)
+    patch.setattr(launch, "missing", lambda device=0: None)
+    patch.setattr(launch, "gpu_name", lambda device=0: "emulated")
 
 
 @dataclasses.dataclass(frozen=True)

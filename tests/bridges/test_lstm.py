@@ -328,11 +328,13 @@ def test_operators_keep_the_rules_of_torch(name: str) -> None:
     import torch
     from torch.library import opcheck
 
+    from cellerate.bridges.torch_operators import ARGUMENTS
+
     case = CASES[name]
     arrays = tensors_of(arrays_of(lookup=case.get("lookup", False)))
     bridge().lstm(arrays, LstmOptions(), True)  # registers them
-    given = [arrays.get(argument) for argument in bridge()._ARGUMENTS]
-    for argument, tensor in zip(bridge()._ARGUMENTS, given, strict=True):
+    given = [arrays.get(argument) for argument in ARGUMENTS]
+    for argument, tensor in zip(ARGUMENTS, given, strict=True):
         if argument in TRAINED and tensor is not None:
             tensor.requires_grad_()
     codes = [int(code) for code in cpu.codes(LstmOptions(), case.get("sequences", True))]

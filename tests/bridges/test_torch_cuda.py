@@ -12,8 +12,10 @@ if keras.backend.backend() != "torch":
     pytest.skip("torch's own", allow_module_level=True)
 
 import torch
+from torch.library import opcheck
 
-from cellerate.bridges import torch_cuda
+from cellerate.bridges import torch_cuda, torch_operators
+from cellerate.kernels import cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_cases import ALLOWED, CASES, Arrays, Case, emulate, emulated_gpu, error
@@ -84,6 +86,30 @@ def test_cotangents_that_are_not_there_are_zeros():
     absent = torch_cuda.backward(call, outputs, reserve, None, None, None)
     assert all(torch.equal(zeros[name], absent[name]) for name in zeros)
     assert not any(gradient.any() for gradient in absent.values())
+
+
+@pytest.mark.parametrize("name", ["float16", "masked-last-output", "lookup"])
+def test_operators_keep_the_rules_of_torch_and_give_the_same(name):
+    case = CASES[name]
+    call = call_of(case)
+    *expected, reserve = torch_cuda.forward(call, keep=True)
+    cotangents = [torch.from_numpy(a).to(call.number) for a in case.expected()[1]]
+    expected_gradients = torch_cuda.backward(call, expected[0], reserve, *cotangents)
+
+    given = {n: t.clone().requires_grad_(n in expected_gradients) for n, t in call.given.items()}
+    results = torch_operators.cuda_lstm(given, case.options, case.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    trained = [given[n] for n in expected_gradients]
+    gradients = torch.autograd.grad(results, trained, cotangents, create_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected_gradients.values(), strict=True))
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        torch.autograd.grad(gradients[0].sum(), trained)
+
+    codes = [int(code) for code in cpu.codes(case.options, case.sequences)]
+    arguments = [given.get(name) for name in torch_operators.ARGUMENTS]
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for keep in (True, False):
+        opcheck(torch.ops.cellerate.cuda_lstm_forward, (*arguments, codes, keep), test_utils=tests)
 
 
 @pytest.mark.parametrize("number", ALLOWED)

@@ -5,7 +5,20 @@ import sys
 
 import pytest
 
+from cellerate import gpu
 from cellerate.environment import installed_backends
+
+NO_GPU = gpu.GpuFacts(
+    None, None, (), (), {"JAX_PLATFORMS": "cpu"}, ("no NVIDIA driver was found (libcuda.so.1)",)
+)
+TWO_GPUS = gpu.GpuFacts(
+    driver="580.65.06",
+    cuda="13.0",
+    devices=(gpu.Device("NVIDIA H100 80GB HBM3", (9, 0), 85 * 2**30, 84 * 2**30), gpu.Device("old", None, None, None)),
+    hidden=(gpu.Device("NVIDIA L4", (8, 9), 24 * 2**30, None),),
+    settings={"CUDA_VISIBLE_DEVICES": "0,1"},
+    problems=(),
+)  # fmt: skip
 
 
 def test_env_json_has_machine_versions_and_backends(cellerate):
@@ -49,6 +62,60 @@ def test_env_in_words_shows_the_same(cellerate):
     assert code == 0
     for word in ("machine", "versions", "backends", "keras", "GiB", ", ".join(installed_backends())):
         assert word in out
+
+
+def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
+    monkeypatch.setattr("cellerate.gpu.facts", lambda: NO_GPU)
+    code, out, _ = cellerate("env")
+    assert code == 0
+    said = out.splitlines()
+    assert said[said.index("gpu") + 1 :] == [
+        "  none           no NVIDIA driver was found (libcuda.so.1)",
+        "  JAX_PLATFORMS='cpu' (where JAX computes, the first one counts)",
+    ]
+
+
+def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypatch):
+    monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: "there is no compiler")
+    code, out, _ = cellerate("env")
+    assert code == 0
+    said = out.splitlines()
+    said = said[said.index("gpu") + 1 :]
+    assert said[:5] == [
+        "  driver         580.65.06, runs CUDA up to 13.0",
+        "  gpu 0          NVIDIA H100 80GB HBM3, compute capability 9.0, 85.0 GiB, 84.0 GiB free",
+        "  gpu 1          old",
+        "  hidden 1       NVIDIA L4, compute capability 8.9, 24.0 GiB, by CUDA_VISIBLE_DEVICES",
+        "  CUDA_VISIBLE_DEVICES='0,1' (the GPUs that CUDA may use)",
+    ]
+    backends = [f"  {name:<14} {gpu.describe(name, TWO_GPUS)}" for name in installed_backends()]
+    assert said[5:-1] == backends
+    assert said[-1] == "  kernels        Cellerate's own do not run on the GPU: there is no compiler"
+
+
+def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, monkeypatch):
+    monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: None)
+    monkeypatch.setattr("cellerate.cli.env._compiler", lambda: {"cuda-core": "1.0"})
+    assert "  kernels        Cellerate's own can run on the GPU (cuda-core 1.0)\n" in cellerate("env")[1]
+
+
+@pytest.mark.parametrize("facts", [NO_GPU, TWO_GPUS], ids=["no GPU", "two GPUs"])
+def test_env_json_has_the_same_of_gpus(cellerate, monkeypatch, facts):
+    monkeypatch.setattr("cellerate.gpu.facts", lambda: facts)
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: "there is no compiler")
+    code, out, _ = cellerate("env", "--json")
+    assert code == 0
+    found = json.loads(out)["gpu"]
+    assert [device["name"] for device in found["devices"]] == [device.name for device in facts.devices]
+    assert (found["driver"], found["cuda"]) == (facts.driver, facts.cuda)
+    assert (found["settings"], found["problems"]) == (facts.settings, list(facts.problems))
+    assert list(found["backends"]) == installed_backends()
+    for backend, said in found["backends"].items():
+        assert said["reason"] == gpu.diagnose(backend, facts)
+    assert found["kernels"]["reason"] == (gpu.diagnose_kernels(facts) or "there is no compiler")
+    assert set(found["kernels"]["packages"]) == {"cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"}
 
 
 @pytest.mark.slow

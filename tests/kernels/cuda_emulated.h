@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -67,6 +68,7 @@ class Meeting {
 
 struct Lane {
   float in = 0, out = 0;
+  unsigned long long word = 0;
   const void* row = nullptr;
   unsigned a[4], b[2], parts[4];
   float sum[4];
@@ -308,6 +310,62 @@ inline float from_lane_xor(float x, int distance) {
   return mine.out;
 }
 
+// Each lane hands in a number; the last to come computes what each gets.
+template <class T, class Work>
+T exchange_in_warp(T x, const Work& work) {
+  emulated::Lane& mine = emulated::here().lane();
+  std::memcpy(&mine.word, &x, sizeof x);
+  emulated::here().meet_warp([&](emulated::Lane* lanes) {
+    T all[32];
+    for (int n = 0; n < 32; ++n) std::memcpy(&all[n], &lanes[n].word, sizeof(T));
+    work(all);
+    for (int n = 0; n < 32; ++n) std::memcpy(&lanes[n].word, &all[n], sizeof(T));
+  });
+  std::memcpy(&x, &mine.word, sizeof x);
+  return x;
+}
+inline unsigned largest_in_warp(unsigned x) {
+  return exchange_in_warp(x, [](auto& all) { std::fill_n(all, 32, *std::max_element(all, all + 32)); });
+}
+inline unsigned smallest_in_warp(unsigned x) {
+  return exchange_in_warp(x, [](auto& all) { std::fill_n(all, 32, *std::min_element(all, all + 32)); });
+}
+inline unsigned sum_in_warp(unsigned x) {
+  return exchange_in_warp(x, [](auto& all) { std::fill_n(all, 32, std::accumulate(all, all + 32, 0u)); });
+}
+inline double sum_in_warp(double x) {
+  // In the order of the machine.
+  return exchange_in_warp(x, [](auto& all) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+      for (int n = 0; n < distance; ++n) all[n] += all[n + distance];
+    }
+    std::fill_n(all, 32, all[0]);
+  });
+}
+inline double running_sum_in_warp(double x) {
+  return exchange_in_warp(x, [](auto& all) {
+    for (int distance = 1; distance < 32; distance *= 2) {
+      for (int n = 31; n >= distance; --n) all[n] += all[n - distance];
+    }
+  });
+}
+inline double from_lane(double x, int lane) {
+  return exchange_in_warp(x, [&](auto& all) { std::fill_n(all, 32, all[lane]); });
+}
+inline unsigned lanes_where(bool yes) {
+  return exchange_in_warp(unsigned{yes}, [](auto& all) {
+    unsigned bits = 0;
+    for (int n = 0; n < 32; ++n) bits |= all[n] << n;
+    std::fill_n(all, 32, bits);
+  });
+}
+inline void sync_warp() {
+  emulated::here().meet_warp([](emulated::Lane*) {});
+}
+inline int count_bits(unsigned x) { return std::popcount(x); }
+inline int lowest_bit(unsigned x) { return std::countr_zero(x); }
+inline int highest_bit(unsigned x) { return 31 - std::countl_zero(x); }
+
 inline void init_barrier(Barrier& barrier) { emulated::here().make(&barrier); }
 inline void publish_barriers() {}
 inline void expect_bytes(Barrier& barrier, int bytes) {
@@ -332,6 +390,11 @@ inline void copy_to_block(int block, void* to, const void* from, int bytes, Barr
   emulated::here().start(
       {there + (static_cast<unsigned char*>(to) - here), static_cast<const unsigned char*>(from), bytes,
        reinterpret_cast<Barrier*>(there + (reinterpret_cast<unsigned char*>(&barrier) - here))});
+}
+
+inline void load_words(unsigned (&words)[4], const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % 16 != 0) throw std::runtime_error("words are not of 16 bytes");
+  std::memcpy(words, from, sizeof words);
 }
 
 inline void load_matrices(unsigned (&parts)[4], const void* row) {

@@ -3,6 +3,7 @@
 What it cannot tell is whether the PTX of `kernels/cuda/device.cuh` says what `cuda_emulated.h` does in its place.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,15 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from cellerate.environment import processors
 from cellerate.kernels.cuda import build
+from cellerate.kernels.cuda.generation import Generator
 from cellerate.kernels.cuda.launch import Arguments
-from cellerate.kernels.cuda.plan import THREADS, Variant, clusters
+from cellerate.kernels.cuda.plan import Variant
 from cellerate.kernels.spec import ACTIVATIONS
 
 _RUN = """
-extern "C" const char* run(const {direction}Arguments<Compiled::Number>* in, int clusters, unsigned seed) {{
+extern "C" const char* run(const {arguments}* in, int clusters, unsigned seed) {{
   static std::string told;
   try {{
     emulated::launch(clusters, Compiled::kBlocks, {threads}, {shared_bytes}, seed, [&] {{ {name}(*in); }});
@@ -33,7 +36,7 @@ extern "C" const char* run(const {direction}Arguments<Compiled::Number>* in, int
 }}
 // As the driver's: it is given the kernel itself in place of a handle, and the structure that begins with the grid.
 extern "C" int launch_kernel(const unsigned* grid, void*, void** arguments, void**) {{
-  using In = {direction}Arguments<Compiled::Number>;
+  using In = {arguments};
   return run(static_cast<const In*>(*arguments), *grid / Compiled::kBlocks, 1) == nullptr ? 0 : 1;
 }}
 """
@@ -64,10 +67,14 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def _compiled(variant: Variant) -> ctypes.CDLL:
+def _compiled(variant: build.Kernel) -> ctypes.CDLL:
+    generates = isinstance(variant, Generator)
+    arguments = (
+        "GenerateArguments" if generates else f"{variant.direction.capitalize()}Arguments<Compiled::Number>"
+    )
     run = _RUN.format(
-        direction=variant.direction.capitalize(),
-        threads=THREADS,
+        arguments=arguments,
+        threads=variant.threads,
         shared_bytes=variant.shared_bytes,
         name=build.kernel_name(variant),
     )
@@ -109,7 +116,7 @@ def handles(variant: Variant, device: int = 0) -> tuple[int, int]:
     return ctypes.cast(found, ctypes.c_void_p).value or 0, 0
 
 
-def prepare(variants: Iterable[Variant]) -> None:
+def prepare(variants: Iterable[build.Kernel]) -> None:
     """Compiles kernels that will be wanted, on as many cores as there are."""
     _folder()  # once, before there are threads
     with ThreadPoolExecutor(processors()) as pool:
@@ -117,7 +124,7 @@ def prepare(variants: Iterable[Variant]) -> None:
 
 
 def launch(
-    variant: Variant, arguments: Arguments, device: int = 0, stream: int = 0, *, seed: int = 1
+    variant: build.Kernel, arguments: Arguments, device: int = 0, stream: int = 0, *, seed: int = 1
 ) -> None:
     """As `cellerate.kernels.cuda.launch.launch`, on memory of the CPU.
 
@@ -131,7 +138,41 @@ def launch(
     Raises:
         RuntimeError: The kernel did what a GPU would not forgive, or hangs.
     """
-    count = ctypes.c_int(clusters(variant, arguments.batch))
+    count = ctypes.c_int(-(-arguments.batch // variant.rows))
     told = _compiled(variant).run(ctypes.byref(arguments), count, ctypes.c_uint(seed))
     if told is not None:
         raise RuntimeError(told.decode())
+
+
+class Memory:
+    """As `cellerate.kernels.cuda.launch.Memory`, of the CPU; NaNs, so that what is read before it was written shows."""
+
+    def __init__(self, count: int, device: int = 0) -> None:
+        self.count = count
+        self._bytes = np.full(count + 256, 0xFF, np.uint8)
+        self.address = -(-self._bytes.ctypes.data // 256) * 256
+
+    def write(self, values: np.ndarray) -> None:
+        if values.nbytes > self.count:
+            raise RuntimeError("a copy goes beyond the end of the memory")
+        ctypes.memmove(self.address, values.ctypes.data, values.nbytes)
+
+    def read(self, values: np.ndarray, at: int) -> None:
+        if at + values.nbytes > self.count:
+            raise RuntimeError("a copy begins beyond the end of the memory")
+        ctypes.memmove(values.ctypes.data, self.address + at, values.nbytes)
+
+
+def replace_driver(patch: pytest.MonkeyPatch, clusters: int = 2) -> None:
+    """Puts this in the place of the driver, of a GPU that runs so many clusters at once."""
+    from cellerate.kernels.cuda import launch as real
+
+    replaced = {
+        "Memory": Memory,
+        "launch": launch,
+        "resident": lambda kernel, device: clusters,
+        "current": lambda device: contextlib.nullcontext(),
+        "missing": lambda device=0: None,
+    }
+    for name, value in replaced.items():
+        patch.setattr(real, name, value)

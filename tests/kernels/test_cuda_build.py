@@ -13,7 +13,15 @@ from cellerate.errors import BackendError, ConfigError
 from cellerate.files import cache_dir
 from cellerate.kernels import reference
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant, choose, clusters, fitting, padded_units
+from cellerate.kernels.cuda.plan import (
+    SHARED_BYTES,
+    Variant,
+    choose,
+    clusters,
+    fitting,
+    packing,
+    padded_units,
+)
 from cellerate.kernels.spec import ACTIVATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,14 +46,57 @@ def test_every_variant_compiles_for_hopper(direction, number, masked, dropped):
     assert build.kernel_name(largest).encode() in build.build(largest, "sm_90a").code
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_weights_that_there_are_no_registers_for_compile(direction):
-    assert build.build(Variant(direction, "float32", 512, 8), "sm_90a").code.startswith(b"\x7fELF")
+@pytest.mark.parametrize(
+    ("direction", "number", "dropped"),
+    [
+        ("forward", "bfloat16", False),
+        ("backward", "bfloat16", True),
+        ("forward", "float32", False),
+        ("backward", "float32", False),
+    ],
+)
+def test_weights_that_there_is_no_room_for_compile(direction, number, dropped):
+    variant = Variant(direction, number, 1024, 8, dropped=dropped)
+    assert min(dataclasses.astuple(variant.tiers)) > 0
+    assert build.build(variant, "sm_90a").code.startswith(b"\x7fELF")
 
 
 def test_no_number_of_rows_fits_where_memory_is_too_small():
     with pytest.raises(ConfigError, match="512 units need more shared memory"):
         choose(Variant("forward", "float32", 512, 8, dropped=True), 64, lambda variant: 7)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("forward", "bfloat16", 64, 8),
+        Variant("forward", "float32", 96, 8, dropped=True),
+        Variant("forward", "float16", 576, 8, dropped=True),
+        Variant("backward", "bfloat16", 576, 8),
+        Variant("backward", "float32", 32, 8),
+    ],
+    ids=lambda v: f"{v.direction}-{v.number}-{v.units}{'-dropped' * v.dropped}",
+)
+def test_packed_weights_are_where_the_matrix_units_expect_them(variant):
+    # Each number says from where in (H, 4, H) it comes.
+    units, own = variant.units, variant.block_units
+    weights = np.arange(units * 4 * units).reshape(units, 4, units)
+    order = packing(variant)
+    word = 1 if variant.number == "float32" else 2
+    rows, columns = (units, 4 * own) if variant.direction == "backward" else (4 * own, units)
+    packed = weights.reshape(order.shape).transpose(order.axes)
+    packed = packed.reshape(variant.blocks, columns // (8 * word), rows // 16, 32, 4, word)
+
+    block, product, tile, lane, part, number = np.indices(packed.shape)
+    row = lane // 4 + 8 * (part % 2)
+    column = product * 8 * word + (lane % 4 + 4 * (part // 2)) * word + number
+    if variant.direction == "backward":
+        of_h, gate, unit = tile * 16 + row, column // own, column % own
+    elif variant.dropped:
+        of_h, gate, unit = column, tile % 4, tile // 4 * 16 + row
+    else:
+        of_h, gate, unit = column, row // 8 * 2 + row % 2, tile * 4 + row % 8 // 2
+    np.testing.assert_array_equal(packed, weights[of_h, gate, block * own + unit])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -100,7 +151,8 @@ def test_architecture_without_clusters_is_refused_in_words():
     [
         ({"number": "float64"}, "number is 'float64'"),
         ({"units": 500}, "multiple of 32"),
-        ({"units": 544}, "at most 512"),
+        ({"units": 544}, "one of 64"),
+        ({"units": 1088}, "at most 1024"),
         ({"rows": 12}, "expected one of 8, 16, 32"),
         ({"activation": "maxout"}, "'maxout' is none"),
     ],
@@ -110,7 +162,9 @@ def test_variant_that_is_none_raises_config_error(change, message):
         dataclasses.replace(PLAIN, **change)
 
 
-@pytest.mark.parametrize(("units", "padded"), [(1, 32), (32, 32), (33, 64), (512, 512)])
+@pytest.mark.parametrize(
+    ("units", "padded"), [(1, 32), (32, 32), (33, 64), (512, 512), (513, 576), (1024, 1024)]
+)
 def test_units_are_padded_to_whole_blocks(units, padded):
     assert padded_units(units) == padded
 
@@ -119,7 +173,20 @@ def test_rows_are_those_whose_memory_a_block_has():
     dropped = Variant("forward", "bfloat16", 512, 8, dropped=True)
     assert [one.rows for one in fitting(dropped)] == [8, 16]
     assert [one.rows for one in fitting(PLAIN)] == [8, 16, 32]
-    assert all(one.shared_bytes <= SHARED_BYTES for one in fitting(dropped) + fitting(PLAIN))
+    large = Variant("backward", "bfloat16", 1024, 8)
+    assert [one.rows for one in fitting(large)] == [8]
+    assert all(one.shared_bytes <= SHARED_BYTES for one in fitting(dropped) + fitting(PLAIN) + fitting(large))
+
+
+def test_weights_lie_as_near_as_there_is_room():
+    assert dataclasses.astuple(PLAIN.tiers) == (32, 0, 0)
+    for rows in (8, 16, 32):
+        variant = Variant("forward", "bfloat16", 1024, rows)
+        tiers = variant.tiers
+        assert tiers.registers == 16
+        # Another product of 512 threads would not fit.
+        assert variant.shared_bytes + 16 * 512 > SHARED_BYTES
+        assert tiers.registers + tiers.shared + tiers.streamed == 64
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,7 @@ def test_unrolled_lstm_by_name_is_refused_when_called_with_a_mask() -> None:
 def test_wrong_arguments_are_refused() -> None:
     model = text_model()
     for function in (functools.partial(accelerate, model), enable):
-        with pytest.raises(ConfigError, match="auto, cellerate-cpu, keras, got 'cuda'"):
+        with pytest.raises(ConfigError, match="auto, cellerate-cpu, cellerate-cuda, keras, got 'cuda'"):
             function("cuda")
     for function in (accelerate, restore):
         with pytest.raises(ModelError, match=r"got str.*load_model"):

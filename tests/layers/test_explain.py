@@ -16,7 +16,7 @@ from keras.src import backend as keras_backend
 from cellerate.environment import BACKENDS
 from cellerate.errors import BackendError, ModelError
 from cellerate.kernels import cpu
-from cellerate.layers.accelerate import accelerate, restore
+from cellerate.layers.accelerate import accelerate, is_accelerated, restore
 from cellerate.layers.explain import Explanation, LayerReport, explain
 from cellerate.layers.fused import bridge
 
@@ -532,3 +532,35 @@ def test_explain_claims_the_native_core_exactly_where_it_is_called(
     # Unrolled and masked is Keras's, and the report says so.
     left = [c.name for c in report.changes] == ["unroll"]
     assert (calls == [], watch.kernels != []) == (left, left)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own path is cuDNN")
+def test_explain_on_a_gpu_names_the_kernels_of_an_accelerated_model() -> None:
+    inputs = keras.Input((T, F))
+    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(inputs)
+    x = layers.LSTM(4, activation="relu", return_sequences=True)(x)
+    model = keras.Model(inputs, layers.LSTM(2000)(x))
+    stock = explain(model)
+    assert [c.name for c in stock.layers[-2].changes][:1] == ["accelerated"]
+    explanation = explain(accelerate(model))
+    kernels = [report.kernel for report in explanation.layers]
+    cudnn = "cudnn" if BACKEND == "torch" else stock.layers[-1].kernel
+    assert kernels == ["two-passes", "cellerate-cuda", "cellerate-cuda", "cellerate-cuda", cudnn]
+    _, forward, _, relu, wide = explanation.layers
+    assert (forward.implementation, forward.target) == ("cellerate-cuda", None)
+    # cuDNN may run plain calls, and no other.
+    assert condition(forward, "cuDNN").holds is None
+    assert not any(c.name == "cuDNN" for c in relu.conditions) and relu.changes == ()
+    assert condition(wide, "accelerated: units").fix == "at most 1024"
+    assert "cellerate-cuda: Cellerate's kernels for NVIDIA GPUs" in str(explanation)
+    named = accelerate(keras.Sequential([keras.Input((T, F)), layers.LSTM(4)]), "cellerate-cuda")
+    assert not any(c.name == "cuDNN" for c in only(explain(named)).conditions)
+
+
+def test_named_implementation_that_cannot_run_here_is_refused_with_the_reason() -> None:
+    model = model_of(layers.LSTM(4))
+    expected = "TensorFlow's own GPU kernel" if BACKEND == "tensorflow" else "computes on the CPU"
+    with pytest.raises(BackendError, match=expected):
+        accelerate(model, "cellerate-cuda")
+    assert not is_accelerated(model.layers[-1])

@@ -15,7 +15,7 @@ from keras.src.activations import ALL_OBJECTS_DICT
 
 from cellerate.kernels.spec import ACTIVATIONS
 from cellerate.layers import fused
-from cellerate.layers.accelerate import accelerate, is_accelerated
+from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated
 
 pytestmark = [
     pytest.mark.keras,
@@ -24,6 +24,10 @@ pytestmark = [
 ]
 
 BACKEND = keras.backend.backend()
+# The kernels for GPUs run on an emulated one, for which each kind of layer is compiled anew: that takes minutes.
+IMPLEMENTATIONS = ["cellerate-cpu"]
+if BACKEND != "tensorflow":
+    IMPLEMENTATIONS.append(pytest.param("cellerate-cuda", marks=pytest.mark.slow))
 B, T, F, D, H, V = 6, 7, 4, 5, 9, 11  # batch, steps, features, inputs, units, rows of an Embedding
 # The floors of the design, as shares of the RMS: of outputs and states, and of gradients.
 FLOORS = {"float32": (1e-6, 5e-6), "bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3)}
@@ -47,6 +51,14 @@ IDS = np.random.default_rng(3).integers(1, V, (B, T)).astype("int32") * MASK
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> str:
+    """The one that `accelerate` finds."""
+    if request.param == "cellerate-cuda":
+        request.getfixturevalue("gpu")
+    return request.param
 
 
 def data(mask: np.ndarray = MASK) -> list[np.ndarray]:
@@ -188,7 +200,7 @@ def assert_accelerated_equals(
 
     stock = measure(model, inputs, training=training)
     accelerate(model)
-    assert all(map(is_accelerated, lstms(model)))
+    assert {implementation_of(layer) for layer in lstms(model)} == {fused.implementation_here()}
     ours = measure(model, inputs, training=training)
     # In float64 other dropout masks are drawn, so there Keras itself is all there is to compare with.
     assert_close(ours, stock, None if training else truth, dtype=dtype)
@@ -196,16 +208,17 @@ def assert_accelerated_equals(
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The names of the arrays that each call of the native core was given."""
+def calls(monkeypatch: pytest.MonkeyPatch, implementation: str) -> list[list[str]]:
+    """The names of the arrays that each call of the kernels was given."""
     seen: list[list[str]] = []
-    lstm = fused.bridge().lstm
+    name = "cuda_lstm" if implementation == "cellerate-cuda" else "lstm"
+    lstm = getattr(fused.bridge(), name)
 
     def spy(arrays: dict[str, Any], *rest: Any) -> Any:
         seen.append(sorted(arrays))
         return lstm(arrays, *rest)
 
-    monkeypatch.setattr(fused.bridge(), "lstm", spy)
+    monkeypatch.setattr(fused.bridge(), name, spy)
     return seen
 
 

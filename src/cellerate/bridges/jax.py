@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cellerate.bridges import jax_cuda
 from cellerate.kernels import cpu
 from cellerate.kernels.spec import LstmOptions
 
-Static = tuple[LstmOptions, bool]
+# Options, whether all outputs are returned, and whether the kernels for GPUs compute.
+Static = tuple[LstmOptions, bool, bool]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -67,7 +69,48 @@ def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -
         are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
     """
     _register()
-    return _lstm((options, return_sequences), arrays)
+    return _lstm((options, return_sequences, False), arrays)
+
+
+def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
+    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, in float16 too.
+
+    h0 is needed, as the results have its type.
+    """
+    jax_cuda.register()
+    return _lstm((options, return_sequences, True), arrays)
+
+
+def can_measure(array: Any) -> bool:
+    """Whether something can be timed while a call with this array is traced: always."""
+    del array
+    return True
+
+
+def blocking(
+    function: Callable[..., Any], arrays: Sequence[tuple[np.ndarray, str]], training: bool
+) -> Callable[[], None]:
+    """Prepares a call of a function of the arrays, compiled, that ends when the device has ended, for timing.
+
+    Args:
+        function: Gives one array.
+        arrays: Each with the dtype that it is given in.
+        training: Whether the gradients of the arrays are computed, too.
+    """
+
+    def total(*given: Any) -> Any:
+        return function(*given).astype(np.float32).sum()
+
+    compiled = jax.jit(jax.grad(total, tuple(range(len(arrays)))) if training else total)
+    # What is being traced around this call has no part in it.
+    with jax.ensure_compile_time_eval():
+        given = [jnp.asarray(array, dtype) for array, dtype in arrays]
+
+    def work() -> None:
+        with jax.ensure_compile_time_eval():
+            jax.block_until_ready(compiled(*given))
+
+    return work
 
 
 @functools.cache
@@ -85,7 +128,7 @@ def _register() -> None:
 
 def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """Calls the core; `results` has the shapes and types of the results that are wanted."""
-    options, return_sequences = static
+    options, return_sequences, _ = static
     core = cpu.core()
     names = core.FORWARD_ARGUMENTS if name == "forward" else core.BACKWARD_ARGUMENTS
     result_names = core.FORWARD_RESULTS if name == "forward" else core.BACKWARD_RESULTS
@@ -109,7 +152,9 @@ def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, A
 
 
 def _forward(static: Static, given: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    _, return_sequences = static
+    options, return_sequences, cuda = static
+    if cuda:
+        return jax_cuda.forward(jax_cuda.Call(given, options, return_sequences), keep=keep)
     like = given["x"] if "x" in given else given["ids"]
     dtype = given["x"].dtype if "x" in given else given["h0"].dtype
     batch, steps, units = like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
@@ -136,12 +181,19 @@ def _lstm(static: Static, given: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def _lstm_forward(static: Static, given: dict[str, Any]) -> tuple[tuple[Any, Any, Any], Any]:
     done = _forward(static, given, keep=True)
-    kept = {"reserve": done["reserve"]} | ({"outputs": done["outputs"]} if static[1] else {})
+    needless = {"h_T", "c_T"} | (set() if static[1] else {"outputs"})
+    kept = {name: array for name, array in done.items() if name not in needless}
     return (done["outputs"], done["h_T"], done["c_T"]), (given, kept)
 
 
 def _lstm_backward(static: Static, saved: Any, cotangents: tuple[Any, Any, Any]) -> tuple[dict[str, Any]]:
     given, kept = saved
+    options, return_sequences, cuda = static
+    if cuda:
+        call = jax_cuda.Call(given, options, return_sequences)
+        found = jax_cuda.backward(call, kept, *cotangents)
+        # None stands for no gradient, as for a mask.
+        return ({name: found.get(name) for name in given},)
     wanted = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
     results = {
         f"d_{name}": jax.ShapeDtypeStruct(given[name].shape, given[name].dtype)
@@ -150,7 +202,6 @@ def _lstm_backward(static: Static, saved: Any, cotangents: tuple[Any, Any, Any])
     }
     named = dict(zip(("d_outputs", "d_h_T", "d_c_T"), cotangents, strict=True))
     gradients = _call("backward", static, {**given, **kept, **named}, results)
-    # None stands for no gradient, as for a mask.
     return ({name: gradients.get(f"d_{name}") for name in given},)
 
 

@@ -116,11 +116,10 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
     if keep:
         wanted |= {"gates": ((*sequence, 4), number), "cells": (sequence, jnp.float32)}
         wanted |= {"states": (sequence, number)} if call.keeps_states else {}
-    weights = given["recurrent_kernel"].reshape(units, 4, units).transpose(2, 1, 0)
     inputs = {
         "projected": projected,
         "ids": ids,
-        "weights": _padded(weights, variant.units, number),
+        "weights": _packed(given["recurrent_kernel"], variant, number),
         "h0": given["h0"],
         "mask": call.walked("mask"),
     }
@@ -157,7 +156,7 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
     inputs = {
         "gates": done["gates"],
         "cells": done["cells"],
-        "weights": _padded(given["recurrent_kernel"].reshape(units, 4, units), variant.units, number),
+        "weights": _packed(given["recurrent_kernel"], variant, number),
         "mask": call.walked("mask"),
         "d_outputs" if call.return_sequences else "d_last_output": d_outputs.astype(number),
         "d_h_T": d_h_T.astype(number),
@@ -166,7 +165,7 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
     results = _run(variant, launch.BackwardArguments, call, inputs, wanted)
     d = results["d_projected"]
     found = {"h0": results["d_h0"], "c0": results["d_c0"]}
-    found["recurrent_kernel"] = _d_recurrent(call, done.get("states", done["outputs"]), d)
+    found["recurrent_kernel"] = _d_recurrent(call, done["states" if call.keeps_states else "outputs"], d)
     found |= _d_inputs(call, d.reshape(batch * steps, 4 * units))
     return {name: gradient.astype(given[name].dtype) for name, gradient in found.items() if name in given}
 
@@ -200,7 +199,7 @@ def _run(
         launcher=np.int64(launcher),
         function=np.int64(function),
         blocks=np.int64(plan.clusters(variant, call.shape[0]) * variant.blocks),
-        threads=np.int64(plan.THREADS),
+        threads=np.int64(variant.threads),
         shared=np.int64(variant.shared_bytes),
         numbers=np.array([numbers[name] for name in names if name in numbers], np.int32),
         slots=np.array([places.get(name, -1) for name in names if name not in numbers], np.int64),
@@ -218,9 +217,12 @@ def _gates_first(weights: Any, units: int) -> Any:
     return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)
 
 
-def _padded(weights: Any, padded: int, number: Any) -> Any:
-    missing = padded - weights.shape[0]
-    return jnp.pad(weights.astype(number), ((0, missing), (0, 0), (0, missing)))
+def _packed(weights: Any, variant: plan.Variant, number: Any) -> Any:
+    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    units, packing = weights.shape[0], plan.packing(variant)
+    missing = variant.units - units
+    padded = jnp.pad(weights.astype(number).reshape(units, 4, units), ((0, missing), (0, 0), (0, missing)))
+    return padded.reshape(packing.shape).transpose(packing.axes)
 
 
 def _product(a: Any, b: Any, dtype: Any = jnp.float32) -> Any:

@@ -3,8 +3,6 @@
 One file a framework, imported only when that backend runs; nothing else in Cellerate imports torch.
 """
 
-import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,25 +10,19 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from cellerate.environment import processors
-from cellerate.kernels import cpu
-from cellerate.kernels.spec import LstmOptions
+from cellerate.bridges.torch_operators import cuda_lstm, dense, lstm
 
-# The arguments of the native LSTM, and which of them have gradients.
-_ARGUMENTS = (
-    "x",
-    "ids",
-    "embeddings",
-    "kernel",
-    "recurrent_kernel",
-    "bias",
-    "h0",
-    "c0",
-    "mask",
-    "dropout",
-    "recurrent_dropout",
-)
-_DIFFERENTIABLE = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
+__all__ = [
+    "blocking",
+    "can_measure",
+    "compile_step",
+    "cuda_lstm",
+    "dense",
+    "gpu_available",
+    "in_place_changes",
+    "lstm",
+    "torch_dataset",
+]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -130,199 +122,35 @@ def in_place_changes(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else int(tensor._version)
 
 
-def lstm(
-    arrays: dict[str, torch.Tensor], options: LstmOptions, return_sequences: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One LSTM layer on the native core, with gradients.
+def can_measure(tensor: torch.Tensor) -> bool:
+    """Whether a call with this tensor computes now: where it is only traced or captured, nothing can be timed."""
+    if tensor.is_meta or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def blocking(
+    function: Callable[..., torch.Tensor], arrays: Sequence[tuple[np.ndarray, str]], training: bool
+) -> Callable[[], None]:
+    """Prepares a call of a function of the arrays that ends when the device has ended, for timing.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
-        options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or the last.
-
-    Returns:
-        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives are defined for x
-        or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+        function: Gives one tensor.
+        arrays: Each with the dtype that it is given in.
+        training: Whether the gradients of the arrays are computed, too.
     """
-    _register()
-    keep = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
-    given = [arrays.get(name) for name in _ARGUMENTS]
-    codes = [int(code) for code in cpu.codes(options, return_sequences)]
-    outputs, h_T, c_T, _ = torch.ops.cellerate.lstm_forward(*given, codes, keep)
-    return outputs, h_T, c_T
-
-
-@functools.cache
-def _register() -> None:
-    """Defines the operators: opaque to torch.compile, which sees their shapes through the fake kernels."""
-    _make_idle_threads_sleep()
-    optional = ", ".join(f"Tensor? {name}" for name in _ARGUMENTS)
-    saved = "Tensor outputs, Tensor reserve, Tensor? d_outputs, Tensor? d_h_T, Tensor? d_c_T"
-    results = ", ".join(["Tensor"] * len(_DIFFERENTIABLE))
-    # Kept alive by torch itself from here on; a Library object that is collected takes its operators along.
-    _register.library = library = torch.library.Library("cellerate", "DEF")  # type: ignore[attr-defined]
-    library.define(f"lstm_forward({optional}, int[] codes, bool keep) -> (Tensor, Tensor, Tensor, Tensor)")
-    library.define(f"lstm_backward({optional}, {saved}, int[] codes) -> ({results})")
-    library.impl("lstm_forward", _forward, "CPU")
-    library.impl("lstm_backward", _backward, "CPU")
-    torch.library.register_fake("cellerate::lstm_forward", _forward_results, lib=library)
-    torch.library.register_fake("cellerate::lstm_backward", _backward_results, lib=library)
-    torch.library.register_autograd(
-        "cellerate::lstm_forward", _differentiate, setup_context=_save, lib=library
-    )
-    torch.library.register_autograd("cellerate::lstm_backward", _differentiate_twice, lib=library)
-    weights = "Tensor x, Tensor kernel, Tensor? bias"
-    library.define(f"dense_forward({weights}) -> Tensor")
-    library.define(f"dense_backward({weights}, Tensor d_y) -> (Tensor, Tensor, Tensor)")
-    library.impl("dense_forward", _dense_forward, "CPU")
-    library.impl("dense_backward", _dense_backward, "CPU")
-    torch.library.register_fake("cellerate::dense_forward", _dense_result, lib=library)
-    torch.library.register_fake("cellerate::dense_backward", _dense_gradients, lib=library)
-    torch.library.register_autograd(
-        "cellerate::dense_forward", _dense_differentiate, setup_context=_dense_save, lib=library
-    )
-    torch.library.register_autograd("cellerate::dense_backward", _differentiate_twice, lib=library)
-
-
-def _make_idle_threads_sleep() -> None:
-    """Makes torch's idle OpenMP threads sleep at once, in place of spinning for milliseconds after each operation.
-
-    They spin on the cores that the native core's threads need next. libgomp reads how long from the environment,
-    once, when torch is loaded; but it spins only shortly while the process has more OpenMP threads than there are
-    processors. Threads that have run a parallel operation of their own keep theirs, asleep, so a few of those are
-    kept. `docs/decisions/0006-idle-openmp-threads.md` has the measurement.
-    """
-    own = torch.get_num_threads() - 1
-    if own < 1 or "parallel backend: OpenMP" not in torch.__config__.parallel_info():
-        return
-    rest = threading.Event()
-
-    def start_threads_and_stay(started: threading.Event) -> None:
-        torch.zeros(1 << 20).add_(1)
-        started.set()
-        rest.wait()
-
-    # The thread that computes has as many, once it has run an operation; one of these adds as many.
-    for _ in range(-(-processors() // own) - 1):
-        started = threading.Event()
-        threading.Thread(target=start_threads_and_stay, args=(started,), daemon=True).start()
-        started.wait()
-
-
-def _codes(codes: Sequence[int]) -> tuple[int, int, int, bool, bool]:
-    return codes[0], codes[1], codes[2], bool(codes[3]), bool(codes[4])
-
-
-def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
-    """Empty tensors of the shapes and types that forward fills."""
-    *tensors, codes, keep = given
-    named: dict[str, Any] = dict(zip(_ARGUMENTS, tensors, strict=True))
-    h0, sequences = named["h0"], bool(codes[4])
-    like = named["x"] if named["x"] is not None else named["ids"]
-    batch, steps, units = like.shape[0], like.shape[1], named["recurrent_kernel"].shape[0]
-    size = 0
-    if keep:
-        masked = named["mask"] is not None
-        bfloat16 = h0.dtype == torch.bfloat16
-        size = cpu.reserve_bytes(
-            (batch, steps, units), bfloat16=bfloat16, masked=masked, return_sequences=sequences
-        )
-    # Not empty_like, which would take over the strides as well.
-    outputs = h0.new_empty((batch, steps, units) if sequences else (batch, units))
-    return outputs, h0.new_empty(h0.shape), h0.new_empty(h0.shape), h0.new_empty(size, dtype=torch.uint8)
-
-
-def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
-    *tensors, codes, keep = given
-    results = _forward_results(*given)
-    cpu.core().forward(_codes(codes), _contiguous(tensors), results if keep else (*results[:3], None))
-    return results
-
-
-def _backward_results(*given: Any) -> tuple[torch.Tensor, ...]:
-    """Empty tensors for the gradients; one without elements for an argument that is absent."""
-    named = dict(zip(_ARGUMENTS, given, strict=False))
-    none = named["h0"].new_empty(0)
-    return tuple(none if named[n] is None else named[n].new_empty(named[n].shape) for n in _DIFFERENTIABLE)
-
-
-def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
-    *tensors, codes = given
-    results = _backward_results(*given)
-    wanted = [
-        r if tensors[_ARGUMENTS.index(n)] is not None else None
-        for n, r in zip(_DIFFERENTIABLE, results, strict=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = [
+        torch.from_numpy(array).to(device, getattr(torch, dtype)).requires_grad_(training)
+        for array, dtype in arrays
     ]
-    # Without return_sequences backward does not read the outputs, which then have another shape.
-    if not codes[4]:
-        tensors[len(_ARGUMENTS)] = None
-    cpu.core().backward(_codes(codes), _contiguous(tensors), wanted)
-    return results
 
+    def work() -> None:
+        with torch.set_grad_enabled(training):
+            result = function(*tensors)
+            if training:
+                torch.autograd.grad(result, tensors, torch.ones_like(result))
+        if device == "cuda":
+            torch.cuda.synchronize()
 
-def _contiguous(tensors: Sequence[Any]) -> list[Any]:
-    return [None if t is None else t.detach().contiguous() for t in tensors]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    *tensors, ctx.codes, _ = inputs
-    outputs, _, _, reserve = output
-    ctx.save_for_backward(*tensors, outputs, reserve)
-
-
-def _differentiate(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-    tensors = ctx.saved_tensors
-    gradients = torch.ops.cellerate.lstm_backward(*tensors, *cotangents[:3], ctx.codes)
-    named = dict(zip(_DIFFERENTIABLE, gradients, strict=True))
-    given = dict(zip(_ARGUMENTS, tensors, strict=False))
-    return (*[named.get(name) if given[name] is not None else None for name in _ARGUMENTS], None, None)
-
-
-def _differentiate_twice(*_: Any) -> None:
-    # Without this, torch would take the second derivatives for zeros.
-    raise NotImplementedError(
-        "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
-    )
-
-
-def dense(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> Any:
-    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
-    _register()
-    return torch.ops.cellerate.dense_forward(x, kernel, bias)
-
-
-def _dense_result(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Tensor:
-    return x.new_empty((x.shape[0], kernel.shape[1]))
-
-
-def _dense_forward(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Tensor:
-    y = _dense_result(x, kernel, bias)
-    cpu.core().dense_forward(_contiguous([x, kernel, bias]), [y])
-    return y
-
-
-def _dense_gradients(
-    x: torch.Tensor, kernel: torch.Tensor, bias: Any, d_y: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    d_bias = x.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-    return x.new_empty(x.shape), kernel.new_empty(kernel.shape), d_bias
-
-
-def _dense_backward(
-    x: torch.Tensor, kernel: torch.Tensor, bias: Any, d_y: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    results = _dense_gradients(x, kernel, bias, d_y)
-    wanted = results if bias is not None else (*results[:2], None)
-    cpu.core().dense_backward(_contiguous([x, kernel, bias, d_y]), wanted)
-    return results
-
-
-def _dense_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _dense_differentiate(ctx: Any, d_y: torch.Tensor) -> tuple[Any, ...]:
-    x, kernel, bias = ctx.saved_tensors
-    d_x, d_kernel, d_bias = torch.ops.cellerate.dense_backward(x, kernel, bias, d_y)
-    return d_x, d_kernel, None if bias is None else d_bias
+    return work

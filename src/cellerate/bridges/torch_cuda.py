@@ -37,9 +37,10 @@ class Call:
 
     def need(self, name: str) -> torch.Tensor:
         """An argument that must be there, contiguous."""
-        return self._there(name).detach().contiguous()
+        return self.there(name).detach().contiguous()
 
-    def _there(self, name: str) -> torch.Tensor:
+    def there(self, name: str) -> torch.Tensor:
+        """An argument that must be there."""
         found = self.given[name]
         assert found is not None  # noqa: S101 (who calls has checked)
         return found
@@ -55,13 +56,13 @@ class Call:
     @property
     def number(self) -> torch.dtype:
         """The type of h."""
-        return self._there("h0").dtype
+        return self.there("h0").dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(B, T, H)."""
-        like = self._there("x" if self["x"] is not None else "ids")
-        return like.shape[0], like.shape[1], self._there("recurrent_kernel").shape[0]
+        like = self.there("x" if self["x"] is not None else "ids")
+        return like.shape[0], like.shape[1], self.there("recurrent_kernel").shape[0]
 
     @property
     def keeps_states(self) -> bool:
@@ -86,6 +87,17 @@ def reserve_bytes(call: Call) -> int:
     batch, steps, units = call.shape
     number = call.number.itemsize
     return batch * steps * units * (4 * number + 4 + number * call.keeps_states)
+
+
+def forward_results(
+    call: Call, *, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Empty tensors of the shapes and types of what `forward` returns."""
+    batch, steps, units = call.shape
+    like = call.there("h0")
+    outputs = like.new_empty((batch, steps, units) if call.return_sequences else (batch, units))
+    reserve = like.new_empty(reserve_bytes(call) if keep else 0, dtype=torch.uint8)
+    return outputs, like.new_empty((batch, units)), like.new_empty((batch, units)), reserve
 
 
 def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,7 +138,7 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
         {
             "projected": projected.contiguous(),
             "ids": ids,
-            "weights": _weights_by_unit(call, variant.units),
+            "weights": _packed(call, variant),
             "h0": h0,
             "mask": call.walked("mask"),
             "outputs": sequences,
@@ -180,9 +192,7 @@ def backward(
         {
             "gates": gates,
             "cells": cells,
-            "weights": _padded(
-                call.need("recurrent_kernel").view(units, 4, units), variant.units, call.number
-            ),
+            "weights": _packed(call, variant),
             "mask": call.walked("mask"),
             "d_outputs" if call.return_sequences else "d_last_output": cotangent,
             "d_h_T": None if d_h_T is None else d_h_T.detach().to(call.number).contiguous(),
@@ -256,15 +266,13 @@ def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
     return rows @ kernel if bias is None else torch.addmm(bias, rows, kernel)
 
 
-def _weights_by_unit(call: Call, padded: int) -> torch.Tensor:
-    """The recurrent kernel (H, 4H) as the weights of each unit and gate, zeros beyond: (padded, 4, padded)."""
-    units = call.shape[2]
-    return _padded(call.need("recurrent_kernel").view(units, 4, units).permute(2, 1, 0), padded, call.number)
-
-
-def _padded(weights: torch.Tensor, padded: int, number: torch.dtype) -> torch.Tensor:
-    missing = padded - weights.shape[0]
-    return torch.nn.functional.pad(weights.to(number), (0, missing, 0, 0, 0, missing)).contiguous()
+def _packed(call: Call, variant: plan.Variant) -> torch.Tensor:
+    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    units, packing = call.shape[2], plan.packing(variant)
+    missing = variant.units - units
+    weights = call.need("recurrent_kernel").to(call.number).view(units, 4, units)
+    padded = torch.nn.functional.pad(weights, (0, missing, 0, 0, 0, missing))
+    return padded.view(packing.shape).permute(packing.axes).contiguous()
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,18 @@ def codes(options: LstmOptions, return_sequences: bool) -> Codes:
     )
 
 
+def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
+    """The way back: the options, and whether all outputs are returned."""
+    activation, recurrent_activation, masked_output, go_backwards, return_sequences = codes
+    options = LstmOptions(
+        activation=ACTIVATIONS[activation],
+        recurrent_activation=ACTIVATIONS[recurrent_activation],
+        go_backwards=go_backwards,
+        masked_output=MASKED_OUTPUTS[masked_output],
+    )
+    return options, return_sequences
+
+
 def reserve_bytes(
     shape: tuple[int, int, int], *, bfloat16: bool, masked: bool, return_sequences: bool
 ) -> int:

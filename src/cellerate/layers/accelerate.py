@@ -18,13 +18,13 @@ from keras import layers
 
 from cellerate.environment import keep_freed_memory
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.kernels import cpu
-from cellerate.layers import fused, fused_dense
+from cellerate.layers import contest, fused, fused_dense
 
-IMPLEMENTATIONS = ("auto", "cellerate-cpu", "keras")
+IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
-# Where a model keeps what it compiled.
+# Where a model keeps what it compiled, and what a Bidirectional asks before it takes cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
+_FUSED = "_can_attempt_fused_lstm"
 # What TensorFlow compiled with XLA, or could, before the kernels were put in: they are no code for XLA.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 # The constructors that `enable` replaced.
@@ -41,7 +41,8 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     Args:
         model: Any Keras model or layer; submodels and wrappers are looked into.
         implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras where none can;
-            "cellerate-cpu" demands the native core for every LSTM; "keras" is `restore`.
+            "cellerate-cpu" demands the native core for every LSTM, "cellerate-cuda" the kernels for NVIDIA GPUs;
+            "keras" is `restore`.
 
     The process keeps freed memory from then on (`environment.keep_freed_memory`): a step needs the same arrays
     again and again, and to have each cleared anew by the operating system would cost more than the arithmetic.
@@ -63,18 +64,16 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
         return restore(model)
     strict = implementation != "auto"
     found = list(_layers(model))
-    if strict and cpu.missing() is not None:
-        raise BackendError(str(cpu.missing()))
-    reasons = [
-        (layer.name, fused.unfit(layer)) for layer in found if strict and isinstance(layer, layers.LSTM)
-    ]
-    for name, reason in reasons:
-        if reason is not None:
-            raise ModelError(_refusal(name, reason))
+    if strict:
+        _demand(implementation)
+        for layer in found:
+            reason = fused.unfit(layer, implementation) if isinstance(layer, layers.LSTM) else None
+            if reason is not None:
+                raise ModelError(_refusal(layer.name, implementation, reason))
     restore(model)
     for layer in found:
-        _accelerate_layer(layer, strict=strict)
-    if any(is_accelerated(layer) for layer in found):
+        _accelerate_layer(layer, implementation)
+    if any(implementation_of(layer) == "cellerate-cpu" for layer in found):
         keep_freed_memory()
         for layer in model._flatten_layers(include_self=True):
             if isinstance(layer, layers.Dense):
@@ -136,7 +135,7 @@ def enable(implementation: str = "auto") -> None:
     """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
 
     Args:
-        implementation: As in `accelerate`, "auto" or "cellerate-cpu".
+        implementation: As in `accelerate`.
 
     Raises:
         ConfigError: `implementation` is unknown.
@@ -146,17 +145,16 @@ def enable(implementation: str = "auto") -> None:
     disable()
     if implementation == "keras":
         return
-    strict = implementation != "auto"
-    if strict and cpu.missing() is not None:
-        raise BackendError(str(cpu.missing()))
+    if implementation != "auto":
+        _demand(implementation)
     keep_freed_memory()
-    for layer_class in (layers.LSTM, layers.Embedding):
+    for layer_class in (layers.LSTM, layers.Embedding, layers.Bidirectional):
         original = layer_class.__init__
 
         @functools.wraps(original)
         def create(self: Any, *args: Any, _original: Any = original, **keywords: Any) -> None:
             _original(self, *args, **keywords)
-            _accelerate_layer(self, strict=strict)
+            _accelerate_layer(self, implementation)
 
         # Keras reads the arguments of a layer's constructor without following the wrapping.
         create.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
@@ -173,23 +171,48 @@ def disable() -> None:
 
 def is_accelerated(layer: Any) -> bool:
     """Whether `accelerate` has put a kernel into this LSTM."""
+    return implementation_of(layer) is not None
+
+
+def implementation_of(layer: Any) -> str | None:
+    """Whose kernel `accelerate` has put into this LSTM; None if it is Keras's own."""
+    bound = _bound(layer)
+    return None if bound is None else bound[0]
+
+
+def is_strict(layer: Any) -> bool:
+    """Whether the implementation of an accelerated LSTM was named, so that no other may run."""
+    bound = _bound(layer)
+    return bound is not None and bound[1]
+
+
+def _bound(layer: Any) -> tuple[str, bool] | None:
+    """What `_accelerate_layer` has put into a layer: the implementation, and whether it was named."""
     loop = vars(layer).get("inner_loop")
-    return isinstance(loop, functools.partial) and loop.func is _inner_loop
+    if not isinstance(loop, functools.partial) or loop.func is not _inner_loop:
+        return None
+    _, implementation, strict = loop.args
+    return implementation, strict
+
+
+def keeps_from_cudnn(layer: layers.Bidirectional) -> bool:
+    """Whether `accelerate` has a wrapper call its two layers, where Keras would call cuDNN for both."""
+    return _FUSED in vars(layer)
 
 
 def _layers(model: Any) -> Iterator[keras.Layer]:
-    """The LSTM and Embedding layers of a model, each once."""
+    """The LSTM and Embedding layers of a model, and then the wrappers around them, each once."""
     _check_layer(model)
-    for layer in model._flatten_layers(include_self=True):
-        if isinstance(layer, layers.LSTM | layers.Embedding):
-            yield layer
+    found = list(model._flatten_layers(include_self=True))
+    yield from (layer for layer in found if isinstance(layer, layers.LSTM | layers.Embedding))
+    yield from (layer for layer in found if isinstance(layer, layers.Bidirectional))
 
 
 def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     """The layers and names of the attributes that are ours."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
-        for name in ("inner_loop", "call", "export"):
+        for name in ("inner_loop", "call", "export", _FUSED):
             found = vars(layer).get(name)
             if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
@@ -210,26 +233,52 @@ def _check_implementation(implementation: str) -> None:
         )
 
 
-def _refusal(name: str, reason: str) -> str:
+def _demand(implementation: str) -> None:
+    """Raises `BackendError` if an implementation that was named cannot run here."""
+    reason = fused.missing(implementation)
+    if reason is not None:
+        raise BackendError(f"{implementation} cannot run here: {reason}.")
+
+
+def _refusal(name: str, implementation: str, reason: str) -> str:
     return (
-        f"layer {name!r} cannot run on cellerate-cpu: {reason}. "
+        f"layer {name!r} cannot run on {implementation}: {reason}. "
         'With implementation="auto" such a layer stays with Keras.'
     )
 
 
-def _accelerate_layer(layer: keras.Layer, *, strict: bool) -> None:
+def _accelerate_layer(layer: keras.Layer, wanted: str) -> None:
+    if isinstance(layer, layers.Bidirectional):
+        _keep_from_cudnn(layer)
+        return
     if isinstance(layer, layers.Embedding):
         if type(layer).call is layers.Embedding.call:
             original = functools.partial(layers.Embedding.call, layer)
             layer.call = functools.partial(fused.look_up, layer, original)
         return
-    reason = fused.unfit(layer)
+    strict = wanted != "auto"
+    implementation = wanted if strict else fused.implementation_here()
+    reason = fused.unfit(layer, implementation)
     if reason is None:
-        layer.inner_loop = functools.partial(_inner_loop, layer, strict)
+        layer.inner_loop = functools.partial(_inner_loop, layer, implementation, strict)
         if keras.backend.backend() == "tensorflow" and layer.supports_jit:
             _leave_xla(layer)
     elif strict:
-        raise ModelError(_refusal(layer.name, reason))
+        raise ModelError(_refusal(layer.name, implementation, reason))
+
+
+def _keep_from_cudnn(layer: layers.Bidirectional) -> None:
+    """Has a wrapper call its two layers, where Keras would hand the work of both to cuDNN at once.
+
+    Keras asks a method of the wrapper's; a version that has none does no such thing.
+    """
+    inner = (layer.forward_layer, layer.backward_layer)
+    if all(implementation_of(one) == "cellerate-cuda" for one in inner) and hasattr(layer, _FUSED):
+        setattr(layer, _FUSED, functools.partial(_never))
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def _accelerate_dense(layer: layers.Dense) -> None:
@@ -263,20 +312,23 @@ def _guard_exports() -> None:
 
 def _inner_loop(
     layer: layers.LSTM,
+    implementation: str,
     strict: bool,
     sequences: Any,
     initial_state: Any,
     mask: Any = None,
     training: bool | None = False,
 ) -> tuple[Any, Any, list[Any]]:
-    """Stands in for `LSTM.inner_loop`; `layer` and `strict` are bound by a partial."""
+    """Stands in for `LSTM.inner_loop`; the first three are bound by a partial."""
     if isinstance(mask, list | tuple):
         mask = mask[0]
     reason = fused.unfit_call(layer, sequences, mask)
+    if reason is None and not strict and contest.cudnn_is_faster(layer, sequences, mask, training):
+        reason = "cuDNN is faster"
     if reason is None:
-        return fused.run(layer, sequences, initial_state, mask, training)
+        return fused.run(layer, implementation, sequences, initial_state, mask, training)
     if strict:
-        raise ModelError(_refusal(layer.name, reason))
+        raise ModelError(_refusal(layer.name, implementation, reason))
     return type(layer).inner_loop(layer, sequences, initial_state, mask, training)
 
 
@@ -301,4 +353,4 @@ def _forget_compiled(model: Any) -> None:
 
 
 # What may stand in a layer in place of Keras's own.
-_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export)
+_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, _never)

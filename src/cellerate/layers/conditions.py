@@ -7,6 +7,7 @@ from its version.
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from typing import Any
 import keras
 from keras import layers
 
+from cellerate import gpu
 from cellerate.layers.graph import UNKNOWN
 
 KERNELS = {
     "cellerate-cpu": "Cellerate's native core: all time steps and all products in one call",
+    "cellerate-cuda": "Cellerate's kernels for NVIDIA GPUs: all time steps in one call, products done once for all",
     "cudnn": "one fused cuDNN call for all time steps, on the GPU",
     "cudnn-bidirectional": "one fused cuDNN call for both directions, on the GPU",
     "xla-scan": "lax.scan: a loop compiled by XLA, both matrix products in each time step",
@@ -122,7 +125,7 @@ def recurrent(layer: layers.RNN, mask: str | None, here: Platform) -> tuple[str,
             *_loop(layer, here, plain_kernel(layer, here)),
         ]
 
-    cudnn = _cudnn_conditions(layer, kind, mask, here)
+    cudnn = cudnn_conditions(layer, kind, mask, here)
     needed = _needed(kind, here)
     gains = _gains(needed, here)
     if here.has_cudnn(kind) and here.gpu and all(c.holds is not False for c in cudnn):
@@ -177,7 +180,7 @@ def bidirectional(
     ]
     usable = here.gpu and all(c.holds for c in found)
     for inner in (forward, backward):
-        usable = usable and all(c.holds is not False for c in _cudnn_conditions(inner, kind, mask, here))
+        usable = usable and all(c.holds is not False for c in cudnn_conditions(inner, kind, mask, here))
     found = [
         dataclasses.replace(c, fix="" if c.holds else c.fix, matters=c.matters and here.gpu) for c in found
     ]
@@ -201,15 +204,20 @@ def time_distributed(
     return ("vectorized-map" if steps is None else "one-call-a-step"), [condition]
 
 
-def _cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -> list[Condition]:
+def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -> list[Condition]:
     """What Keras asks before it runs an LSTM or GRU on cuDNN, in the words of the layer's arguments."""
     has = here.has_cudnn(kind)
     device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
+    elsewhere = "run on a machine with a GPU and this backend's GPU build"
+    if not here.gpu and (reason := gpu.diagnose(here.backend, machine())) is not None:
+        device += f": {reason}"
+        # Where there is one the reason says what to do.
+        elsewhere = "" if machine().devices else elsewhere
     conditions = [
         _condition("cuDNN kernel", has,
                    f"Keras {'has' if has else 'has no'} cuDNN {kind.upper()} on {here.backend}",
                    "none in Keras for this backend"),
-        _condition("GPU", here.gpu, device, "run on a machine with a GPU and this backend's GPU build"),
+        _condition("GPU", here.gpu, device, elsewhere),
         _condition("use_cudnn", layer.use_cudnn in ("auto", True), f"use_cudnn={layer.use_cudnn!r}",
                    'use_cudnn="auto"'),
         _condition("activation", _is(layer.activation, keras.activations.tanh, keras.ops.tanh),
@@ -238,6 +246,12 @@ def _cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -
                        'use_cudnn="auto", and runs as a scan with use_cudnn=False')
         )  # fmt: skip
     return conditions
+
+
+@functools.cache
+def machine() -> gpu.GpuFacts:
+    """The GPUs of this machine, which do not change while a process runs."""
+    return gpu.facts()
 
 
 def _mask_condition(mask: str | None, here: Platform) -> Condition:

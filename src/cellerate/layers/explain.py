@@ -15,7 +15,7 @@ from cellerate.environment import BACKENDS, installed_backends
 from cellerate.errors import BackendError, ModelError
 from cellerate.kernels import cpu
 from cellerate.layers import conditions, fused
-from cellerate.layers.accelerate import is_accelerated
+from cellerate.layers.accelerate import IMPLEMENTATIONS, implementation_of, is_strict, keeps_from_cudnn
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
 
@@ -32,7 +32,7 @@ class LayerReport:
         layer_class: The name of its class.
         kernel: What computes it, a key of `conditions.KERNELS`.
         conditions: What decides that.
-        implementation: Whose code that is: "cellerate-cpu", "cudnn" or "keras".
+        implementation: Whose code that is: "cellerate-cpu", "cellerate-cuda", "cudnn" or "keras".
         target: The instruction set of "cellerate-cpu"; else None.
         wrapper: Whether it only holds another layer (`Bidirectional`, `TimeDistributed`), reported by itself.
     """
@@ -142,9 +142,8 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
     layer = found.layer
 
     def report(kernel: str, met: list[Condition], wrapper: bool = False) -> LayerReport:
-        implementation = {"cellerate-cpu": "cellerate-cpu"}.get(
-            kernel, "cudnn" if "cudnn" in kernel else "keras"
-        )
+        other = "cudnn" if "cudnn" in kernel else "keras"
+        implementation = kernel if kernel in IMPLEMENTATIONS else other
         target = cpu.target() if implementation == "cellerate-cpu" else None
         return LayerReport(
             layer.name, found.path, type(layer).__name__, kernel, tuple(met), implementation, target, wrapper
@@ -152,6 +151,8 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
 
     if isinstance(layer, layers.Bidirectional):
         kernel, met = conditions.bidirectional(layer, found.mask, here)
+        if keeps_from_cudnn(layer):
+            kernel, met = "two-passes", []
         yield report(kernel, met, wrapper=True)
         for inner in (layer.forward_layer, layer.backward_layer):
             if isinstance(inner, layers.RNN):
@@ -161,11 +162,14 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
         yield report(*conditions.time_distributed(layer, found.steps, here), wrapper=True)
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
-    elif is_accelerated(layer):
-        yield report("cellerate-cpu", [*fused.fit_conditions(layer), *_call_conditions(layer, found.mask)])
+    elif (ours := implementation_of(layer)) is not None:
+        met = [*fused.fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
+        yield report(ours, [*met, *_contest(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here)
-        if isinstance(layer, layers.LSTM) and here.backend == keras.backend.backend() and not here.gpu:
+        # TensorFlow has no kernels but its own on a GPU.
+        ours_too = not here.gpu or here.backend != "tensorflow"
+        if isinstance(layer, layers.LSTM) and here.backend == keras.backend.backend() and ours_too:
             met = [*_accelerating(layer), *met]
         yield report("cudnn" if in_cudnn else kernel, met)
 
@@ -178,9 +182,19 @@ def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
     return [Condition("unroll", None if mask == UNKNOWN else False, f"unroll=True, mask from {mask}", fix)]
 
 
+def _contest(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condition]:
+    """What lets cuDNN run single calls of an accelerated layer."""
+    if is_strict(layer) or not here.gpu:
+        return []
+    if any(c.holds is False for c in conditions.cudnn_conditions(layer, "lstm", mask, here)):
+        return []
+    measured = "measured at the first call of each size; the faster of the two runs"
+    return [Condition("cuDNN", None, measured, matters=False)]
+
+
 def _accelerating(layer: layers.LSTM) -> list[Condition]:
     """Whether Cellerate's kernels could run a layer that Keras runs now."""
-    failed = [c for c in fused.fit_conditions(layer) if not c.holds]
+    failed = [c for c in fused.fit_conditions(layer, fused.implementation_here()) if not c.holds]
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
     return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]

@@ -16,6 +16,7 @@ from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tens
 from keras.src.backend.common.variables import AutocastScope
 
 from cellerate.kernels import cpu
+from cellerate.kernels.cuda import launch, plan
 from cellerate.kernels.spec import ACTIVATIONS, LstmOptions
 from cellerate.layers.conditions import Condition
 
@@ -34,24 +35,57 @@ def bridge() -> Any:
     return importlib.import_module(f"cellerate.bridges.{keras.backend.backend()}")
 
 
-def fit_conditions(layer: layers.LSTM) -> list[Condition]:
-    """What the native core asks of a layer, each with what was found and how to change it."""
-    cell = layer.cell
-    backend, missing = keras.backend.backend(), cpu.missing()
+def implementation_here() -> str:
+    """Which of Cellerate's implementations is one for the device that the backend computes on."""
+    return "cellerate-cuda" if bridge().gpu_available() else "cellerate-cpu"
+
+
+def missing(implementation: str) -> str | None:
+    """Why an implementation cannot run here whatever the layer, in words; None if it can."""
+    failed = next((c for c in _installed(implementation) if not c.holds), None)
+    if failed is None:
+        return None
+    return f"{failed.name}: {failed.found}" + (f"; {failed.fix}" if failed.fix else "")
+
+
+def _installed(implementation: str) -> list[Condition]:
+    """What an implementation asks of this machine and backend."""
+    backend, without_core = keras.backend.backend(), cpu.missing()
     gpu = bridge().gpu_available()
+    core = Condition(
+        "native core",
+        without_core is None,
+        without_core or "installed",
+        "" if without_core is None else "see README.md",
+    )
+    device = f"{backend} computes on {'a GPU' if gpu else 'the CPU'}"
+    if implementation == "cellerate-cpu":
+        fix = "hide the GPU from the backend to use the CPU" if gpu else ""
+        return [core, Condition("device", not gpu, device, fix, matters=False)]
+    bound = hasattr(bridge(), "cuda_lstm")
+    has = "has" if bound else "has none of Cellerate's"
+    fix = "" if bound else "KERAS_BACKEND=torch or jax; TensorFlow's own GPU kernel is cuDNN"
+    found = [Condition("GPU kernels", bound, f"{backend} {has}", fix)]
+    # XLA starts the kernels through a handler of the native core's.
+    found += [core] if backend == "jax" else []
+    fix = "" if gpu else "see `cellerate env`"
+    found.append(Condition("device", gpu, device, fix, matters=False))
+    if gpu:
+        reason = launch.missing()
+        # No change to the model brings another GPU, and the reason says what to install.
+        found.append(Condition("GPU", reason is None, reason or "has what they need", matters=False))
+    return found
+
+
+def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
+    """What an implementation asks of a layer, each with what was found and how to change it."""
+    cell = layer.cell
+    cuda = implementation == "cellerate-cuda"
     own = type(cell) is not layers.LSTMCell or _overridden(layer)
     one_by_one = cell.implementation == 1 and bool(cell.dropout) and not cell.recurrent_dropout
-    return [
-        Condition(
-            "native core", missing is None, missing or "installed", "" if missing is None else "see README.md"
-        ),
-        Condition(
-            "device",
-            not gpu,
-            f"{backend} computes on {'a GPU' if gpu else 'the CPU'}",
-            "hide the GPU from the backend to use the CPU" if gpu else "",
-            matters=False,
-        ),
+    in_float32 = layer.compute_dtype == "float16" and not cuda
+    found = [
+        *_installed(implementation),
         Condition(
             "class",
             not own,
@@ -69,7 +103,7 @@ def fit_conditions(layer: layers.LSTM) -> list[Condition]:
         Condition(
             "dtype",
             layer.compute_dtype in _DTYPES,
-            layer.compute_dtype + (", computed in float32" if layer.compute_dtype == "float16" else ""),
+            layer.compute_dtype + (", computed in float32" if in_float32 else ""),
             "" if layer.compute_dtype in _DTYPES else f"one of {', '.join(_DTYPES)}",
         ),
         # Keras stacks the four masks of this case to a shape that it then refuses.
@@ -80,6 +114,11 @@ def fit_conditions(layer: layers.LSTM) -> list[Condition]:
             "implementation=2" if one_by_one else "",
         ),
     ]
+    if cuda:
+        most = plan.MOST_UNITS
+        fits = cell.units <= most
+        found.append(Condition("units", fits, str(cell.units), "" if fits else f"at most {most}"))
+    return found
 
 
 def core_runs_here() -> bool:
@@ -87,9 +126,9 @@ def core_runs_here() -> bool:
     return cpu.missing() is None and not bridge().gpu_available()
 
 
-def unfit(layer: layers.LSTM) -> str | None:
-    """Why a layer cannot run on the native core, in words; None if it can."""
-    failed = next((c for c in fit_conditions(layer) if not c.holds), None)
+def unfit(layer: layers.LSTM, implementation: str) -> str | None:
+    """Why a layer cannot run on an implementation, in words; None if it can."""
+    failed = next((c for c in fit_conditions(layer, implementation) if not c.holds), None)
     return None if failed is None else f"{failed.name}: {failed.found}"
 
 
@@ -114,12 +153,18 @@ def activation_name(function: Callable[..., Any]) -> str | None:
 
 
 def run(
-    layer: layers.LSTM, sequences: Any, initial_state: Any, mask: Any, training: bool | None
+    layer: layers.LSTM,
+    implementation: str,
+    sequences: Any,
+    initial_state: Any,
+    mask: Any,
+    training: bool | None,
 ) -> tuple[Any, Any, list[Any]]:
-    """What `LSTM.inner_loop` returns, from the native core.
+    """What `LSTM.inner_loop` returns, from Cellerate's kernels.
 
     Args:
         layer: Fit by `unfit`, in a call fit by `unfit_call`.
+        implementation: "cellerate-cpu" or "cellerate-cuda".
         sequences: (B, T, D).
         initial_state: [h0, c0], each (B, H).
         mask: (B, T), or None.
@@ -130,7 +175,8 @@ def run(
         [h_T, c_T].
     """
     cell = layer.cell
-    dtype = "float32" if layer.compute_dtype == "float16" else layer.compute_dtype
+    cuda = implementation == "cellerate-cuda"
+    dtype = "float32" if layer.compute_dtype == "float16" and not cuda else layer.compute_dtype
     if layer.stateful:
         # The variables themselves, which Keras assigns to after the call: torch would refuse to go backward.
         initial_state = [ops.copy(state) for state in initial_state]
@@ -160,7 +206,8 @@ def run(
             else:
                 x = x * ops.expand_dims(ops.cast(dropout, dtype), 1)
         arrays["x"] = x
-    outputs, h_T, c_T = bridge().lstm(arrays, _options(layer), layer.return_sequences)
+    lstm = bridge().cuda_lstm if cuda else bridge().lstm
+    outputs, h_T, c_T = lstm(arrays, _options(layer), layer.return_sequences)
     return outputs[:, -1] if layer.return_sequences else outputs, outputs, [h_T, c_T]
 
 

@@ -13,7 +13,7 @@ from cellerate.errors import ConfigError
 OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
 Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
-Implementation = Literal["auto", "cellerate-cpu", "keras"]
+Implementation = Literal["auto", "cellerate-cpu", "cellerate-cuda", "keras"]
 
 # What may differ between a run and the run that resumes it: how long it goes on and what it shows.
 # Everything else changes the curve, so a checkpoint refuses it.
@@ -44,7 +44,7 @@ class TrainingSettings:
         accumulate: Batches whose gradients are averaged into one update.
         precision: The dtype policy, or "auto": measure, and keep the faster one that holds the loss.
         implementation: Who computes the LSTM layers: "auto" takes Cellerate's kernels for every layer they fit,
-            "cellerate-cpu" demands them, "keras" leaves them to Keras.
+            "cellerate-cpu" and "cellerate-cuda" demand them, "keras" leaves them to Keras.
         jit_compile: Keras's own argument: True, False or "auto".
         patience: Early stopping after so many epochs without a better validation loss; None never stops.
         max_seconds: Stops in good order after so many seconds of training; None has no limit.

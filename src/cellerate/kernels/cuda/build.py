@@ -11,8 +11,12 @@ from typing import Any
 
 from cellerate.errors import BackendError
 from cellerate.files import cache_dir
-from cellerate.kernels.cuda.plan import THREADS, Variant
+from cellerate.kernels.cuda.generation import ROW_BYTES, Generator
+from cellerate.kernels.cuda.plan import Variant
 from cellerate.kernels.spec import ACTIVATIONS
+
+Kernel = Variant | Generator
+"""What a kernel is compiled for."""
 
 _CACHE_BYTES = 256 << 20
 _NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float"}
@@ -31,24 +35,28 @@ def missing() -> str | None:
     return None
 
 
-def kernel_name(variant: Variant) -> str:
+def kernel_name(kernel: Kernel) -> str:
     """The name of the function in what is compiled."""
-    return f"cellerate_lstm_{variant.direction}"
+    return "cellerate_generate" if isinstance(kernel, Generator) else f"cellerate_lstm_{kernel.direction}"
 
 
-def source(variant: Variant) -> str:
+def source(kernel: Kernel) -> str:
     """All the source of one kernel, as one text: that is what it is known by on disk."""
+    return _generate_source(kernel) if isinstance(kernel, Generator) else _lstm_source(kernel)
+
+
+def _lstm_source(variant: Variant) -> str:
+    tiers = variant.tiers
     options = ", ".join(
         [
             _NUMBERS[variant.number],
             str(variant.units),
+            str(variant.block_units),
             str(variant.rows),
-            *(
-                f"static_cast<Activation>({ACTIVATIONS.index(name)})"
-                for name in (variant.activation, variant.recurrent_activation)
-            ),
+            *(_activation(name) for name in (variant.activation, variant.recurrent_activation)),
             str(variant.masked).lower(),
             str(variant.dropped).lower(),
+            f"Tiers<{tiers.registers}, {tiers.shared}>",
         ]
     )
     direction = variant.direction
@@ -56,8 +64,8 @@ def source(variant: Variant) -> str:
 using namespace cellerate::gpu;
 using Compiled = Plan<{options}>;
 static_assert(sizeof({direction.capitalize()}Shared<Compiled>) == {variant.shared_bytes});
-static_assert(kThreads == {THREADS});
-extern "C" __global__ __cluster_dims__({variant.blocks}) __launch_bounds__({THREADS}, 1)
+static_assert(Compiled::kThreads == {variant.threads});
+extern "C" __global__ __cluster_dims__({variant.blocks}) __launch_bounds__({variant.threads}, 1)
 void {kernel_name(variant)}(const __grid_constant__ {direction.capitalize()}Arguments<Compiled::Number> in) {{
   lstm_{direction}<Compiled>(in);
 }}
@@ -65,7 +73,49 @@ void {kernel_name(variant)}(const __grid_constant__ {direction.capitalize()}Argu
     return whole(f"lstm_{direction}.cuh") + entry
 
 
-def build(variant: Variant, architecture: str) -> Any:
+def _generate_source(generator: Generator) -> str:
+    layers, tiers = generator.layers, generator.tiers
+    tables: dict[str, list[Any]] = {
+        "int units": [layer.units for layer in layers],
+        "Activation activation": [_activation(layer.activation) for layer in layers],
+        "Activation recurrent_activation": [_activation(layer.recurrent_activation) for layer in layers],
+        "int registers": [one.registers for one in tiers],
+        "int shared": [one.shared for one in tiers],
+    }
+    functions = "".join(
+        f"""
+  CELLERATE_DEVICE static constexpr {name}(int n) {{
+    const {name.split()[0]} of[] = {{{", ".join(map(str, values))}}};
+    return of[n];
+  }}"""
+        for name, values in tables.items()
+    )
+    entry = f"""
+using namespace cellerate::gpu;
+struct Chain {{
+  using Number = {_NUMBERS[generator.number]};
+  static constexpr int kBlockUnits = {generator.block_units}, kRows = {generator.rows}, kLayers = {len(layers)};
+  static constexpr int kVocabulary = {generator.vocabulary}, kOutputs = {generator.outputs};
+  static constexpr bool kMasksZero = {str(generator.masks_zero).lower()};
+  static constexpr bool kSharedLogits = {str(generator.shared_logits).lower()};{functions}
+}};
+using Compiled = GeneratePlan<Chain>;
+static_assert(sizeof(GenerateShared<Compiled>) == {generator.shared_bytes});
+static_assert(Compiled::kThreads == {generator.threads} && Compiled::kBlocks == {generator.blocks});
+static_assert(sizeof(Row) == {ROW_BYTES});
+extern "C" __global__ __cluster_dims__({generator.blocks}) __launch_bounds__({generator.threads}, 1)
+void {kernel_name(generator)}(const __grid_constant__ GenerateArguments in) {{
+  generate<Compiled>(in);
+}}
+"""
+    return whole("generate.cuh") + entry
+
+
+def _activation(name: str) -> str:
+    return f"static_cast<Activation>({ACTIVATIONS.index(name)})"
+
+
+def build(variant: Kernel, architecture: str) -> Any:
     """The kernel as machine code.
 
     Args:
@@ -94,7 +144,7 @@ def _cache() -> Any:
     return utils.FileStreamProgramCache(cache_dir() / "cuda", max_size_bytes=_CACHE_BYTES)
 
 
-def _compiled(variant: Variant, architecture: str, cache: Any) -> Any:
+def _compiled(variant: Kernel, architecture: str, cache: Any) -> Any:
     core: Any = importlib.import_module("cuda.core")
     program = core.Program(source(variant), "c++", core.ProgramOptions(std="c++20", arch=architecture))
     try:

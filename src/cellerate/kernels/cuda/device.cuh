@@ -72,6 +72,33 @@ CELLERATE_DEVICE float from_lane_xor(float x, int distance) {
   return __shfl_xor_sync(0xffffffffu, x, distance);
 }
 
+// What the lanes of a warp have together; each gets the same.
+CELLERATE_DEVICE unsigned largest_in_warp(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
+CELLERATE_DEVICE unsigned smallest_in_warp(unsigned x) { return __reduce_min_sync(0xffffffffu, x); }
+CELLERATE_DEVICE unsigned sum_in_warp(unsigned x) { return __reduce_add_sync(0xffffffffu, x); }
+CELLERATE_DEVICE double sum_in_warp(double x) {
+  CELLERATE_UNROLL
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+// The sum of the lanes up to this one, and this one's.
+CELLERATE_DEVICE double running_sum_in_warp(double x) {
+  CELLERATE_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const double below = __shfl_up_sync(0xffffffffu, x, distance);
+    if (static_cast<int>(threadIdx.x % 32) >= distance) x += below;
+  }
+  return x;
+}
+CELLERATE_DEVICE double from_lane(double x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// A bit for each lane.
+CELLERATE_DEVICE unsigned lanes_where(bool yes) { return __ballot_sync(0xffffffffu, yes); }
+// Shows the lanes of a warp what the others wrote.
+CELLERATE_DEVICE void sync_warp() { __syncwarp(); }
+CELLERATE_DEVICE int count_bits(unsigned x) { return __popc(x); }
+CELLERATE_DEVICE int lowest_bit(unsigned x) { return __ffs(static_cast<int>(x)) - 1; }
+CELLERATE_DEVICE int highest_bit(unsigned x) { return 31 - __clz(static_cast<int>(x)); }
+
 CELLERATE_DEVICE unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
@@ -121,6 +148,14 @@ CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int b
           address_in(block, to)),
       "r"(shared_address(from)), "r"(bytes), "r"(address_in(block, &barrier))
       : "memory");
+}
+
+// 16 bytes of memory that nobody writes while the kernel runs. They are read where this stands: a compiler that saw the
+// same address in each step would keep what is there in registers, and there are none.
+CELLERATE_DEVICE void load_words(unsigned (&words)[4], const void* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(__cvta_generic_to_global(from)));
 }
 
 // Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets of each matrix

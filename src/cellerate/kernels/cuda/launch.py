@@ -3,14 +3,26 @@
 A module of its own because it is the only one that talks to the driver.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib
+import weakref
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import THREADS, Direction, Variant, choose, clusters, padded_units
+from cellerate.kernels.cuda.plan import (
+    SHARED_BYTES,
+    Direction,
+    Variant,
+    choose,
+    padded_units,
+)
+from cellerate.kernels.cuda.records import GenerateArguments
 from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
 
 
@@ -67,7 +79,7 @@ class BackwardArguments(ctypes.Structure):
     )
 
 
-Arguments = ForwardArguments | BackwardArguments
+Arguments = ForwardArguments | BackwardArguments | GenerateArguments
 
 
 def variant_of(
@@ -108,7 +120,7 @@ def numbers_of(shape: tuple[int, int, int], options: LstmOptions) -> dict[str, i
     return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}
 
 
-def launch(variant: Variant, arguments: Arguments, device: int, stream: int) -> None:
+def launch(variant: build.Kernel, arguments: Arguments, device: int, stream: int) -> None:
     """Starts a kernel; it is compiled first where that was never done.
 
     Args:
@@ -122,9 +134,9 @@ def launch(variant: Variant, arguments: Arguments, device: int, stream: int) -> 
     """
     driver = _driver()
     config = driver.CUlaunchConfig()
-    config.gridDimX = clusters(variant, arguments.batch) * variant.blocks
+    config.gridDimX = -(-arguments.batch // variant.rows) * variant.blocks
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-    config.blockDimX = THREADS
+    config.blockDimX = variant.threads
     config.sharedMemBytes = variant.shared_bytes
     config.hStream = driver.CUstream(stream)
     # The size of the clusters is the kernel's own.
@@ -148,12 +160,31 @@ def handles(variant: Variant, device: int) -> tuple[int, int]:
 
 
 @functools.cache
-def resident(variant: Variant, device: int) -> int:
+def missing(device: int = 0) -> str | None:
+    """Why the kernels cannot run on a GPU, in words; None if they can.
+
+    Args:
+        device: The GPU's number.
+    """
+    try:
+        major, minor = _capability(device)
+        shared = _attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", device)
+    except BackendError as error:
+        return str(error)
+    if major < 9:
+        return f"its compute capability is {major}.{minor}; the kernels need 9.0 (Hopper) or later"
+    if shared < SHARED_BYTES:
+        return f"its blocks have {shared:,} bytes of shared memory; the kernels need {SHARED_BYTES:,}"
+    return None
+
+
+@functools.cache
+def resident(variant: build.Kernel, device: int) -> int:
     """How many clusters of a kernel a GPU runs at once."""
-    driver = _driver()
+    driver, function = _driver(), _function(variant, device)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = variant.blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = variant.threads, 1, 1
     config.sharedMemBytes = variant.shared_bytes
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -163,22 +194,79 @@ def resident(variant: Variant, device: int) -> int:
         1,
     )
     config.attrs, config.numAttrs = [attribute], 1
-    return int(_checked(driver.cuOccupancyMaxActiveClusters(_function(variant, device), config)))
+    with current(device):
+        return int(_checked(driver.cuOccupancyMaxActiveClusters(function, config)))
+
+
+class Memory:
+    """Memory of a GPU, which goes back to it when nothing refers to this any more.
+
+    Args:
+        count: Bytes, at least 1.
+        device: The GPU's number.
+
+    Attributes:
+        count: The same.
+        address: Where it begins, a multiple of 256.
+
+    Raises:
+        BackendError: There is not so much.
+    """
+
+    def __init__(self, count: int, device: int) -> None:
+        self.count, self._device = count, device
+        with current(device):
+            self.address = int(_checked(_driver().cuMemAlloc(count)))
+        weakref.finalize(self, _free, self.address, device)
+
+    def write(self, values: np.ndarray) -> None:
+        """Copies an array to the beginning, after what the GPU was told before."""
+        with current(self._device):
+            _checked(_driver().cuMemcpyHtoD(self.address, values.ctypes.data, values.nbytes))
+
+    def read(self, values: np.ndarray, at: int) -> None:
+        """Copies from so many bytes on into an array, after what the GPU was told before."""
+        with current(self._device):
+            _checked(_driver().cuMemcpyDtoH(values.ctypes.data, self.address + at, values.nbytes))
+
+
+def _free(address: int, device: int) -> None:
+    with current(device):
+        _checked(_driver().cuMemFree(address))
+
+
+@contextlib.contextmanager
+def current(device: int) -> Iterator[None]:
+    """Makes the GPU that of this thread for the length of a `with`, in the context that frameworks use, too."""
+    driver = _driver()
+    _checked(driver.cuCtxPushCurrent(_context(device)))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
 
 
 @functools.cache
-def _function(variant: Variant, device: int) -> Any:
+def _context(device: int) -> Any:
+    driver = _driver()
+    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
+
+
+@functools.cache
+def gpu_name(device: int = 0) -> str:
+    """The GPU and the version of its driver's CUDA, as measurements are remembered by."""
+    driver = _driver()
+    name = _checked(driver.cuDeviceGetName(256, _checked(driver.cuDeviceGet(device))))
+    version = int(_checked(driver.cuDriverGetVersion()))
+    return f"{name.decode(errors='replace').rstrip(chr(0))}, CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+@functools.cache
+def _function(variant: build.Kernel, device: int) -> Any:
     """The kernel as the driver knows it, allowed the shared memory and the size of clusters that it has."""
     driver = _driver()
+    major, minor = _capability(device)
     handle = _checked(driver.cuDeviceGet(device))
-    attribute = driver.CUdevice_attribute
-    major, minor = (
-        _checked(driver.cuDeviceGetAttribute(which, handle))
-        for which in (
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
     code = build.build(variant, f"sm_{major}{minor}a")
     kernel = code.get_kernel(build.kernel_name(variant)).handle
     for name, value in (
@@ -192,6 +280,17 @@ def _function(variant: Variant, device: int) -> Any:
     return driver.CUfunction(int(kernel))
 
 
+def _capability(device: int) -> tuple[int, int]:
+    """The compute capability of a GPU."""
+    return _attribute("COMPUTE_CAPABILITY_MAJOR", device), _attribute("COMPUTE_CAPABILITY_MINOR", device)
+
+
+def _attribute(name: str, device: int) -> int:
+    driver = _driver()
+    which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(_checked(driver.cuDeviceGetAttribute(which, _checked(driver.cuDeviceGet(device)))))
+
+
 # What a kernel is part of, which must live as long as it.
 _KEPT: list[Any] = []
 
@@ -202,7 +301,11 @@ def _driver() -> Any:
     if reason is not None:
         raise BackendError(reason)
     driver: Any = importlib.import_module("cuda.bindings.driver")
-    _checked(driver.cuInit(0))
+    try:
+        _checked(driver.cuInit(0))
+    # The bindings look for the driver only now.
+    except RuntimeError as error:
+        raise BackendError(f"NVIDIA's driver is not installed: {error}") from error
     return driver
 
 

@@ -4,41 +4,56 @@
 // matrix products of the framework's. Dimensions: B batch, T steps, H units. The four gates of a unit, in Keras's order
 // i, f, c, o, stand side by side, so that a thread reads them at once: (…, H, 4).
 //
-// A cluster of thread blocks owns `kRows` rows of the batch for all steps, and each of its blocks 32 units. A block keeps
-// the recurrent weights of its units in registers; in every step it multiplies them with the h of all units, and sends
-// the h of its own to all blocks of the cluster. No step waits for another cluster.
+// A cluster of thread blocks owns `kRows` rows of the batch for all steps, and each of its blocks `kBlockUnits` units. A
+// block keeps the recurrent weights of its units as near as it can; in every step it multiplies them with the h of all
+// units, and sends the h of its own to all blocks of the cluster. No step waits for another cluster.
 #pragma once
 
 #include "activations.cuh"
 
 namespace cellerate::gpu {
 
-constexpr int kBlockUnits = 32;
-constexpr int kThreads = 256;  // a warp for each 4 units, or for each 16 units of one gate
+// h, and what the blocks send of its gradient, lies in panels of so many units.
+constexpr int kPanelUnits = 32;
 
 // What stands in the output of a masked step; the order is that of cellerate.kernels.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 
+// Where the weights of a thread lie: those of so many products in registers, of so many in shared memory, and the others
+// in memory, where each step reads them anew.
+template <int registers, int shared>
+struct Tiers {
+  static constexpr int kRegisters = registers;
+  static constexpr int kShared = shared;
+};
+
 // What a kernel is compiled for.
 //   Number: Bfloat16, Float16 or float, of weights, inputs, outputs and h; c and all sums are float.
-//   units: H, rounded up to a multiple of 32.
+//   units: H, rounded up to a multiple of block_units.
+//   block_units: units of a block, 32 or 64.
 //   rows: rows of the batch that a cluster has, a multiple of 8.
 //   masked: whether there is a mask. dropped: whether h is multiplied by another mask for each gate.
-template <class Number_, int units, int rows, Activation activation, Activation recurrent_activation,
-          bool masked, bool dropped>
+template <class Number_, int units, int block_units, int rows, Activation activation,
+          Activation recurrent_activation, bool masked, bool dropped, class Tiers_>
 struct Plan {
   using Number = Number_;
+  using Tiers = Tiers_;
   static constexpr int kUnits = units;
+  static constexpr int kBlockUnits = block_units;
   static constexpr int kRows = rows;
   static constexpr Activation kActivation = activation;
   static constexpr Activation kRecurrentActivation = recurrent_activation;
   static constexpr bool kMasked = masked;
   static constexpr bool kDropped = dropped;
 
-  static constexpr int kBlocks = units / kBlockUnits;  // of a cluster
+  static constexpr int kThreads = 8 * block_units;  // a warp for each 4 units, or for each 16 of one gate
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kBlocks = units / block_units;  // of a cluster
+  static constexpr int kPanels = units / kPanelUnits;  // of all units
+  static constexpr int kBlockPanels = block_units / kPanelUnits;
   static constexpr int kTiles = rows / 8;              // of 8 rows: a product of a warp
   static constexpr int kGateCopies = dropped ? 4 : 1;  // of h, one for each gate
-  static_assert(units % kBlockUnits == 0 && rows % 8 == 0);
+  static_assert(units % block_units == 0 && block_units % kPanelUnits == 0 && rows % 8 == 0);
 };
 
 // How numbers reach the matrix units: a float as the sum of two numbers of 19 bits, whose three larger products are
@@ -49,7 +64,7 @@ struct Layout {
   static constexpr int kWord = 4 / sizeof(Number);      // numbers of a lane's part of a product
   static constexpr int kChunk = 16 / sizeof(Number);    // of a row of a matrix
   static constexpr int kProduct = 32 / sizeof(Number);  // of the sums of a product
-  static constexpr int kRowChunks = kBlockUnits / kChunk;
+  static constexpr int kRowChunks = kPanelUnits / kChunk;
 };
 
 // Stores a number as the matrix units take it, the second part of a split one `distance` further: what is left of that,
@@ -64,65 +79,125 @@ CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   }
 }
 
-// Where unit `unit` of row `row` stands in a block of 32 units: the chunks of a row change places from row to row, so
-// that reading a matrix takes all banks once.
+// Where unit `unit` of row `row` stands in a panel: the chunks of a row change places from row to row, so that reading a
+// matrix takes all banks once.
 template <class Number>
-CELLERATE_DEVICE constexpr int in_block(int row, int unit) {
+CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
   using L = Layout<Number>;
   const int chunk = unit / L::kChunk ^ (row / (8 / L::kRowChunks) & (L::kRowChunks - 1));
-  return row * kBlockUnits + chunk * L::kChunk + unit % L::kChunk;
+  return row * kPanelUnits + chunk * L::kChunk + unit % L::kChunk;
 }
 
-// The weights of a warp in products, as many as a thread has registers for, and the rest in shared memory.
-template <class Number, int products>
+// The four words that a thread has of the weights of one product.
+struct alignas(16) Words {
+  unsigned of[4];
+};
+
+// The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows that the matrix of its block is cut into, and of
+// each as many products as there are. They are used product after product, and in each tile after tile; those that lie
+// in memory are spread evenly over that order, and read a few uses ahead, so that memory is busy all the time.
+template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
 class Weights {
-  static constexpr int kMostInRegisters = 32;
-  static constexpr int kInRegisters = products < kMostInRegisters ? products : kMostInRegisters;
+  static constexpr int kCount = products * tiles;
+  static constexpr int kRegisters = Tiers::kRegisters;
+  static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // those in memory
+  static constexpr int kAhead = kStreamed < 2 ? kStreamed : 2;
+  static_assert(kRegisters > 0 && Tiers::kShared >= 0 && kStreamed >= 0);
 
  public:
-  static constexpr int kShared = products - kInRegisters;
-  struct alignas(16) Words {
-    unsigned of[4];
-  };
+  static constexpr int kSharedWords = Tiers::kShared * threads;  // of a block
 
-  // `shared` has room for kShared times as many as there are threads.
-  CELLERATE_DEVICE void set_shared(Words* shared) { shared_ = shared + thread_index(); }
-  CELLERATE_DEVICE void set(int product, int part, unsigned word) {
-    (product < kInRegisters ? own_[product] : shared_[(product - kInRegisters) * kThreads]).of[part] = word;
+  // Puts the weights where they will be.
+  //   packed: those of this block, (products, block_tiles, 32), as cellerate.kernels.cuda.plan.Packing has them.
+  //   shared: room for kSharedWords.
+  CELLERATE_DEVICE void load(const Words* packed, int first_tile, Words* shared) {
+    packed_ = packed + first_tile * 32 + thread_index() % 32;
+    shared_ = shared + thread_index();
+    CELLERATE_UNROLL
+    for (int use = 0; use < kCount; ++use) {
+      const int streamed = chosen(use, kCount, kStreamed), near = use - streamed;
+      if (is_streamed(use)) continue;
+      const int in_shared = chosen(near, kCount - kStreamed, Tiers::kShared);
+      if (is_shared(near)) {
+        load_words(shared_[in_shared * threads].of, at(use));
+      } else {
+        load_words(own_[near - in_shared].of, at(use));
+      }
+    }
+    CELLERATE_UNROLL
+    for (int n = 0; n < kAhead; ++n) load_words(ahead_[n].of, at(streamed_use(n)));
   }
+
   // Adds the weights of a product times the parts b0 and b1 of h to `sum`; for split numbers, what is smaller by some
-  // digits to `rest`. The second parts are not looked at for others.
+  // digits to `rest`. The second parts are not looked at for others. Each step uses all weights, in their order.
+  //   b: of this product and of the one that it is a pair with.
   template <int count>
-  CELLERATE_DEVICE void multiply(int product, const unsigned (&b)[Layout<Number>::kSplit][count][4], int half,
-                                 float (&sum)[count][4], float (&rest)[count][4]) const {
-    const Words words = product < kInRegisters ? own_[product] : shared_[(product - kInRegisters) * kThreads];
+  CELLERATE_DEVICE void multiply(int product, int tile, const unsigned (&b)[Layout<Number>::kSplit][count][4],
+                                 float (&sum)[count][4], float (&rest)[count][4]) {
+    const Words words = take(product * tiles + tile);
+    const int first = product % 2 * 2;
     if constexpr (Layout<Number>::kSplit == 2) {
       unsigned upper[4], lower[4];
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
         unsigned word = words.of[part];
         keep_in_loop(word);
-        const float whole = from_bits(word), first = upper_part(whole);
-        upper[part] = bits_of(first);
-        lower[part] = bits_of(whole - first);
+        const float whole = from_bits(word), large = upper_part(whole);
+        upper[part] = bits_of(large);
+        lower[part] = bits_of(whole - large);
       }
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {
-        multiply_add(Number{}, sum[n], upper, b[0][n][2 * half], b[0][n][2 * half + 1]);
-        multiply_add(Number{}, rest[n], lower, b[0][n][2 * half], b[0][n][2 * half + 1]);
-        multiply_add(Number{}, rest[n], upper, b[1][n][2 * half], b[1][n][2 * half + 1]);
+        multiply_add(Number{}, sum[n], upper, b[0][n][first], b[0][n][first + 1]);
+        multiply_add(Number{}, rest[n], lower, b[0][n][first], b[0][n][first + 1]);
+        multiply_add(Number{}, rest[n], upper, b[1][n][first], b[1][n][first + 1]);
       }
     } else {
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {
-        multiply_add(Number{}, sum[n], words.of, b[0][n][2 * half], b[0][n][2 * half + 1]);
+        multiply_add(Number{}, sum[n], words.of, b[0][n][first], b[0][n][first + 1]);
       }
     }
   }
 
  private:
-  Words own_[kInRegisters];
+  // How many of the first n are chosen where `some` of `all` are, evenly.
+  CELLERATE_DEVICE static constexpr int chosen(int n, int all, int some) { return n * some / all; }
+  CELLERATE_DEVICE static constexpr bool is_streamed(int use) {
+    return chosen(use + 1, kCount, kStreamed) > chosen(use, kCount, kStreamed);
+  }
+  // Of those that are not streamed.
+  CELLERATE_DEVICE static constexpr bool is_shared(int near) {
+    constexpr int kNear = kCount - kStreamed;
+    return chosen(near + 1, kNear, Tiers::kShared) > chosen(near, kNear, Tiers::kShared);
+  }
+  // The use of which that is the n-th in memory.
+  CELLERATE_DEVICE static constexpr int streamed_use(int n) {
+    return kStreamed == 0 ? 0 : ((n + 1) * kCount + kStreamed - 1) / kStreamed - 1;
+  }
+  CELLERATE_DEVICE const Words* at(int use) const {
+    return packed_ + (use / tiles * block_tiles + use % tiles) * 32;
+  }
+  CELLERATE_DEVICE Words take(int use) {
+    const int streamed = chosen(use, kCount, kStreamed), near = use - streamed;
+    if (is_streamed(use)) {
+      if constexpr (kAhead > 0) {
+        Words& place = ahead_[streamed % kAhead];
+        const Words words = place;
+        // At the end of a step that is for the next one.
+        const int later = streamed + kAhead < kStreamed ? streamed + kAhead : streamed % kAhead;
+        load_words(place.of, at(streamed_use(later)));
+        return words;
+      }
+    }
+    const int in_shared = chosen(near, kCount - kStreamed, Tiers::kShared);
+    return is_shared(near) ? shared_[in_shared * threads] : own_[near - in_shared];
+  }
+
+  const Words* packed_;
   Words* shared_;
+  Words own_[kRegisters];
+  Words ahead_[kAhead > 0 ? kAhead : 1];
 };
 
 // Where a thread stands: in its block, and with what its block and its cluster own.
@@ -133,7 +208,7 @@ struct Place {
   const int warp = thread / 32;
   const int rank = cluster_rank();  // of the block in its cluster
   const int first_row = block_index() / P::kBlocks * P::kRows;
-  const int first_unit = rank * kBlockUnits;
+  const int first_unit = rank * P::kBlockUnits;
 };
 
 // Makes the barriers of the even steps and of the odd ones; on return those of all blocks of the cluster are there.

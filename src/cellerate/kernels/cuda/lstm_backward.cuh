@@ -2,7 +2,7 @@
 //
 // The gradients of weights and inputs are products over all steps of what comes out here, and the framework's.
 //
-// As in the forward recurrence a cluster owns some rows of the batch, and each of its blocks 32 units. A block turns the
+// As in the forward recurrence a cluster owns some rows of the batch, and each of its blocks some units. A block turns the
 // gradient of the h of its units into that of their gates, multiplies that with its weights, which gives its part of the
 // gradient of the h before of all units, and sends every block the part of that block's units.
 #pragma once
@@ -17,7 +17,7 @@ struct BackwardArguments {
   MaskedOutput masked_output;  // only with a mask
   const Number* gates;         // (B, T, H, 4) as forward wrote them
   const float* cells;          // (B, T, H), too
-  const Number* weights;       // (kUnits, 4, kUnits): the recurrent kernel as Keras has it, zeros beyond H
+  const Words* weights;        // (kBlocks, kProducts, kBlockTiles, 32): the recurrent kernel, zeros beyond H
   const float* c0;             // (B, H), or null: zeros
   const unsigned char* mask;   // (B, T), zero where masked; only with a mask
   const float* recurrent_dropout;  // (4, B, H); only with one
@@ -33,37 +33,40 @@ struct BackwardArguments {
 template <class P>
 struct BackwardShared {
   using Number = typename P::Number;
-  using Part = float[P::kRows * kBlockUnits];  // by `in_part`
+  using Part = float[P::kRows * P::kBlockUnits];  // by `in_part`
 
   // What the blocks of the cluster have sent of the gradient of h, of this step and of the next.
   alignas(128) Part come[2][P::kBlocks];
   Part sent[2][P::kBlocks];
-  // Of the gates of this block's units as the matrix units take them, (rows, 4, 32), by `in_gates`.
-  alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * kBlockUnits];
+  // Of the gates of this block's units as the matrix units take them, (rows, 4, kBlockUnits), by `in_gates`.
+  alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
   // With a mask for each gate: those of all units, (4, kUnits, rows).
   Number dropout[P::kDropped ? 4 * P::kUnits * P::kRows : 1];
   Barrier arrived[2];
   // What there are no registers for.
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kUnitTiles = (P::kUnits / 16 + kWarps - 1) / kWarps;     // of 16 units, for each warp
-  static constexpr int kProducts = 4 * kBlockUnits / Layout<Number>::kProduct;  // over the gates of a block
-  using Weights = gpu::Weights<Number, kUnitTiles * kProducts>;
-  typename Weights::Words weights[Weights::kShared > 0 ? Weights::kShared * kThreads : 1];
+  static constexpr int kBlockTiles = P::kUnits / 16;                            // of 16 units
+  static constexpr int kUnitTiles = (kBlockTiles + P::kWarps - 1) / P::kWarps;  // of a warp
+  static constexpr int kProducts =
+      4 * P::kBlockUnits / Layout<Number>::kProduct;  // over the gates of a block
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
+  Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
 template <class P>
 class BackwardBlock {
   using Number = typename P::Number;
   using L = Layout<Number>;
+  static constexpr int kBlockTiles = BackwardShared<P>::kBlockTiles;
   static constexpr int kUnitTiles = BackwardShared<P>::kUnitTiles;
   static constexpr int kProducts = BackwardShared<P>::kProducts;
-  static constexpr int kGateNumbers = P::kRows * 4 * kBlockUnits;
+  static constexpr int kGateNumbers = P::kRows * 4 * P::kBlockUnits;
 
  public:
   CELLERATE_DEVICE explicit BackwardBlock(const BackwardArguments<Number>& in)
       : in_(in),
         shared_(*reinterpret_cast<BackwardShared<P>*>(shared_memory())),
-        unit_(here_.first_unit + here_.lane),
+        block_unit_(here_.warp / 8 * kPanelUnits + here_.lane),
+        unit_(here_.first_unit + block_unit_),
         there_(unit_ < in.units) {}
 
   CELLERATE_DEVICE void run() {
@@ -95,14 +98,15 @@ class BackwardBlock {
  private:
   using Part = typename BackwardShared<P>::Part;
 
-  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + here_.warp; }
+  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + here_.warp % 8; }
   // Eight units further for each two rows, so that both those who write a part and those who read it take all banks.
   CELLERATE_DEVICE static int in_part(int row, int unit) {
-    return row * kBlockUnits + ((unit + 8 * (row >> 1)) & (kBlockUnits - 1));
+    const int panel = unit / kPanelUnits;
+    return (panel * P::kRows + row) * kPanelUnits + ((unit + 8 * (row >> 1)) & (kPanelUnits - 1));
   }
   // The chunks of a row change places from row to row.
   CELLERATE_DEVICE static int in_gates(int row, int gate_unit) {
-    return row * 4 * kBlockUnits + (gate_unit / L::kChunk ^ (row & 7)) * L::kChunk + gate_unit % L::kChunk;
+    return row * 4 * P::kBlockUnits + (gate_unit / L::kChunk ^ (row & 7)) * L::kChunk + gate_unit % L::kChunk;
   }
   CELLERATE_DEVICE long at(int tile) const {
     return static_cast<long>(here_.first_row + row(tile)) * in_.units + unit_;
@@ -111,26 +115,15 @@ class BackwardBlock {
     return (static_cast<long>(here_.first_row + row(tile)) * in_.steps + step) * in_.units + unit_;
   }
 
-  // The part that a lane has of products of 16 units with gates of this block.
   CELLERATE_DEVICE void load_weights() {
-    weights_.set_shared(shared_.weights);
-    CELLERATE_UNROLL
-    for (int tile = 0; tile < kUnitTiles; ++tile) {
-      CELLERATE_UNROLL
-      for (int product = 0; product < kProducts; ++product) {
-        CELLERATE_UNROLL
-        for (int part = 0; part < 4; ++part) {
-          const int unit = unit_tile(tile) * 16 + here_.lane / 4 + (part & 1) * 8;
-          const int gate_unit = product * L::kProduct + (here_.lane % 4 + (part >> 1) * 4) * L::kWord;
-          const int gate = gate_unit / kBlockUnits, own = here_.first_unit + gate_unit % kBlockUnits;
-          const Number* from = in_.weights + (static_cast<long>(unit) * 4 + gate) * P::kUnits + own;
-          weights_.set(tile * kProducts + product, part,
-                       unit < P::kUnits ? *reinterpret_cast<const unsigned*>(from) : 0);
-        }
-      }
-    }
+    const Words* of_block = in_.weights + here_.rank * kProducts * kBlockTiles * 32;
+    weights_.load(of_block, unit_tile(0), shared_.weights);
   }
-  CELLERATE_DEVICE int unit_tile(int tile) const { return here_.warp * kUnitTiles + tile; }
+  // Where the tiles cannot be divided evenly, warps compute some of the same, and write the same sums.
+  CELLERATE_DEVICE int unit_tile(int tile) const {
+    const int first = here_.warp * kUnitTiles, last = kBlockTiles - kUnitTiles;
+    return (first < last ? first : last) + tile;
+  }
 
   CELLERATE_DEVICE void begin() {
     CELLERATE_UNROLL
@@ -145,7 +138,7 @@ class BackwardBlock {
       live_[tile] = true;
     }
     if constexpr (P::kDropped) {
-      for (int n = here_.thread; n < 4 * P::kUnits * P::kRows; n += kThreads) {
+      for (int n = here_.thread; n < 4 * P::kUnits * P::kRows; n += P::kThreads) {
         const int gate = n / (P::kUnits * P::kRows), unit = n / P::kRows % P::kUnits;
         const int b = here_.first_row + n % P::kRows;
         const bool there = b < in_.batch && unit < in_.units;
@@ -177,7 +170,7 @@ class BackwardBlock {
     wait_for(shared_.arrived[now], ((done - 1) >> 1) & 1);
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
-      const int from = in_part(row(tile), here_.lane);
+      const int from = in_part(row(tile), block_unit_);
       float sum = 0.0f;
       CELLERATE_UNROLL
       for (int block = 0; block < P::kBlocks; ++block) sum += shared_.come[now][block][from];
@@ -219,7 +212,7 @@ class BackwardBlock {
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
       narrow(d_z[gate], gates.of[gate]);
-      store_split(d_z[gate], &shared_.d_gates[0][in_gates(row(tile), gate * kBlockUnits + here_.lane)],
+      store_split(d_z[gate], &shared_.d_gates[0][in_gates(row(tile), gate * P::kBlockUnits + block_unit_)],
                   kGateNumbers);
     }
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
@@ -246,7 +239,8 @@ class BackwardBlock {
       }
     }
     each_sum([&](int unit_tile, int tile, int part, int unit, int r) {
-      shared_.sent[next][unit / kBlockUnits][in_part(r, unit % kBlockUnits)] = sums[unit_tile][tile][part];
+      shared_.sent[next][unit / P::kBlockUnits][in_part(r, unit % P::kBlockUnits)] =
+          sums[unit_tile][tile][part];
     });
   }
   // The part of one gate.
@@ -265,11 +259,12 @@ class BackwardBlock {
         }
       }
       CELLERATE_UNROLL
-      for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
-        const int product = unit_tile * kProducts + 2 * pair;
-        // What is small by some digits is added to the same sum: there are no registers for another.
-        weights_.multiply(product, parts, 0, sums[unit_tile], sums[unit_tile]);
-        weights_.multiply(product + 1, parts, 1, sums[unit_tile], sums[unit_tile]);
+      for (int product = 2 * pair; product < 2 * pair + 2; ++product) {
+        CELLERATE_UNROLL
+        for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
+          // What is small by some digits is added to the same sum: there are no registers for another.
+          weights_.multiply(product, unit_tile, parts, sums[unit_tile], sums[unit_tile]);
+        }
       }
     }
   }
@@ -279,7 +274,6 @@ class BackwardBlock {
     CELLERATE_UNROLL
     for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
       const int first = this->unit_tile(unit_tile) * 16;
-      if (first >= P::kUnits) break;
       CELLERATE_UNROLL
       for (int tile = 0; tile < P::kTiles; ++tile) {
         CELLERATE_UNROLL
@@ -303,8 +297,8 @@ class BackwardBlock {
   const BackwardArguments<Number>& in_;
   BackwardShared<P>& shared_;
   const Place<P> here_;
-  const int unit_;    // the unit of the layer that this thread computes
-  const bool there_;  // whether it is one
+  const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
+  const bool there_;             // whether it is one
 
   typename BackwardShared<P>::Weights weights_;
   Gates<Number> gates_[P::kTiles];

@@ -11,15 +11,15 @@ namespace cellerate::gpu {
 // Rows beyond the batch and units beyond H are computed with zeros and not written.
 template <class Number>
 struct ForwardArguments {
-  int batch, steps, units;     // B, T and H itself
-  int vocabulary;              // V, the rows of the table, where there are ids
-  MaskedOutput masked_output;  // only with a mask
-  const Number* projected;     // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
-  const int* ids;              // (B, T), or null
-  const Number* weights;       // (kUnits, 4, kUnits): of each unit and gate the weights of h, zeros beyond H
-  const Number* h0;            // (B, H), or null: zeros
-  const float* c0;             // (B, H), or null: zeros
-  const unsigned char* mask;   // (B, T), zero where masked; only with a mask
+  int batch, steps, units;         // B, T and H itself
+  int vocabulary;                  // V, the rows of the table, where there are ids
+  MaskedOutput masked_output;      // only with a mask
+  const Number* projected;         // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
+  const int* ids;                  // (B, T), or null
+  const Words* weights;            // (kBlocks, kProducts, kWarps, 32): the recurrent kernel, zeros beyond H
+  const Number* h0;                // (B, H), or null: zeros
+  const float* c0;                 // (B, H), or null: zeros
+  const unsigned char* mask;       // (B, T), zero where masked; only with a mask
   const float* recurrent_dropout;  // (4, B, H); only with one
   Number* outputs;                 // (B, T, H), or null
   Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
@@ -33,30 +33,31 @@ struct ForwardArguments {
 template <class P>
 struct ForwardShared {
   using Number = typename P::Number;
-  using Block = Number[P::kRows * kBlockUnits];  // by `in_block`
+  using Panel = Number[P::kRows * kPanelUnits];  // by `in_panel`
   static constexpr int kSplit = Layout<Number>::kSplit;
 
   // The h of all units, of this step and of the next, as the matrix units take it.
-  alignas(128) Block h[2][P::kBlocks][P::kGateCopies][kSplit];
+  alignas(128) Panel h[2][P::kPanels][P::kGateCopies][kSplit];
   // What this block sends, and what it writes where that is something else: of even steps and of odd ones.
-  Block sent[2][P::kGateCopies][kSplit];
-  Block state[2];   // not used where the same as what is sent
-  Block output[2];  // not used where the same as the state
+  Panel sent[2][P::kBlockPanels][P::kGateCopies][kSplit];
+  Panel state[2][P::kBlockPanels];   // not used where the same as what is sent
+  Panel output[2][P::kBlockPanels];  // not used where the same as the state
   Barrier arrived[2];
   // With a mask for each gate: the sums of all gates, units and rows.
-  float sums[P::kDropped ? 4 * kBlockUnits * P::kRows : 1];
+  float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
   // What there are no registers for.
-  using Weights = gpu::Weights<Number, P::kUnits / Layout<Number>::kProduct>;
-  typename Weights::Words weights[Weights::kShared > 0 ? Weights::kShared * kThreads : 1];
+  static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
+  Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
-// The recurrence of a block: its 32 units of the rows of its cluster.
+// The recurrence of a block: its units of the rows of its cluster.
 template <class P>
 class ForwardBlock {
   using Number = typename P::Number;
   using L = Layout<Number>;
-  static constexpr int kProducts = P::kUnits / L::kProduct;
-  static constexpr int kNumbers = P::kRows * kBlockUnits;  // of a block of h
+  static constexpr int kProducts = ForwardShared<P>::kProducts;
+  static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
   // What is sent is h as it is, if it is neither multiplied by masks nor split.
   static constexpr bool kOwnState = P::kDropped || L::kSplit == 2;
   static constexpr bool kOwnOutput = P::kMasked;
@@ -89,8 +90,8 @@ class ForwardBlock {
       order_before_copies();
       sync_block();
       if (!last && here_.thread < P::kBlocks) {
-        copy_to_block(here_.thread, shared_.h[next][here_.rank], shared_.sent[next], sizeof shared_.sent[0],
-                      shared_.arrived[next]);
+        copy_to_block(here_.thread, shared_.h[next][here_.rank * P::kBlockPanels], shared_.sent[next],
+                      sizeof shared_.sent[0], shared_.arrived[next]);
       }
       write(step, next);
     }
@@ -104,39 +105,25 @@ class ForwardBlock {
   CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
 
-  // The part of the weights that a lane of the warp has in products of 16 rows, which are units and gates: of four units
-  // all gates, so that two lanes together have those of a unit. With a mask for each gate all 16 rows of a product are
-  // of one gate, since they are multiplied with the h of that gate.
+  // The 16 rows of a product are of four units all gates, so that two lanes together have those of a unit. With a mask
+  // for each gate they are 16 units of one gate, since they are multiplied with the h of that gate.
   CELLERATE_DEVICE void load_weights() {
-    const int group = here_.lane / 4;
-    weights_.set_shared(shared_.weights);
-    CELLERATE_UNROLL
-    for (int product = 0; product < kProducts; ++product) {
-      CELLERATE_UNROLL
-      for (int part = 0; part < 4; ++part) {
-        const int high = part & 1;
-        const int k = product * L::kProduct + (here_.lane % 4 + (part >> 1) * 4) * L::kWord;
-        const int unit = P::kDropped ? here_.warp / 4 * 16 + group + high * 8 : here_.warp * 4 + group / 2;
-        const int gate = P::kDropped ? here_.warp % 4 : group % 2 + 2 * high;
-        const Number* from =
-            in_.weights + (static_cast<long>(here_.first_unit + unit) * 4 + gate) * P::kUnits + k;
-        weights_.set(product, part, *reinterpret_cast<const unsigned*>(from));
-      }
-    }
+    const Words* of_block = in_.weights + here_.rank * kProducts * P::kThreads;
+    weights_.load(of_block, here_.warp, shared_.weights);
   }
 
   // Fills h with the initial states of all units, and takes those of this thread.
   CELLERATE_DEVICE void begin() {
-    for (int n = here_.thread; n < P::kBlocks * kNumbers; n += kThreads) {
-      const int block = n / kNumbers, r = n % kNumbers / kBlockUnits, u = n % kBlockUnits;
-      const int b = here_.first_row + r, unit = block * kBlockUnits + u;
+    for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
+      const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
+      const int b = here_.first_row + r, unit = panel * kPanelUnits + u;
       const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
       const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
       CELLERATE_UNROLL
       for (int gate = 0; gate < P::kGateCopies; ++gate) {
         const bool scaled = P::kDropped && b < in_.batch && unit < in_.units;
         const float scale = scaled ? in_.recurrent_dropout[dropout_index(gate, b, unit)] : 1.0f;
-        store_split(h * scale, &shared_.h[0][block][gate][0][in_block<Number>(r, u)], kNumbers);
+        store_split(h * scale, &shared_.h[0][panel][gate][0][in_panel<Number>(r, u)], kNumbers);
       }
     }
     CELLERATE_UNROLL
@@ -190,22 +177,22 @@ class ForwardBlock {
     constexpr int kPairUnits = 2 * L::kProduct;
     CELLERATE_UNROLL
     for (int pair = 0; pair < kProducts / 2; ++pair) {
-      const int block = pair * kPairUnits / kBlockUnits, first = pair * kPairUnits % kBlockUnits;
+      const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
       unsigned parts[L::kSplit][P::kTiles][4];
       CELLERATE_UNROLL
       for (int split = 0; split < L::kSplit; ++split) {
         CELLERATE_UNROLL
         for (int tile = 0; tile < P::kTiles; ++tile) {
           load_matrices(parts[split][tile],
-                        shared_.h[now][block][gate][split] +
-                            in_block<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk));
+                        shared_.h[now][panel][gate][split] +
+                            in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk));
         }
       }
-      weights_.multiply(2 * pair, parts, 0, sums, other);
+      weights_.multiply(2 * pair, 0, parts, sums, other);
       if constexpr (L::kSplit == 2) {
-        weights_.multiply(2 * pair + 1, parts, 1, sums, other);
+        weights_.multiply(2 * pair + 1, 0, parts, sums, other);
       } else {
-        weights_.multiply(2 * pair + 1, parts, 1, other, sums);
+        weights_.multiply(2 * pair + 1, 0, parts, other, sums);
       }
     }
     CELLERATE_UNROLL
@@ -228,7 +215,7 @@ class ForwardBlock {
       for (int part = 0; part < 4; ++part) {
         const int unit = here_.warp / 4 * 16 + here_.lane / 4 + (part >> 1) * 8;
         const int r = tile * 8 + 2 * (here_.lane % 4) + (part & 1);
-        shared_.sums[(gate * kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
+        shared_.sums[(gate * P::kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
       }
     }
     sync_block();
@@ -237,7 +224,7 @@ class ForwardBlock {
   CELLERATE_DEVICE Sums gates_of(const float (&mine)[4], int tile) {
     if constexpr (P::kDropped) {
       const float* staged = shared_.sums + block_unit_ * P::kRows + row(tile);
-      constexpr int kGate = kBlockUnits * P::kRows;
+      constexpr int kGate = P::kBlockUnits * P::kRows;
       return {{staged[0], staged[kGate], staged[2 * kGate], staged[3 * kGate]}};
     }
     // Lanes 4 apart have i and c, and f and o, of one unit for two rows; each keeps one of the rows.
@@ -263,20 +250,21 @@ class ForwardBlock {
       // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
       h_[tile] = inside_[tile] ? h : 0.0f;
     }
-    const int at = in_block<Number>(row(tile), block_unit_);
+    const int panel = block_unit_ / kPanelUnits;
+    const int at = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
     CELLERATE_UNROLL
     for (int gate = 0; gate < P::kGateCopies; ++gate) {
       const float sent = P::kDropped ? h_[tile] * scale_[tile][gate] : h_[tile];
-      store_split(sent, &shared_.sent[next][gate][0][at], kNumbers);
+      store_split(sent, &shared_.sent[next][panel][gate][0][at], kNumbers);
     }
-    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][at]);
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][panel][at]);
     if constexpr (P::kMasked) {
       if (live || in_.masked_output == MaskedOutput::kPreviousState) {
         output_[tile] = h_[tile];
       } else if (in_.masked_output == MaskedOutput::kZero) {
         output_[tile] = 0.0f;
       }
-      narrow(output_[tile], shared_.output[next][at]);
+      narrow(output_[tile], shared_.output[next][panel][at]);
     }
     if (in_.gates != nullptr && inside_[tile]) {
       const long n = (static_cast<long>(here_.first_row + row(tile)) * in_.steps + step) * in_.units + unit_;
@@ -292,23 +280,28 @@ class ForwardBlock {
 
   // Writes the outputs and states of a step, 16 bytes at once.
   CELLERATE_DEVICE void write(int step, int next) {
-    const auto* state = kOwnState ? &shared_.state[next] : &shared_.sent[next][0][0];
-    if (in_.outputs != nullptr) write_block(in_.outputs, step, kOwnOutput ? shared_.output[next] : *state);
-    if (in_.states != nullptr) write_block(in_.states, step, *state);
+    CELLERATE_UNROLL
+    for (int panel = 0; panel < P::kBlockPanels; ++panel) {
+      const Number* state = kOwnState ? shared_.state[next][panel] : shared_.sent[next][panel][0][0];
+      const Number* output = kOwnOutput ? shared_.output[next][panel] : state;
+      const int first = here_.first_unit + panel * kPanelUnits;
+      if (in_.outputs != nullptr) write_panel(in_.outputs, step, first, output);
+      if (in_.states != nullptr) write_panel(in_.states, step, first, state);
+    }
   }
-  CELLERATE_DEVICE void write_block(Number* to, int step, const Number* block) const {
-    for (int n = here_.thread; n < kNumbers / L::kChunk; n += kThreads) {
+  CELLERATE_DEVICE void write_panel(Number* to, int step, int first_unit, const Number* panel) const {
+    for (int n = here_.thread; n < kNumbers / L::kChunk; n += P::kThreads) {
       const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = here_.first_row + r;
-      if (b >= in_.batch || here_.first_unit + unit >= in_.units) continue;
-      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + here_.first_unit + unit;
-      const Number* from = block + in_block<Number>(r, unit);
+      if (b >= in_.batch || first_unit + unit >= in_.units) continue;
+      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit + unit;
+      const Number* from = panel + in_panel<Number>(r, unit);
       if (in_.units % L::kChunk == 0) {
         struct alignas(16) Chunk {
           Number of[L::kChunk];
         };
         *reinterpret_cast<Chunk*>(there) = *reinterpret_cast<const Chunk*>(from);
       } else {
-        for (int u = 0; u < L::kChunk && here_.first_unit + unit + u < in_.units; ++u) there[u] = from[u];
+        for (int u = 0; u < L::kChunk && first_unit + unit + u < in_.units; ++u) there[u] = from[u];
       }
     }
   }
@@ -330,7 +323,7 @@ class ForwardBlock {
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
   const bool there_;             // whether it is one
 
-  Weights<Number, kProducts> weights_;
+  typename ForwardShared<P>::Weights weights_;
   Gates<Number> projected_[P::kTiles];
   float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
   float scale_[P::kTiles][4];
