@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Contestant:
     def __init__(self, book: Path, **settings: Any) -> None:
         self.settings = settings
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": settings["backend"]}
+        if settings.get("device") == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, __file__, "--contestant", json.dumps(settings), str(book)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -48,10 +50,14 @@ class Contestant:
         self.losses: list[float] = []
         self.peak_bytes = 0
 
-    def steps(self, count: int, *, timed: bool = True) -> list[float]:
-        """Runs so many steps and keeps their times; gives their losses."""
+    def steps(self, count: int, *, timed: bool = True, batch: int | None = None) -> list[float]:
+        """Runs so many steps, of another batch than that of its settings if one is given, and keeps their times.
+
+        Returns:
+            Their losses.
+        """
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.write(f"{count} {batch or self.settings['batch']}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -90,23 +96,23 @@ def contestant(book: Path, settings: dict[str, Any]) -> None:
     import numpy as np
 
     ids = np.array([numbers[character] for character in text], np.int32)
-    batches = _batches(ids, settings["batch"])
+    starts = np.random.default_rng(0)
     train = _torch_loop if settings["implementation"] == "torch.nn.LSTM" else _keras_fit
     run = train(len(characters), settings)
     for line in sys.stdin:
-        seconds, losses = run([next(batches) for _ in range(int(line))])
+        count, batch = map(int, line.split())
+        seconds, losses = run([_batch(ids, batch, starts) for _ in range(count)])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"seconds": seconds, "losses": losses, "peak_bytes": peak}), flush=True)
 
 
-def _batches(ids: Any, batch: int) -> Iterator[tuple[Any, Any]]:
+def _batch(ids: Any, batch: int, starts: Any) -> tuple[Any, Any]:
+    """Windows that begin where chance will have it, and the same a character later."""
     import numpy as np
 
-    starts = np.random.default_rng(0)
-    while True:
-        first = starts.integers(0, len(ids) - LENGTH - 1, batch)
-        windows = ids[first[:, None] + np.arange(LENGTH + 1)]
-        yield windows[:, :-1], windows[:, 1:]
+    first = starts.integers(0, len(ids) - LENGTH - 1, batch)
+    windows = ids[first[:, None] + np.arange(LENGTH + 1)]
+    return windows[:, :-1], windows[:, 1:]
 
 
 def _keras_fit(
@@ -155,7 +161,7 @@ def _keras_fit(
         y = np.concatenate([targets for _, targets in batches])
         clock = Clock()
         start = time.perf_counter()
-        model.fit(x, y, batch_size=settings["batch"], epochs=1, shuffle=False, verbose=0, callbacks=[clock])
+        model.fit(x, y, batch_size=len(batches[0][0]), epochs=1, shuffle=False, verbose=0, callbacks=[clock])
         times = np.diff([start, *clock.ends])
         means = np.array(clock.losses)
         count = np.arange(1, len(means) + 1)

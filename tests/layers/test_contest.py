@@ -146,3 +146,26 @@ def test_bidirectional_is_not_handed_to_cudnn_as_one() -> None:
     assert layer._can_attempt_fused_lstm(None, None) is False
     accelerate(layer, "keras")
     assert vars(layer) == before
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the other backends compile a step themselves")
+def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured: list[Any]) -> None:
+    from cellerate.bridges.torch_capture import CapturedStep
+
+    class Own(keras.Sequential):
+        def train_step(self, *given: Any) -> Any:
+            return super().train_step(*given)
+
+    for make, captured in ((keras.Sequential, True), (Own, False)):
+        model = make([keras.Input((T, D)), layers.LSTM(H), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        accelerate(model)
+        model.fit(X, np.zeros((B, 1)), batch_size=1, epochs=2, verbose=0)
+        assert isinstance(model.train_function, CapturedStep) is captured
+        # There is no CUDA here: the step ran as ever, and says why.
+        assert not captured or model.train_function.refused
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(X, np.zeros((B, 1)), batch_size=B, verbose=0)
+        assert not isinstance(model.train_function, CapturedStep)
+        accelerate(model, "keras")
+        assert "make_train_function" not in vars(model)

@@ -14,7 +14,7 @@ from keras import layers, ops
 from keras.src.activations import ALL_OBJECTS_DICT
 
 from cellerate.kernels.spec import ACTIVATIONS
-from cellerate.layers import fused
+from cellerate.layers import contest, fused
 from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated
 
 pytestmark = [
@@ -54,10 +54,12 @@ def seeded() -> None:
 
 
 @pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest) -> str:
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The one that `accelerate` finds."""
     if request.param == "cellerate-cuda":
         request.getfixturevalue("gpu")
+        # Beside an emulated GPU cuDNN would always win.
+        monkeypatch.setattr(contest, "cudnn_is_faster", lambda *_: False)
     return request.param
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cellerate.bridges.torch_capture import CapturedStep
 from cellerate.bridges.torch_operators import cuda_lstm, dense, lstm
 
 __all__ = [
     "blocking",
     "can_measure",
+    "capture_step",
     "compile_step",
     "cuda_lstm",
     "dense",
@@ -127,6 +129,13 @@ def can_measure(tensor: torch.Tensor) -> bool:
     if tensor.is_meta or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def capture_step(step: Callable[[Any], Any]) -> CapturedStep:
+    """A model's training function that becomes a CUDA graph, on the GPU that is torch's current one."""
+    return CapturedStep(
+        step, torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    )
 
 
 def blocking(

@@ -73,6 +73,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     restore(model)
     for layer in found:
         _accelerate_layer(layer, implementation)
+    on_gpu = any(implementation_of(layer) == "cellerate-cuda" for layer in found)
     if any(implementation_of(layer) == "cellerate-cpu" for layer in found):
         keep_freed_memory()
         for layer in model._flatten_layers(include_self=True):
@@ -80,6 +81,8 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
                 _accelerate_dense(layer)
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
+        if on_gpu and hasattr(fused.bridge(), "capture_step"):
+            model.make_train_function = functools.partial(_make_train_function, model)
         if _compiled_by_xla(model):
             # Asks again whether all layers support it; warns and turns it off if not. Setting what is set does
             # nothing on TensorFlow, so it is another value first.
@@ -212,7 +215,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     """The layers and names of the attributes that are ours."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
-        for name in ("inner_loop", "call", "export", _FUSED):
+        for name in ("inner_loop", "call", "export", "make_train_function", _FUSED):
             found = vars(layer).get(name)
             if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
@@ -310,6 +313,18 @@ def _guard_exports() -> None:
     keras.Model.export = export
 
 
+def _make_train_function(model: keras.Model, force: bool = False) -> None:
+    """`Model.make_train_function` of Keras on torch, whose step then is captured as a CUDA graph.
+
+    A `train_step` of somebody's own may do in Python what a graph would do once and never again.
+    """
+    made = model.train_function is None or force
+    type(model).make_train_function(model, force)
+    own_step = type(model).train_step is not keras.Model.train_step
+    if made and not (own_step or model.run_eagerly or model.jit_compile):
+        model.train_function = fused.bridge().capture_step(model.train_function)
+
+
 def _inner_loop(
     layer: layers.LSTM,
     implementation: str,
@@ -353,4 +368,4 @@ def _forget_compiled(model: Any) -> None:
 
 
 # What may stand in a layer in place of Keras's own.
-_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, _never)
+_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, _make_train_function, _never)

@@ -21,19 +21,22 @@ from cellerate.files import atomic_write, cache_dir
 _lock = threading.Lock()
 
 
-def measured(gpu: str, question: str, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+def measured(gpu: str, question: str, measure: Callable[[], Mapping[str, float]] | None) -> dict[str, float]:
     """What `measure` gives, or gave the first time that the question was asked.
 
     Args:
         gpu: The GPU and its driver, as `launch.gpu_name` gives them.
         question: What is measured; equal questions have equal answers.
-        measure: Gives a time above 0, in any unit, for each of some names.
+        measure: Gives a time above 0, in any unit, for each of some names; None where nothing can be measured, which
+            gives no times if there are none yet.
     """
     place = f"{gpu}; {_source_digest()}; {question}"
     with _lock:
         known = _read(_file()).get(place)
         if _is_times(known):
             return dict(known)
+        if measure is None:
+            return {}
         times = dict(measure())
         _remember(place, times)
         return times

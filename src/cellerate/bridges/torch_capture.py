@@ -1,0 +1,168 @@
+"""A training step of Keras on torch as a CUDA graph: captured once for each shape of batch, and then replayed.
+
+A module of its own because most of a small model's step on a GPU is Python that starts kernels one by one; a graph
+starts all of them at once. What the step computes stays the same.
+
+A captured step runs no Python, so nothing in it may depend on values: one that reads a number from the GPU, as drawing
+the seed of a dropout does, is run as ever.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+Step = Callable[[Any], Any]
+# Steps of a shape that run as ever first: the optimizer makes its variables, kernels are compiled and measured.
+_FIRST_STEPS = 3
+# Graphs of so many shapes are kept: each holds the memory of a step. The last batch of an epoch is often smaller.
+_MOST_GRAPHS = 2
+
+
+class Graph(Protocol):
+    """What records a step: `CudaGraph`, and in tests what stands in for it."""
+
+    def capture(self, work: Callable[[], Any]) -> Any:
+        """Records the work, which computes nothing yet; gives tensors that `replay` fills."""
+        ...
+
+    def replay(self) -> None:
+        """Does the work."""
+        ...
+
+
+class CudaGraph:
+    """A CUDA graph of torch's."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    def capture(self, work: Callable[[], Any]) -> Any:
+        """Records the work."""
+        # Other threads, as those that load data, may go on meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        """Does the work."""
+        self._graph.replay()
+
+
+class CapturedStep:
+    """Stands in for the training function of a Keras model.
+
+    Args:
+        step: That function: of a list with one batch, giving logs, tensors by name.
+        device: Where the model is.
+        new_graph: Makes a graph.
+
+    Attributes:
+        refused: Why the step runs as ever, in words; None while it is captured, or may be.
+    """
+
+    def __init__(
+        self, step: Step, device: torch.device | str, new_graph: Callable[[], Graph] = CudaGraph
+    ) -> None:
+        self._step, self._device, self._new_graph = step, torch.device(device), new_graph
+        self._seen: dict[Any, int] = {}
+        self._recorded: dict[Any, _Recorded] = {}
+        self.refused: str | None = None
+
+    def __call__(self, data: Any) -> Any:
+        """Trains on a batch."""
+        leaves, structure = pytree.tree_flatten(data)
+        if self.refused is not None or not all(leaf is None or type(leaf) is torch.Tensor for leaf in leaves):
+            return self._step(data)
+        key = (str(structure), tuple(None if leaf is None else (leaf.shape, leaf.dtype) for leaf in leaves))
+        if key in self._recorded:
+            return self._recorded[key].run(leaves)
+        count = self._seen[key] = self._seen.get(key, 0) + 1
+        if count <= _FIRST_STEPS or len(self._recorded) == _MOST_GRAPHS:
+            return self._step(data)
+        try:
+            recorded = _Recorded(self._step, leaves, structure, self._device, self._new_graph())
+        # Whatever cannot be captured can be computed as ever; if it is wrong as well, that says so.
+        except Exception as error:
+            self.refused = str(error) or type(error).__name__
+            return self._step(data)
+        self._recorded[key] = recorded
+        return recorded.run(leaves)
+
+
+class _Recorded:
+    """One graph, and the tensors that its step reads and writes."""
+
+    def __init__(
+        self, step: Step, leaves: list[Any], structure: Any, device: torch.device, graph: Graph
+    ) -> None:
+        self._given = [None if leaf is None else leaf.detach().to(device, copy=True) for leaf in leaves]
+        self._graph = graph
+        data = pytree.tree_unflatten(self._given, structure)
+
+        def work() -> Any:
+            with _NothingFromTheHost(device):
+                return step(data)
+
+        self._logs = graph.capture(work)
+
+    def run(self, leaves: list[Any]) -> Any:
+        for place, leaf in zip(self._given, leaves, strict=True):
+            if place is not None:
+                place.copy_(leaf, non_blocking=True)
+        self._graph.replay()
+        # The next run writes to the same tensors.
+        return pytree.tree_map_only(torch.Tensor, torch.clone, self._logs)
+
+
+class _NothingFromTheHost(TorchFunctionMode):
+    """Lets constants be made on the device, and lets no value be read from there."""
+
+    _READS = frozenset(
+        {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
+    )
+    _MAKES = frozenset({"tensor", "as_tensor"})
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in self._READS and isinstance(args[0], torch.Tensor) and args[0].device == self._device:
+            raise RuntimeError(
+                f"the step reads a value from the GPU ({name}), as random numbers or conditions do"
+            )
+        if name in self._MAKES and torch.device(kwargs.get("device") or "cpu") == self._device:
+            made = _constant(args[0], kwargs.get("dtype"), self._device)
+            if made is not None:
+                return made
+        return func(*args, **kwargs)
+
+
+def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor | None:
+    """Numbers of Python's as a tensor that no copy from the host makes; None for anything else."""
+    shape, numbers = _numbers(value)
+    if numbers is None:
+        return None
+    dtype = dtype or torch.tensor(value).dtype
+    filled = [torch.full((), number, dtype=dtype, device=device) for number in numbers]
+    return filled[0] if shape == () else torch.stack(filled).view(shape) if filled else None
+
+
+def _numbers(value: Any) -> tuple[tuple[int, ...], list[float] | None]:
+    """The shape of nested lists of numbers, and the numbers; None where it is something else."""
+    if isinstance(value, bool | int | float):
+        return (), [value]
+    if not isinstance(value, list | tuple):
+        return (), None
+    parts = [_numbers(part) for part in value]
+    shapes: Iterator[tuple[int, ...]] = (shape for shape, _ in parts)
+    if not parts or any(numbers is None for _, numbers in parts) or len(set(shapes)) > 1:
+        return (), None
+    found = [numbers for _, numbers in parts if numbers is not None]
+    return (len(parts), *parts[0][0]), list(itertools.chain.from_iterable(found))
