@@ -10,7 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from cellerate.kernels import reference
-from cellerate.kernels.cuda import launch
+from cellerate.kernels.cuda import launch, trials
 from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -33,6 +33,8 @@ def emulate(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(launch, name, getattr(emulated_gpu, name))
     patch.setattr(launch, "resident", resident)
     patch.setattr(launch, "missing", lambda device=0: None)
+    patch.setattr(trials, "failure", lambda device=0: None)
+    patch.setattr(trials, "step_us", lambda variant, device: 1.0)
     patch.setattr(launch, "gpu_name", lambda device=0: "emulated")
 
 
@@ -137,4 +139,11 @@ CASES = {
         for name in MASKED_OUTPUTS
     },
     **{name: Case(steps=3, options=LstmOptions(**options)) for name, options in OPTIONS.items()},
+    "blocks-of-64-units": Case(batch=2, steps=3, units=520, with_=("c0", "mask", "recurrent_dropout")),
+}
+# What takes seconds on the emulated GPU, for one framework: weights in registers, shared memory and beyond.
+LARGE_CASES = {
+    "bfloat16-1024-units": Case(batch=2, steps=2, units=1024, number="bfloat16"),
+    "float32-500-units": Case(batch=2, steps=2, units=500, number="float32", with_=("recurrent_dropout",)),
+    "float32-520-units": Case(batch=2, steps=2, units=520, number="float32", with_=("recurrent_dropout",)),
 }

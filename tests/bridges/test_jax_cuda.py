@@ -13,6 +13,7 @@ if keras.backend.backend() != "jax":
 import jax
 import jax.numpy as jnp
 
+from cellerate.bridges import jax as jax_bridge
 from cellerate.bridges import jax_cuda
 from cellerate.kernels import cpu
 
@@ -54,3 +55,14 @@ def test_layer_equals_the_oracle(case):
     for name, found in gradients.items():
         assert found.dtype == given[name].dtype
         assert error(found, wanted_gradients[name]) < allowed_of_gradients, name
+
+
+def test_float32_is_tf32_where_jax_is_told_so_and_only_there():
+    case = CASES["float32"]
+    given = {name: jnp.asarray(array) for name, array in case.given().items()}
+    exact, _, _ = jax_bridge.cuda_lstm(given, case.options, True)
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert jax_cuda.number_name(jnp.dtype("float32")) == "tf32"
+        found, _, _ = jax_bridge.cuda_lstm(given, case.options, True)
+    assert 1e-5 < error(found, np.asarray(exact, np.float64)) < 1e-3
+    assert jax_cuda.number_name(jnp.dtype("float32")) == "float32"

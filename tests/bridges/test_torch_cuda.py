@@ -18,9 +18,10 @@ from cellerate.bridges import torch_cuda, torch_operators
 from cellerate.kernels import cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_cases import ALLOWED, CASES, Arrays, Case, emulate, emulated_gpu, error
+from gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
 
 pytestmark = pytest.mark.keras
+EVERY_CASE = CASES | LARGE_CASES
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +55,11 @@ def numbers(found: torch.Tensor) -> np.ndarray:
 def compiled() -> None:
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
-        calls = [call_of(case) for case in CASES.values()]
+        calls = [call_of(case) for case in EVERY_CASE.values()]
         emulated_gpu.prepare(call.variant(d, 0) for call in calls for d in ("forward", "backward"))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", EVERY_CASE.values(), ids=EVERY_CASE.keys())
 def test_layer_equals_the_oracle(case):
     call = call_of(case)
     wanted, cotangents, wanted_gradients = case.expected()
@@ -136,3 +137,17 @@ def test_any_order_in_which_threads_take_turns_gives_the_same(monkeypatch, seed)
     monkeypatch.setattr(torch_cuda.launch, "launch", launch)
     again = torch_cuda.forward(call_of(case), keep=False)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_float32_is_tf32_where_torch_allows_that_and_only_there():
+    case = Case(number="float32", with_=("bias", "c0", "mask"))
+    call = call_of(case)
+    assert call.variant("forward", 0).number == "float32"
+    exact = torch_cuda.forward(call, keep=False)[0]
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert call.variant("backward", 0).number == "tf32"
+        found = torch_cuda.forward(call, keep=False)[0]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert 1e-5 < error(numbers(found), numbers(exact)) < 1e-3

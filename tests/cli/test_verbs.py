@@ -205,6 +205,7 @@ def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, celler
         (["the", "--seed", "-1"], 2, "seed"),
         (["the", "-n", "-1"], 2, "max_tokens"),
         (["the", "--implementation", "keras"], 2, "--implementation"),
+        (["the", "--device", "gpu"], 2, "'cuda:N'"),
     ],
 )
 def test_generate_from_a_packed_file_refuses_in_one_line(cellerate, made, tmp_path, words, code, message):
@@ -424,6 +425,7 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
         (["generate", "{made}/text.keras", "the", "-t", "-1"], 2, "temperature"),
         (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "top_k"),
         (["generate", "{made}/text.keras", "the", "--min-p", "2"], 2, "min_p"),
+        (["generate", "{made}/text.keras", "the", "--device", "cuda"], 2, "is not packed"),
         (["generate", "{made}/text.keras", "the", "--repetition-penalty", "0"], 2, "repetition_penalty"),
         (["generate", "{made}/series.keras", "the", "--implementation", "keras"], 4, "holds a series model"),
         (["generate", "{made}/series.keras", "the"], 4, "holds a series model"),

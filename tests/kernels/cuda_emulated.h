@@ -39,6 +39,9 @@ struct Bfloat16 {
 struct Float16 {
   unsigned short bits;
 };
+struct Tf32 {
+  float value;
+};
 struct Barrier {
   unsigned long long state;
 };
@@ -286,12 +289,26 @@ inline void narrow(float x, Float16& to) {
 }
 
 inline float widen(float x) { return x; }
+inline float widen(Tf32 x) { return x.value; }
 inline void narrow(float x, float& to) { to = x; }
+inline void narrow(float x, Tf32& to) { to.value = x; }
 inline unsigned bits_of(float x) { return std::bit_cast<unsigned>(x); }
 inline float from_bits(unsigned bits) { return std::bit_cast<float>(bits); }
 
 inline float upper_part(float x) { return std::isnan(x) ? x : from_bits((bits_of(x) + 0x1000) & 0xffffe000); }
 inline void keep_in_loop(unsigned&) {}
+
+inline unsigned multiply_each(float, unsigned a, unsigned b) { return bits_of(from_bits(a) * from_bits(b)); }
+inline unsigned multiply_each(Tf32, unsigned a, unsigned b) { return multiply_each(0.0f, a, b); }
+template <class Number>
+unsigned multiply_each(Number, unsigned a, unsigned b) {
+  const auto half = [](unsigned word, int which) {
+    return widen(Number{static_cast<unsigned short>(word >> 16 * which)});
+  };
+  Number products[2];
+  for (int which = 0; which < 2; ++which) narrow(half(a, which) * half(b, which), products[which]);
+  return products[0].bits | static_cast<unsigned>(products[1].bits) << 16;
+}
 
 inline float tanh_11_bits(float x) { return std::tanh(x); }
 inline int thread_index() { return emulated::here().thread(); }
@@ -351,6 +368,16 @@ inline double running_sum_in_warp(double x) {
 }
 inline double from_lane(double x, int lane) {
   return exchange_in_warp(x, [&](auto& all) { std::fill_n(all, 32, all[lane]); });
+}
+inline unsigned from_lane(unsigned x, int lane) {
+  return exchange_in_warp(x, [&](auto& all) { std::fill_n(all, 32, all[lane]); });
+}
+inline unsigned long long from_lane_xor(unsigned long long x, int distance) {
+  return exchange_in_warp(x, [&](auto& all) {
+    for (int n = 0; n < 32; ++n) {
+      if (n < (n ^ distance)) std::swap(all[n], all[n ^ distance]);
+    }
+  });
 }
 inline unsigned lanes_where(bool yes) {
   return exchange_in_warp(unsigned{yes}, [](auto& all) {

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -61,9 +62,10 @@ extern "C" void activation(int kind, const float* x, float* values, float* deriv
 """
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()
+# Kept from run to run, as each backend runs the same kernels in a process of its own; `make clean` removes it.
+_FOLDER = Path(__file__).parents[2] / "build" / "emulated"
+_HEADER = Path(__file__).with_name("cuda_emulated.h")
+_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra")
 
 
 @functools.cache
@@ -84,12 +86,48 @@ def _compiled(variant: build.Kernel) -> ctypes.CDLL:
 
 
 def _library(source: str) -> ctypes.CDLL:
-    file = Path(_folder().name) / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.cpp"
-    file.write_text(source)
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DCELLERATE_EMULATED", "-Wall", "-Wextra", "-Werror"]
-    command = ["g++", *flags, f"-I{Path(__file__).parent}", str(file), "-o", str(file.with_suffix(".so"))]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(file.with_suffix(".so")))
+    """A source as a library, compiled if it never was."""
+    include = _header()
+    name = hashlib.sha256((include.name + source).encode()).hexdigest()[:24]
+    library = _FOLDER / f"{name}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+            file = Path(folder) / "kernel.cpp"
+            file.write_text(source)
+            command = [
+                "g++",
+                *_FLAGS,
+                "-Werror",
+                "-shared",
+                f"-I{include}",
+                str(file),
+                "-o",
+                f"{folder}/kernel.so",
+            ]
+            subprocess.run(command, check=True)
+            Path(folder, "kernel.so").rename(library)
+    return ctypes.CDLL(str(library))
+
+
+@functools.cache
+def _header() -> Path:
+    """The folder with cuda_emulated.h, compiled in advance: most of the time of a kernel would go into that."""
+    version = subprocess.run(["g++", "--version"], check=True, capture_output=True).stdout
+    digest = hashlib.sha256(version + repr(_FLAGS).encode() + _HEADER.read_bytes()).hexdigest()[:24]
+    found = _FOLDER / digest
+    if not found.exists():
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+            header = Path(folder) / "include" / _HEADER.name
+            header.parent.mkdir()
+            shutil.copy(_HEADER, header)
+            # That a header is compiled by itself is what it warns of.
+            command = ["g++", *_FLAGS, "-w", "-x", "c++-header", str(header), "-o", f"{header}.gch"]
+            subprocess.run(command, check=True)
+            # Another process may have been faster.
+            with contextlib.suppress(OSError):
+                header.parent.rename(found)
+    return found
 
 
 def activation(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,7 +156,7 @@ def handles(variant: Variant, device: int = 0) -> tuple[int, int]:
 
 def prepare(variants: Iterable[build.Kernel]) -> None:
     """Compiles kernels that will be wanted, on as many cores as there are."""
-    _folder()  # once, before there are threads
+    _header()  # once, before there are threads
     with ThreadPoolExecutor(processors()) as pool:
         list(pool.map(_compiled, set(variants)))
 

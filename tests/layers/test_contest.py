@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from cellerate.kernels.cuda import tuning
+from cellerate.kernels.cuda import trials, tuning
 from cellerate.layers import contest, fused
 from cellerate.layers.accelerate import accelerate, implementation_of
+from cellerate.layers.explain import explain
 
 BACKEND = keras.backend.backend()
 pytestmark = [
@@ -160,12 +161,25 @@ def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured:
         model = make([keras.Input((T, D)), layers.LSTM(H), layers.Dense(1)])
         model.compile("sgd", "mse")
         accelerate(model)
+        planned = "a CUDA graph, once three steps of its shape have run"
+        assert explain(model).training_step == (planned if captured else None)
         model.fit(X, np.zeros((B, 1)), batch_size=1, epochs=2, verbose=0)
         assert isinstance(model.train_function, CapturedStep) is captured
         # There is no CUDA here: the step ran as ever, and says why.
-        assert not captured or model.train_function.refused
+        assert not captured or model.train_function.refused in str(explain(model))
         model.compile("sgd", "mse", run_eagerly=True)
         model.fit(X, np.zeros((B, 1)), batch_size=B, verbose=0)
         assert not isinstance(model.train_function, CapturedStep)
         accelerate(model, "keras")
         assert "make_train_function" not in vars(model)
+
+
+def test_kernels_that_fail_their_check_are_left_to_keras_unless_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "failure", lambda device=0: "the check of the kernels failed: wrong")
+    model = accelerate(keras.Sequential([keras.Input((T, D)), layers.LSTM(H)]))
+    assert implementation_of(model.layers[0]) is None
+    assert "failed: wrong" in str(explain(model))
+    accelerate(model, "cellerate-cuda")
+    assert implementation_of(model.layers[0]) == "cellerate-cuda"

@@ -8,7 +8,7 @@ import pytest
 from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.drawing import Cancellation
-from cellerate.runtime import completion
+from cellerate.kernels.stepping import StepModel
 
 PROMPTS = ["abc", "a", "the quick brown fox", "zé☃", "b" * 300]
 
@@ -37,7 +37,7 @@ def test_more_prompts_than_rows_come_back_in_their_order(packed, monkeypatch):
     assert [one.text for one in wanted[:3]] == [
         model.generate(prompt, max_tokens=40, temperature=0) for prompt in prompts[:3]
     ]
-    monkeypatch.setattr(completion, "_ROWS", 7)
+    monkeypatch.setattr(StepModel, "rows_at_once", 7)
     again = model.complete(prompts, max_tokens=40, temperature=0)
     assert [one.text for one in again] == [one.text for one in wanted]
 

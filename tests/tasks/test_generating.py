@@ -1,4 +1,7 @@
-"""Generating text, on the native engine and by Keras: two ways, one text."""
+"""Generating text, on the native engine, on a GPU and by Keras: three ways, one text."""
+
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,6 +19,9 @@ from cellerate.models.text import build_text_model
 from cellerate.tasks.generating import generate, generate_text
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text import TextModel, load_text_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+import emulated_gpu
 
 pytestmark = [
     pytest.mark.keras,
@@ -275,7 +281,7 @@ def test_generate_text_checks_its_arguments_before_the_first_piece_is_asked_for(
 
 
 def test_settings_that_contradict_each_other_raise(path):
-    with pytest.raises(ConfigError, match=r"auto, cellerate-cpu, keras.*'cudnn'"):
+    with pytest.raises(ConfigError, match=r"auto, cellerate-cpu, cellerate-cuda, keras.*'cudnn'"):
         generate(path, "abc", implementation="cudnn")
     with pytest.raises(ConfigError, match="native engine"):
         generate(path, "abc", implementation="keras", precision="int8")
@@ -349,3 +355,24 @@ def test_stop_text_held_back_and_then_not_completed_is_shown_after_all(scripted)
     assert scripted("aabc", ["abb"]) == ["a", "abc"]
     assert scripted("cab", ["abb"]) == ["c", "ab"]
     assert scripted("cabbc", ["abb"]) == ["c"]
+
+
+def test_text_written_on_a_gpu_is_that_of_the_native_engine(monkeypatch):
+    emulated_gpu.replace_driver(monkeypatch)
+    model = text_model(layer_norm=False)
+    for rules in (SamplingRules(seed=3), SamplingRules(temperature=0)):
+        texts = [
+            "".join(generate_text(model, "ab", max_tokens=40, rules=rules, implementation=implementation))
+            for implementation in ("cellerate-cpu", "cellerate-cuda")
+        ]
+        assert texts[0] == texts[1] and len(texts[0]) == 40
+
+
+def test_gpu_that_is_demanded_and_not_there_or_cannot_run_the_model_is_refused(monkeypatch):
+    with pytest.raises(BackendError, match="cuda"):
+        generate_text(text_model(), "ab", implementation="cellerate-cuda")
+    with pytest.raises(ConfigError, match="loaded for the CPU"):
+        generate_text(packed(made(), RECORD), "ab", implementation="cellerate-cuda")
+    emulated_gpu.replace_driver(monkeypatch)
+    with pytest.raises(ModelError, match="layer_norm"):
+        generate_text(text_model(), "ab", implementation="cellerate-cuda")

@@ -81,6 +81,11 @@ def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bo
     return _lstm((options, return_sequences, True), arrays)
 
 
+def cuda_number(dtype: str) -> str:
+    """What the kernels for GPUs compute a dtype in, by JAX's settings."""
+    return jax_cuda.number_name(jnp.dtype(dtype))
+
+
 def can_measure(array: Any) -> bool:
     """Whether something can be timed while a call with this array is traced: always."""
     del array

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cellerate.kernels import cpu
-from cellerate.kernels.cuda import launch, plan
+from cellerate.kernels.cuda import choice, launch, plan
 from cellerate.kernels.spec import LstmOptions
 
 Arrays = Mapping[str, Any]
@@ -59,15 +59,24 @@ class Call:
 
     def variant(self, direction: plan.Direction, device: int = 0) -> plan.Variant:
         """The kernel for it."""
-        return launch.variant_of(
+        return choice.variant_of(
             direction,
-            str(self.number),
+            number_name(self.number),
             self.shape,
             self.options,
             masked="mask" in self.given,
             dropped="recurrent_dropout" in self.given,
             device=device,
         )
+
+
+def number_name(dtype: Any) -> str:
+    """What the kernels compute a dtype in: float32 in TF32 where JAX is told that its products be."""
+    return "tf32" if dtype == jnp.float32 and _tf32() else str(dtype)
+
+
+def _tf32() -> bool:
+    return jax.config.jax_default_matmul_precision in ("tensorfloat32", "TF32_TF32_F32")
 
 
 @functools.cache
@@ -226,8 +235,9 @@ def _packed(weights: Any, variant: plan.Variant, number: Any) -> Any:
 
 
 def _product(a: Any, b: Any, dtype: Any = jnp.float32) -> Any:
-    """a·b added up in float32, whatever the numbers are; float32 ones in full."""
-    found = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    """a·b added up in float32, whatever the numbers are; float32 ones in full, but where TF32 is asked for."""
+    precision = None if _tf32() else jax.lax.Precision.HIGHEST
+    found = jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
     return found.astype(dtype)
 
 

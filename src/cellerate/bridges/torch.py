@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cellerate.bridges import torch_cuda
 from cellerate.bridges.torch_capture import CapturedStep
 from cellerate.bridges.torch_operators import cuda_lstm, dense, lstm
 
@@ -19,6 +20,7 @@ __all__ = [
     "capture_step",
     "compile_step",
     "cuda_lstm",
+    "cuda_number",
     "dense",
     "gpu_available",
     "in_place_changes",
@@ -129,6 +131,11 @@ def can_measure(tensor: torch.Tensor) -> bool:
     if tensor.is_meta or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def cuda_number(dtype: str) -> str:
+    """What the kernels for GPUs compute a dtype in, by torch's settings."""
+    return torch_cuda.number_name(getattr(torch, dtype))
 
 
 def capture_step(step: Callable[[Any], Any]) -> CapturedStep:

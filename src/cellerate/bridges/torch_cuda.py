@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from cellerate.kernels.cuda import launch, plan
+from cellerate.kernels.cuda import choice, launch, plan
 from cellerate.kernels.spec import LstmOptions
 
 Tensors = Mapping[str, torch.Tensor | None]
@@ -71,15 +71,22 @@ class Call:
 
     def variant(self, direction: plan.Direction, device: int) -> plan.Variant:
         """The kernel for it."""
-        return launch.variant_of(
+        return choice.variant_of(
             direction,
-            str(self.number).removeprefix("torch."),
+            number_name(self.number),
             self.shape,
             self.options,
             masked=self["mask"] is not None,
             dropped=self["recurrent_dropout"] is not None,
             device=device,
         )
+
+
+def number_name(dtype: torch.dtype) -> str:
+    """What the kernels compute a dtype in: float32 in TF32 where torch is told that its products may be."""
+    name = str(dtype).removeprefix("torch.")
+    allowed = name == "float32" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed else name
 
 
 def reserve_bytes(call: Call) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Device, Json
 from cellerate.cli.output import emit_json, show
 from cellerate.errors import ConfigError
 from cellerate.training.settings import Implementation
@@ -59,6 +59,7 @@ def generate(
             help="Who computes: cellerate-cpu, the native engine; keras, step by step; auto, the first that can."
         ),
     ] = "auto",
+    device: Device = "cpu",
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -71,6 +72,8 @@ def generate(
         cellerate generate book.cell "Chapter " -n 1000 -t 0.6 --stop "Chapter"
 
         cellerate generate book.cell "Well, Prince," -n 60 --beams 8
+
+        cellerate generate book.cell "Well, Prince," -n 100000 --device cuda
     """
     from cellerate.runtime.sampling import sampling_rules
 
@@ -88,8 +91,12 @@ def generate(
 
         if implementation == "keras":
             raise ConfigError(f"{model} is packed and has no Keras layers: leave --implementation keras out.")
-        opened = load(model)
+        opened = load(model, device=device)
     else:
+        if device != "cpu":
+            raise ConfigError(
+                f"{model} is not packed, and runs where its backend does: leave --device out, or pack it."
+            )
         start_backend(backend)
         from cellerate.tasks.text import load_text_model
 

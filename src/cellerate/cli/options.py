@@ -75,6 +75,12 @@ Backend = Annotated[
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Where to write the model, *.keras.", show_default=False)
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", help="Where a packed model generates: cpu, cuda, or cuda:N, the number of an NVIDIA GPU."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")]

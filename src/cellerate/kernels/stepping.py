@@ -5,31 +5,21 @@ bfloat16 or int8, the rows are few, and the whole loop of drawing and reading ru
 only door to the core's `StepModel`. It imports no framework.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels.arguments import (
-    MOST_STEPS,
-    check_real,
-    check_whole,
-    float_array,
-    ids_array,
-    whole_array,
-)
+from cellerate.kernels.arguments import check_whole
 from cellerate.kernels.cpu import core, empty
-from cellerate.kernels.drawing import DIVERGED, Cancellation, Drawn, Request, SamplingRules
-from cellerate.kernels.spec import ACTIVATIONS
+from cellerate.kernels.steps import Row, Steps, checked_chain
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 """What the weights are packed in; the native core's code for one is its index."""
 
-_KINDS = ("embedding", "lstm", "layer_norm", "affine", "dense")
 
-
-class StepModel:
+class StepModel(Steps):
     """A next-token model: an embedding, LSTMs, and what stands between them and the logits.
 
     It never changes after it is made, and any number of threads may use it at once. It keeps the instruction
@@ -67,6 +57,10 @@ class StepModel:
         MemoryError: There is no room for the packed weights.
     """
 
+    # Enough to use each weight well, few enough for their states to stay in a core's cache.
+    rows_at_once = 64
+    most_drawn = 256
+
     def __init__(
         self, chain: Sequence[Mapping[str, Any]], *, precision: str = "float32", threads: int | None = None
     ) -> None:
@@ -74,9 +68,7 @@ class StepModel:
             raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.")
         if threads is not None:
             check_whole("threads", threads, 1, 1024)
-        nodes: list[tuple[Any, ...]] = []
-        for place, node in enumerate(chain):
-            nodes.append(_node(place, node, nodes[-1][2] if nodes else 0))
+        nodes = checked_chain(chain)
         try:
             self._native = core().StepModel(nodes, PRECISIONS.index(precision), threads or 0)
         except ArithmeticError as error:
@@ -90,203 +82,31 @@ class StepModel:
         self.packed_bytes: int = self._native.packed_bytes
         self.target: str = self._native.target
 
-    def initial_state(self, batch: int = 1) -> np.ndarray:
-        """The state before the first id: (B, S) float32 zeros, for B of at least 0."""
-        check_whole("batch", batch, 0, MOST_STEPS)
-        return np.zeros((batch, self.state_size), np.float32)
-
-    def step(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Reads one id a row.
-
-        Args:
-            state: (B, S) float32; it is not changed.
-            ids: (B,) whole numbers in [0, V).
-
-        Returns:
-            The new state (B, S), and the logits (B, V') of the next id, both float32.
-
-        Raises:
-            ConfigError: A shape or dtype does not fit, or the state is not finite.
-            DataError: An id is not in the vocabulary.
-        """
-        state = self._state(state)
-        ids = ids_array("ids", ids, (len(state),), self.vocabulary_size)
-        return self._run(state, ids[:, None], None)
-
-    def read(
-        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
+    def _score(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reads several ids a row, with the same results as step after step.
-
-        Args:
-            state: (B, S) float32; it is not changed.
-            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
-            lengths: (B,) how many of its ids each row reads, from 1 to T; None for all.
-
-        Returns:
-            The new state (B, S), and the logits (B, V') after the last id read of each row, both float32.
-
-        Raises:
-            ConfigError: A shape, a dtype or a length does not fit, or the state is not finite.
-            DataError: An id is not in the vocabulary.
-        """
-        return self._run(*self._texts(state, ids, lengths))
-
-    def log_probabilities(
-        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """How likely texts are, id after id.
-
-        Args:
-            state: (B, S) float32; it is not changed.
-            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
-            lengths: (B,) how many of its ids each row has, from 1 to T; None for all.
-
-        Returns:
-            The state after the last id of each row (B, S), and (B, T - 1) float32,
-            ln p(ids[b, t + 1] | state, ids[b, ..t]), 0 from the end of a row on.
-
-        Raises:
-            ConfigError: A shape, a dtype or a length does not fit, there are not as many logits as ids in the
-                vocabulary, or the state is not finite.
-            DataError: An id is not in the vocabulary.
-        """
-        self._check_logits_are_ids()
-        state, ids, counts = self._texts(state, ids, lengths)
         after = np.empty_like(state)
         result = np.empty((len(ids), ids.shape[1] - 1), np.float32)
-        self._call(len(ids), ids.shape[1], ids, counts, state, after, None, result)
+        self._call(len(ids), ids.shape[1], ids, lengths, state, after, None, result)
         return after, result
 
-    def generate(
+    def _draw(
         self,
         state: np.ndarray,
+        after: np.ndarray,
         logits: np.ndarray,
-        count: int,
-        rules: SamplingRules | None = None,
-        *,
-        position: int = 0,
-        previous: Sequence[int] | np.ndarray = (),
-        stop_ids: Iterable[int] = (),
-        cancellation: Cancellation | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Draws ids and reads each, in one native call that holds no lock of Python's.
-
-        It ends when `count` ids are drawn, when a stop id is drawn, or soon after `cancellation.cancel()`. To
-        draw 5 and then 7, at the next position, is to draw 12.
-
-        Args:
-            state: (1, S) float32; it is not changed.
-            logits: (V,) float32, of the next id, as `step`, `read` or this gave them.
-            count: How many ids at most, at least 0.
-            rules: How they are drawn; None for `SamplingRules()`.
-            position: Which id of the sequence the first one is; with the seed it makes the random number.
-            previous: (N,) the ids so far, those of the prompt too, for the penalty.
-            stop_ids: The end; such an id is neither given nor read.
-            cancellation: Ends it from another thread.
-
-        Returns:
-            The ids (N,) int32, their log probabilities (N,) float32 by the model itself (ln softmax of the
-            logits, without any rule), the state (1, S) after them, and the logits (V,) of the next id.
-
-        Raises:
-            ConfigError: A shape, a dtype or a number does not fit, or the state is not finite.
-            DataError: An id of `previous` or `stop_ids` is not in the vocabulary.
-            ModelError: A logit is a NaN or an infinity.
-        """
-        request = Request(count, rules or SamplingRules(), position, previous, stop_ids, cancellation)
-        following = float_array("logits", logits, (self.outputs,))
-        (drawn,), after, following = self.generate_rows(self._state(state, 1), following[None], [request])
-        return drawn.ids, drawn.log_probabilities, after, following[0]
-
-    def generate_rows(
-        self, state: np.ndarray, logits: np.ndarray, requests: Sequence[Request]
-    ) -> tuple[list[Drawn], np.ndarray, np.ndarray]:
-        """Draws ids of several sequences side by side, each as `generate` alone would.
-
-        A sequence that has ended waits for the others, which costs as much as drawing: give those that may go on
-        to another call.
-
-        Args:
-            state: (B, S) float32; it is not changed.
-            logits: (B, V) float32, of the next id of each.
-            requests: B of them.
-
-        Returns:
-            What was drawn of each, the states (B, S) after that, and the logits (B, V) of the next ids.
-
-        Raises:
-            ConfigError: A shape, a dtype or a number does not fit, or a state is not finite.
-            DataError: An id is not in the vocabulary.
-            ModelError: A logit is a NaN or an infinity.
-        """
-        self._check_logits_are_ids()
-        state = self._state(state, len(requests))
-        following = float_array("logits", logits, (len(requests), self.outputs)).copy()
-        native = []
-        for request in requests:
-            check_whole("count", request.count, 0, MOST_STEPS)
-            check_whole("position", request.position, 0, 2**62)
-            native.append(
-                (
-                    request.rules.native(),
-                    ids_array("previous", request.previous, (None,), self.vocabulary_size),
-                    request.position,
-                    int(request.count),
-                    ids_array("stop_ids", list(request.stop_ids), (None,), self.vocabulary_size),
-                    None if request.cancellation is None else request.cancellation.flag,
-                )
-            )
-        if not np.isfinite(state).all():
-            raise ConfigError("state holds a NaN or an infinity.")
-        width = max((request.count for request in requests), default=0)
-        ids = np.empty((len(requests), width), np.int32)
-        log_probabilities = np.empty(ids.shape, np.float32)
-        if ids.size == 0:
-            nothing = Drawn(ids[:0].reshape(-1), log_probabilities[:0].reshape(-1))
-            return [nothing] * len(requests), state.copy(), following
-        after = np.empty_like(state)
-        drawn = self._native.generate(state, after, following, native, ids, log_probabilities)
-        if any(diverged for _, diverged in drawn):
-            raise ModelError(DIVERGED)
-        found = [
-            Drawn(ids[row, :count].copy(), log_probabilities[row, :count].copy())
-            for row, (count, _) in enumerate(drawn)
+        rows: Sequence[Row],
+        ids: np.ndarray,
+        log_probabilities: np.ndarray,
+    ) -> list[tuple[int, bool]]:
+        native = [
+            (row.rules.native(), row.previous, row.position, row.count, row.stop_ids, row.cancelled)
+            for row in rows
         ]
-        return found, after, following
-
-    def _texts(
-        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """State (B, S), ids (B, T) and lengths (B,), checked, as the core takes them."""
-        state = self._state(state)
-        ids = np.asarray(ids)
-        if ids.ndim != 2 or ids.shape[1] < 1:
-            raise ConfigError(
-                f"ids has shape {ids.shape}; expected (B, T) = ({len(state)}, T) with T at least 1."
-            )
-        if lengths is None:
-            return state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), None
-        counts = whole_array("lengths", lengths, (len(state),), ConfigError)
-        wrong = np.flatnonzero((counts < 1) | (counts > ids.shape[1]))
-        if wrong.size:
-            place = int(wrong[0])
-            raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
-        ids = whole_array("ids", ids, (len(state), None), DataError)
-        # Beyond a row's length anything may stand; it is not read.
-        ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
-        ids = ids_array("ids", ids, (len(state), None), self.vocabulary_size)
-        return state, ids, counts.astype(np.int32)
-
-    def _state(self, state: np.ndarray, batch: int | None = None) -> np.ndarray:
-        return float_array("state", state, (batch, self.state_size))
-
-    def _check_logits_are_ids(self) -> None:
-        if self.outputs != self.vocabulary_size:
-            raise ConfigError(
-                f"the model gives {self.outputs} logits and reads ids of {self.vocabulary_size}; expected as many. "
-                "Use step() and read() where logits are no ids."
-            )
+        drawn: list[tuple[int, bool]] = self._native.generate(
+            state, after, logits, native, ids, log_probabilities
+        )
+        return drawn
 
     def _run(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
@@ -303,59 +123,3 @@ class StepModel:
             raise DataError(str(error)) from None
         except ValueError as error:
             raise ConfigError(f"{error}.") from None
-
-
-def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
-    """A node as the core takes it: kind, inputs, outputs, three arrays, two activations, epsilon, masks_zero.
-
-    `before` is the width of the node before it.
-    """
-    where = f"chain[{place}]"
-    kind = node.get("op")
-    if kind not in _KINDS:
-        raise ConfigError(f"{where}: op is {kind!r}; expected one of {', '.join(_KINDS)}.")
-
-    def array(name: str, *shape: int | None, optional: bool = False) -> Any:
-        value = node.get(name)
-        if value is None and optional:
-            return None
-        if value is None:
-            raise ConfigError(f"{where}: {kind} has no {name}; expected a float32 array.")
-        return float_array(f"{where}: {name}", value, shape)
-
-    def code(name: str) -> int:
-        value = node.get(name)
-        if value not in ACTIVATIONS:
-            raise ConfigError(f"{where}: {name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
-        return ACTIVATIONS.index(value)
-
-    linear = ACTIVATIONS.index("linear")
-    if kind == "embedding":
-        table = array("embeddings", None, None)
-        masks_zero = node.get("masks_zero", False)
-        if not isinstance(masks_zero, bool):
-            raise ConfigError(f"{where}: masks_zero is {masks_zero!r}; expected True or False.")
-        return (0, *table.shape, table, None, None, linear, linear, 0.0, masks_zero)
-    if kind == "lstm":
-        kernel = array("kernel", None, None)
-        units = kernel.shape[1] // 4
-        recurrent = array("recurrent_kernel", units, 4 * units)
-        kernel = float_array(f"{where}: kernel", kernel, (None, 4 * units))
-        bias = array("bias", 4 * units, optional=True)
-        codes = (code("activation"), code("recurrent_activation"))
-        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0, False)
-    if kind == "dense":
-        kernel = array("kernel", None, None)
-        bias = array("bias", kernel.shape[1], optional=True)
-        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0, False)
-    if kind == "affine":
-        scale = array("scale", None)
-        offset = array("offset", len(scale))
-        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0, False)
-    gamma = array("gamma", None, optional=True)
-    beta = array("beta", None if gamma is None else len(gamma), optional=True)
-    known = gamma if gamma is not None else beta
-    width = before if known is None else len(known)
-    epsilon = node.get("epsilon")
-    check_real(f"{where}: epsilon", epsilon, lambda x: x >= 0, "of at least 0")
-    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon), False)  # type: ignore[arg-type]

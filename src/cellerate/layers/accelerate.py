@@ -67,7 +67,9 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     if strict:
         _demand(implementation)
         for layer in found:
-            reason = fused.unfit(layer, implementation) if isinstance(layer, layers.LSTM) else None
+            reason = (
+                fused.unfit(layer, implementation, named=True) if isinstance(layer, layers.LSTM) else None
+            )
             if reason is not None:
                 raise ModelError(_refusal(layer.name, implementation, reason))
     restore(model)
@@ -198,6 +200,16 @@ def _bound(layer: Any) -> tuple[str, bool] | None:
     return implementation, strict
 
 
+def captured_step(model: Any) -> str | None:
+    """What becomes of the training step of an accelerated model on torch and a GPU, in words; None elsewhere."""
+    if "make_train_function" not in vars(model) or not _may_be_captured(model):
+        return None
+    refused = getattr(getattr(model, "train_function", None), "refused", None)
+    if refused is not None:
+        return f"each operation started from Python: {refused}"
+    return "a CUDA graph, once three steps of its shape have run"
+
+
 def keeps_from_cudnn(layer: layers.Bidirectional) -> bool:
     """Whether `accelerate` has a wrapper call its two layers, where Keras would call cuDNN for both."""
     return _FUSED in vars(layer)
@@ -261,7 +273,7 @@ def _accelerate_layer(layer: keras.Layer, wanted: str) -> None:
         return
     strict = wanted != "auto"
     implementation = wanted if strict else fused.implementation_here()
-    reason = fused.unfit(layer, implementation)
+    reason = fused.unfit(layer, implementation, named=strict)
     if reason is None:
         layer.inner_loop = functools.partial(_inner_loop, layer, implementation, strict)
         if keras.backend.backend() == "tensorflow" and layer.supports_jit:
@@ -314,15 +326,17 @@ def _guard_exports() -> None:
 
 
 def _make_train_function(model: keras.Model, force: bool = False) -> None:
-    """`Model.make_train_function` of Keras on torch, whose step then is captured as a CUDA graph.
-
-    A `train_step` of somebody's own may do in Python what a graph would do once and never again.
-    """
+    """`Model.make_train_function` of Keras on torch, whose step then is captured as a CUDA graph."""
     made = model.train_function is None or force
     type(model).make_train_function(model, force)
-    own_step = type(model).train_step is not keras.Model.train_step
-    if made and not (own_step or model.run_eagerly or model.jit_compile):
+    if made and _may_be_captured(model):
         model.train_function = fused.bridge().capture_step(model.train_function)
+
+
+def _may_be_captured(model: keras.Model) -> bool:
+    """Whether a step is Keras's own: another may do in Python what a graph would do once and never again."""
+    own = type(model).train_step is not keras.Model.train_step
+    return not (own or model.run_eagerly or model.jit_compile)
 
 
 def _inner_loop(

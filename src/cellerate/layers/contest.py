@@ -50,7 +50,8 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
     dtype, units = str(layer.compute_dtype), int(layer.units)
     sizes = (batch, steps, inputs, units)
     question = (
-        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {dtype}, {'training' if training else 'inference'}"
+        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {bridge.cuda_number(dtype)}, "
+        f"{'training' if training else 'inference'}"
     )
     question += f", Keras {keras.__version__}, {here.backend} {package_version(here.backend)}"
 

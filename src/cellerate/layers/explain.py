@@ -15,7 +15,13 @@ from cellerate.environment import BACKENDS, installed_backends
 from cellerate.errors import BackendError, ModelError
 from cellerate.kernels import cpu
 from cellerate.layers import conditions, fused
-from cellerate.layers.accelerate import IMPLEMENTATIONS, implementation_of, is_strict, keeps_from_cudnn
+from cellerate.layers.accelerate import (
+    IMPLEMENTATIONS,
+    captured_step,
+    implementation_of,
+    is_strict,
+    keeps_from_cudnn,
+)
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
 
@@ -61,12 +67,14 @@ class Explanation:
         backend: The Keras backend it is for.
         gpu: Whether that backend sees a GPU.
         layers: One report a layer, in the order they run.
+        training_step: How a training step is run, where that is not Keras's own way; else None.
     """
 
     model: str
     backend: str
     gpu: bool
     layers: tuple[LayerReport, ...]
+    training_step: str | None = None
 
     @property
     def summary(self) -> str:
@@ -97,6 +105,8 @@ class Explanation:
         ]
         for report in self.layers:
             lines += [*_block(report), ""]
+        if self.training_step is not None:
+            lines += [f"training step: {self.training_step}", ""]
         return "\n".join([*lines, self.summary])
 
 
@@ -134,7 +144,8 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
         )
     here = Platform.of(chosen, model)
     reports = [report for found in find_over_time(model) for report in _reports(found, here)]
-    return Explanation(model.name, chosen, here.gpu, tuple(reports))
+    step = captured_step(model) if chosen == keras.backend.backend() else None
+    return Explanation(model.name, chosen, here.gpu, tuple(reports), step)
 
 
 def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:

@@ -16,12 +16,13 @@ from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tens
 from keras.src.backend.common.variables import AutocastScope
 
 from cellerate.kernels import cpu
-from cellerate.kernels.cuda import launch, plan
+from cellerate.kernels.cuda import launch, plan, trials
 from cellerate.kernels.spec import ACTIVATIONS, LstmOptions
 from cellerate.layers.conditions import Condition
 
 # What an accelerated Embedding leaves on its output for the LSTM after it.
 _LOOKUP = "_cellerate_lookup"
+_CHECK = "self-check"
 _DTYPES = ("float32", "bfloat16", "float16")
 # Above this share of the steps of a batch, a table of all rows is no cheaper than the rows of the batch.
 _TABLE_SHARE = 0.5
@@ -41,8 +42,8 @@ def implementation_here() -> str:
 
 
 def missing(implementation: str) -> str | None:
-    """Why an implementation cannot run here whatever the layer, in words; None if it can."""
-    failed = next((c for c in _installed(implementation) if not c.holds), None)
+    """Why an implementation that was named cannot run here whatever the layer, in words; None if it can."""
+    failed = next((c for c in _installed(implementation) if not c.holds and c.name != _CHECK), None)
     if failed is None:
         return None
     return f"{failed.name}: {failed.found}" + (f"; {failed.fix}" if failed.fix else "")
@@ -74,6 +75,11 @@ def _installed(implementation: str) -> list[Condition]:
         reason = launch.missing()
         # No change to the model brings another GPU, and the reason says what to install.
         found.append(Condition("GPU", reason is None, reason or "has what they need", matters=False))
+        if reason is None:
+            failure = trials.failure()
+            fix = "" if failure is None else 'accelerate(model, "cellerate-cuda") takes them all the same'
+            right = "the kernels give what they should on this GPU"
+            found.append(Condition(_CHECK, failure is None, failure or right, fix, matters=False))
     return found
 
 
@@ -126,9 +132,16 @@ def core_runs_here() -> bool:
     return cpu.missing() is None and not bridge().gpu_available()
 
 
-def unfit(layer: layers.LSTM, implementation: str) -> str | None:
-    """Why a layer cannot run on an implementation, in words; None if it can."""
-    failed = next((c for c in fit_conditions(layer, implementation) if not c.holds), None)
+def unfit(layer: layers.LSTM, implementation: str, *, named: bool) -> str | None:
+    """Why a layer cannot run on an implementation, in words; None if it can.
+
+    Args:
+        layer: The layer.
+        implementation: "cellerate-cpu" or "cellerate-cuda".
+        named: Whether the user named it: then it runs even where it failed its own check.
+    """
+    met = fit_conditions(layer, implementation)
+    failed = next((c for c in met if not c.holds and not (named and c.name == _CHECK)), None)
     return None if failed is None else f"{failed.name}: {failed.found}"
 
 

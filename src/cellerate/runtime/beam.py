@@ -12,7 +12,7 @@ from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.arguments import MOST_STEPS, check_real, check_whole
 from cellerate.kernels.drawing import DIVERGED
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
 from cellerate.runtime.completion import Completion
 from cellerate.runtime.streaming import TextStream
 
@@ -20,7 +20,7 @@ _MOST_BEAMS = 1024
 
 
 def beam_search(
-    steps: StepModel,
+    steps: Steps,
     tokenizer: Tokenizer,
     prompt: np.ndarray,
     *,

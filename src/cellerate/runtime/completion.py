@@ -1,6 +1,6 @@
 """Continuing prompts on a step model: many at once, of any lengths, each as if it were alone.
 
-A module of its own because it is the one loop around the native generation: it reads prompts, lets finished
+A module of its own because it is the one loop around the generation of a step model: it reads prompts, lets finished
 sequences leave and waiting ones join, and knows nothing of models' files.
 """
 
@@ -15,16 +15,14 @@ from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import ConfigError
 from cellerate.kernels.arguments import MOST_STEPS, check_whole
 from cellerate.kernels.drawing import Cancellation, Request, SamplingRules
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
 from cellerate.runtime.streaming import TextStream
 
-# Ids drawn in one native call: few at first, so that the first words show at once, and that little is drawn beyond
-# a stop text.
-_FIRST_DRAWN, _MOST_DRAWN = 8, 256
+# Ids drawn in the first call: few, so that the first words show at once, and that little is drawn beyond a stop text;
+# each call after it draws twice as many, up to what the model says.
+_FIRST_DRAWN = 8
 # A call draws at least so many, though some sequences need fewer and wait: a call costs as much as a few ids.
 _LEAST_DRAWN = 32
-# Sequences side by side: enough to use each weight well, few enough for their states to stay in a core's cache.
-_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Completion:
 
 
 def complete(
-    steps: StepModel,
+    steps: Steps,
     tokenizer: Tokenizer,
     prompts: Sequence[np.ndarray],
     *,
@@ -80,21 +78,21 @@ def complete(
     waiting.sort(key=lambda one: len(one.ids))
     drawn = _FIRST_DRAWN
     while waiting or active:
-        room = _ROWS - len(active)
+        room = steps.rows_at_once - len(active)
         # A few free places are not worth the reading of a few prompts.
-        if waiting and (room >= _ROWS // 4 or len(waiting) <= room):
+        if waiting and (room >= steps.rows_at_once // 4 or len(waiting) <= room):
             joining = [waiting.pop() for _ in range(min(room, len(waiting)))]
             _read(steps, joining)
             active += joining
         _draw(steps, active, drawn, cancellation)
-        drawn = min(2 * drawn, _MOST_DRAWN)
+        drawn = min(2 * drawn, steps.most_drawn)
         finished += [one for one in active if one.reason]
         active = [one for one in active if not one.reason]
     return [one.completion() for one in sorted(finished, key=lambda one: one.place)]
 
 
 def stream(
-    steps: StepModel,
+    steps: Steps,
     prompt: np.ndarray,
     max_tokens: int,
     rules: SamplingRules,
@@ -110,7 +108,7 @@ def stream(
     while not one.reason:
         _draw(steps, [one], drawn, cancellation)
         yield one.chunks[-1]
-        drawn = min(2 * drawn, _MOST_DRAWN)
+        drawn = min(2 * drawn, steps.most_drawn)
 
 
 class _Sequence:
@@ -170,7 +168,7 @@ class _Sequence:
         return Completion(text, ids[:end], np.concatenate(self.scores)[:end], self.reason)
 
 
-def _read(steps: StepModel, sequences: list[_Sequence]) -> None:
+def _read(steps: Steps, sequences: list[_Sequence]) -> None:
     """Reads their prompts."""
     lengths = np.array([len(one.ids) for one in sequences])
     ids = np.zeros((len(sequences), lengths.max()), sequences[0].ids.dtype)
@@ -181,9 +179,7 @@ def _read(steps: StepModel, sequences: list[_Sequence]) -> None:
         one.state, one.logits = state[row], logits[row]
 
 
-def _draw(
-    steps: StepModel, sequences: list[_Sequence], drawn: int, cancellation: Cancellation | None
-) -> None:
+def _draw(steps: Steps, sequences: list[_Sequence], drawn: int, cancellation: Cancellation | None) -> None:
     """Draws up to so many ids of each."""
     drawn = min(drawn, max(_LEAST_DRAWN, min(one.left for one in sequences)))
     found, state, logits = steps.generate_rows(

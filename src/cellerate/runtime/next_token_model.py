@@ -16,9 +16,10 @@ from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
 from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.arguments import MOST_STEPS, check_whole
 from cellerate.kernels.drawing import Cancellation, SamplingRules
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.completion import Completion, complete, stream
+from cellerate.runtime.device import check_device, step_model
 from cellerate.runtime.next_token import chain_of
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.runtime.scoring import CONTEXT, Score, score_ids
@@ -48,14 +49,23 @@ class NextTokenModel:
 
     Args:
         cell: What the file of a packed model holds.
+        device: Where it runs step by step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU.
 
     Attributes:
         cell: The same.
-        precision: How its matrices are kept, and multiplied where it runs step by step.
+        device: The same.
+        precision: How its matrices are kept, and multiplied where it runs step by step; a GPU multiplies those of an
+            int8 file in bfloat16.
+
+    Raises:
+        ConfigError: The device is none.
+        BackendError: The device cannot be used; the message says why.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, device: str = "cpu") -> None:
+        check_device(device)
         self.cell = cell
+        self.device = device
         self.precision = cell.precision
 
     @functools.cached_property
@@ -73,16 +83,16 @@ class NextTokenModel:
         return tokenizer_from_config(payload["tokenizer"])
 
     @functools.cached_property
-    def steps(self) -> StepModel:
+    def steps(self) -> Steps:
         """The model a time step at a time, its state held by the caller; made when it is first asked for.
 
         Its weights are packed in the precision of the file, and so its products are computed.
 
         Raises:
-            ModelError: The model is no next-token chain; the message says why.
-            BackendError: The native core is not installed.
+            ModelError: The model is no next-token chain, or none that the device runs; the message says why.
+            BackendError: The native core is not installed, or the GPU cannot be used.
         """
-        return StepModel(chain_of(self.cell.program), precision=self.precision)
+        return step_model(chain_of(self.cell.program), self.precision, self.device)
 
     def stepper(self, batch_size: int = 1) -> Stepper:
         """The model by hand, its state an object to clone, save, split and join.

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from cellerate.runtime.forecasting import Example, Forecaster
 
 
-def load(path: str | os.PathLike[str]) -> "PackedModel":
+def load(path: str | os.PathLike[str], *, device: str = "cpu") -> "PackedModel":
     """Opens a packed model, checking every byte of it; needs neither Keras nor a framework.
 
     Args:
         path: A `.cell` file, of `cellerate pack` or `cellerate.pack`.
+        device: Where texts are written, scored and stepped through: "cpu", "cuda", or "cuda:N" with the number of
+            an NVIDIA GPU, from Hopper on. `predict`, `embed` and `forecast` run on the CPU all the same.
 
     Raises:
+        BackendError: The GPU that was asked for cannot be used; the message says why.
+        ConfigError: The device is none.
         DataError: There is no such file, it is no `.cell` file, or it was changed since it was written.
         ModelError: What it computes cannot be run.
 
@@ -34,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> "PackedModel":
         >>> model = cellerate.load("book.cell")
         >>> model.generate("Well, Prince,", temperature=0.8, seed=7)
     """
-    return PackedModel(read_cell(path))
+    return PackedModel(read_cell(path), device)
 
 
 class PackedModel(NextTokenModel):
@@ -42,21 +46,25 @@ class PackedModel(NextTokenModel):
 
     Args:
         cell: What its file holds.
+        device: Where texts are written, scored and stepped through, as `load` takes it.
 
     Attributes:
         cell: The same.
+        device: The same.
         task: "text", "series" or "embed"; None for a model that Cellerate did not train.
         precision: How its matrices are kept. Computed is in float32.
         inputs: The shape of each input by its name, the batch first; -1 where a size is free.
         outputs: The names of the outputs.
 
     Raises:
+        BackendError: The GPU that was asked for cannot be used.
+        ConfigError: The device is none.
         DataError: The task is no text.
         ModelError: The program cannot be run.
     """
 
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
+    def __init__(self, cell: Cell, device: str = "cpu") -> None:
+        super().__init__(cell, device)
         task = cell.header.get("task")
         if task is not None and not isinstance(task, str):
             raise DataError(f"the packed model's task is a {type(task).__name__}; expected a text.")

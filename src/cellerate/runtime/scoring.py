@@ -13,7 +13,7 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.kernels.arguments import MOST_STEPS, check_whole
 from cellerate.kernels.drawing import DIVERGED
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
 
 CONTEXT = 512
 """Ids that a piece of a long text reads before its first own one."""
@@ -46,7 +46,7 @@ class Score:
 
 
 def score_ids(
-    steps: StepModel, texts: Sequence[np.ndarray], characters: Sequence[int], *, context: int | None = CONTEXT
+    steps: Steps, texts: Sequence[np.ndarray], characters: Sequence[int], *, context: int | None = CONTEXT
 ) -> list[Score]:
     """Scores texts, each from a state of zeros.
 
@@ -105,9 +105,7 @@ def _pieces(text: int, length: int, context: int | None) -> list[_Piece]:
     ]
 
 
-def _score(
-    steps: StepModel, texts: Sequence[np.ndarray], pieces: list[_Piece], scores: list[np.ndarray]
-) -> None:
+def _score(steps: Steps, texts: Sequence[np.ndarray], pieces: list[_Piece], scores: list[np.ndarray]) -> None:
     lengths = np.array([piece.stop - piece.start for piece in pieces])
     ids = np.zeros((len(pieces), lengths.max()), np.int32)
     for row, piece in enumerate(pieces):

@@ -13,7 +13,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.arguments import check_whole
 from cellerate.kernels.drawing import Drawn, Request
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 
 _FORMAT = "stepper"
@@ -41,7 +41,7 @@ class Stepper:
         >>> stepper.step([logits[0].argmax()])
     """
 
-    def __init__(self, steps: StepModel, batch_size: int = 1, *, fingerprint: str | None = None) -> None:
+    def __init__(self, steps: Steps, batch_size: int = 1, *, fingerprint: str | None = None) -> None:
         self._steps = steps
         self._fingerprint = fingerprint
         self.state = steps.initial_state(batch_size)

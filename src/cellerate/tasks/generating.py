@@ -107,10 +107,11 @@ def generate_text(
         rules: How they are drawn; None for `SamplingRules()`.
         stop: Texts that end the generation; they are not shown.
         implementation: Who computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
-            which takes milliseconds, and it raises where that cannot be, saying why. "keras": Keras's own layers,
-            compiled, a step at a time. "auto": the engine, and Keras where the native core is not installed or the
-            model is no chain of an Embedding, LSTMs and layers that the core knows between them and the logits
-            (one-hot inputs, branches, other recurrent layers and layers of one's own are not).
+            which takes milliseconds, and it raises where that cannot be, saying why. "cellerate-cuda": the same on an
+            NVIDIA GPU. "keras": Keras's own layers, compiled, a step at a time. "auto": the native engine, and Keras
+            where the native core is not installed or the model is no chain of an Embedding, LSTMs and layers that the
+            core knows between them and the logits (one-hot inputs, branches, other recurrent layers and layers of
+            one's own are not).
         precision: What the engine keeps matrices and multiplies in: "float32", "bfloat16" or "int8". Another than
             "float32" demands the engine. A packed model has its own.
 
@@ -123,7 +124,8 @@ def generate_text(
         DataError: The prompt has a character that the model never saw.
         ModelError: The model cannot be stepped, by the named implementation if one is named, or has another
             vocabulary than its tokenizer.
-        BackendError: "cellerate-cpu" is demanded, and the native core is not installed.
+        BackendError: "cellerate-cpu" is demanded, and the native core is not installed; or "cellerate-cuda", and
+            there is no GPU for it.
     """
     check_choice("implementation", implementation, get_args(Implementation))
     check_choice("precision", precision, PRECISIONS)
@@ -134,12 +136,15 @@ def generate_text(
     if isinstance(model, PackedModel):
         if implementation == "keras":
             raise ConfigError("a packed model has no Keras layers: leave implementation='keras' out.")
+        if implementation == "cellerate-cuda" and model.device == "cpu":
+            raise ConfigError("the packed model was loaded for the CPU: give load the device 'cuda'.")
         if precision not in ("float32", model.precision):
             raise ConfigError(f"precision is {precision!r}, but the packed model is of {model.precision}.")
         return model.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
     if implementation != "keras":
-        demanded = implementation == "cellerate-cpu" or precision != "float32"
-        engine = _packed(model, precision, demanded=demanded)
+        demanded = implementation != "auto" or precision != "float32"
+        device = "cuda" if implementation == "cellerate-cuda" else "cpu"
+        engine = _packed(model, precision, device, demanded=demanded)
         if engine is not None:
             return engine.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
     if not prompt:
@@ -170,10 +175,10 @@ def _opened(
     return load(model) if Path(model).suffix == ".cell" else load_text_model(Path(model))
 
 
-def _packed(model: TextModel, precision: str, *, demanded: bool) -> PackedModel | None:
-    """The model on the native engine; None if it cannot run there and need not."""
+def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) -> PackedModel | None:
+    """The model on the native engine or a GPU; None if it cannot run there and need not."""
     try:
-        engine = packed(model.model, precision=precision)
+        engine = packed(model.model, precision=precision, device=device)
         predicted = engine.steps.outputs
     except (BackendError, ModelError):
         if demanded:

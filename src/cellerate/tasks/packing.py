@@ -54,7 +54,11 @@ def pack(
 
 
 def packed(
-    model: keras.Model, record: TaskRecord | None = None, *, precision: str = "float32"
+    model: keras.Model,
+    record: TaskRecord | None = None,
+    *,
+    precision: str = "float32",
+    device: str = "cpu",
 ) -> PackedModel:
     """Packs a model in memory: what `cellerate.load` gives of the file that `pack` writes.
 
@@ -63,16 +67,18 @@ def packed(
             in what was packed.
         record: What belongs to it, as `load_model` returns it; the tokenizer of a text model is in its payload.
         precision: How the matrices are kept: "float32", "bfloat16" or "int8".
+        device: As `cellerate.load` takes it.
 
     Raises:
-        ConfigError: The precision is unknown.
+        BackendError: The GPU that was asked for cannot be used.
+        ConfigError: The precision or the device is unknown.
         ModelError: A layer cannot be packed; the message names all of those.
 
     Example:
         >>> packed(model, precision="int8").predict(ids)
     """
     program = narrowed(_program(model, record), precision)
-    return PackedModel(Cell(program, precision, _header(model, record)))
+    return PackedModel(Cell(program, precision, _header(model, record)), device)
 
 
 def _program(model: keras.Model, record: TaskRecord | None) -> Program:

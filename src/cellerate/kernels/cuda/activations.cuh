@@ -45,9 +45,11 @@ constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
 
 // How exact tanh and sigmoid are, by what their values are stored in: bfloat16 has 8 bits, float16 has 11.
 CELLERATE_DEVICE float sigmoid(float, float x) { return 1.0f / (1.0f + expf(-x)); }
-CELLERATE_DEVICE float sigmoid(Float16, float x) { return 1.0f / (1.0f + expf(-x)); }
+CELLERATE_DEVICE float sigmoid(Tf32, float x) { return sigmoid(0.0f, x); }
+CELLERATE_DEVICE float sigmoid(Float16, float x) { return sigmoid(0.0f, x); }
 CELLERATE_DEVICE float sigmoid(Bfloat16, float x) { return 0.5f * tanh_11_bits(0.5f * x) + 0.5f; }
 CELLERATE_DEVICE float hyperbolic_tangent(float, float x) { return tanhf(x); }
+CELLERATE_DEVICE float hyperbolic_tangent(Tf32, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Float16, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Bfloat16, float x) { return tanh_11_bits(x); }
 

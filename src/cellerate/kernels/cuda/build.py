@@ -19,7 +19,7 @@ Kernel = Variant | Generator
 """What a kernel is compiled for."""
 
 _CACHE_BYTES = 256 << 20
-_NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float"}
+_NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
@@ -97,7 +97,8 @@ struct Chain {{
   static constexpr int kBlockUnits = {generator.block_units}, kRows = {generator.rows}, kLayers = {len(layers)};
   static constexpr int kVocabulary = {generator.vocabulary}, kOutputs = {generator.outputs};
   static constexpr bool kMasksZero = {str(generator.masks_zero).lower()};
-  static constexpr bool kSharedLogits = {str(generator.shared_logits).lower()};{functions}
+  static constexpr bool kSharedLogits = {str(generator.shared_logits).lower()};
+  static constexpr bool kSharedTable = {str(generator.shared_table).lower()};{functions}
 }};
 using Compiled = GeneratePlan<Chain>;
 static_assert(sizeof(GenerateShared<Compiled>) == {generator.shared_bytes});

@@ -19,6 +19,10 @@ struct Bfloat16 {
 struct Float16 {
   unsigned short bits;
 };
+// A float, of which products take the first 19 bits.
+struct Tf32 {
+  float value;
+};
 
 CELLERATE_DEVICE float widen(Bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 CELLERATE_DEVICE float widen(Float16 x) {
@@ -27,7 +31,9 @@ CELLERATE_DEVICE float widen(Float16 x) {
   return wide;
 }
 CELLERATE_DEVICE float widen(float x) { return x; }
+CELLERATE_DEVICE float widen(Tf32 x) { return x.value; }
 CELLERATE_DEVICE void narrow(float x, float& to) { to = x; }
+CELLERATE_DEVICE void narrow(float x, Tf32& to) { to.value = x; }
 CELLERATE_DEVICE void narrow(float x, Bfloat16& to) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
 }
@@ -53,6 +59,22 @@ CELLERATE_DEVICE float tanh_11_bits(float x) {
   return y;
 }
 
+// The numbers of 4 bytes, one or two, times those of others.
+CELLERATE_DEVICE unsigned multiply_each(float, unsigned a, unsigned b) {
+  return bits_of(from_bits(a) * from_bits(b));
+}
+CELLERATE_DEVICE unsigned multiply_each(Tf32, unsigned a, unsigned b) { return multiply_each(0.0f, a, b); }
+CELLERATE_DEVICE unsigned multiply_each(Bfloat16, unsigned a, unsigned b) {
+  unsigned product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+CELLERATE_DEVICE unsigned multiply_each(Float16, unsigned a, unsigned b) {
+  unsigned product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 CELLERATE_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 CELLERATE_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
 CELLERATE_DEVICE int cluster_rank() {
@@ -69,6 +91,9 @@ CELLERATE_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 CELLERATE_DEVICE float from_lane_xor(float x, int distance) {
+  return __shfl_xor_sync(0xffffffffu, x, distance);
+}
+CELLERATE_DEVICE unsigned long long from_lane_xor(unsigned long long x, int distance) {
   return __shfl_xor_sync(0xffffffffu, x, distance);
 }
 
@@ -90,7 +115,9 @@ CELLERATE_DEVICE double running_sum_in_warp(double x) {
   }
   return x;
 }
+// What one lane has, the same for all.
 CELLERATE_DEVICE double from_lane(double x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+CELLERATE_DEVICE unsigned from_lane(unsigned x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 // A bit for each lane.
 CELLERATE_DEVICE unsigned lanes_where(bool yes) { return __ballot_sync(0xffffffffu, yes); }
 // Shows the lanes of a warp what the others wrote.
@@ -125,10 +152,19 @@ CELLERATE_DEVICE void expect_bytes(Barrier& barrier, int bytes) {
                "r"(bytes)
                : "memory");
 }
-// Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third.
+// Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. Ends the kernel with an error
+// after about 20 seconds, which no block of a cluster takes for a step: an error is better than a GPU that hangs.
 CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
-  unsigned done = 0;
-  while (!done) {
+  constexpr unsigned kPatience = 20'000;  // in units of 2^20 ns
+  unsigned done = 0, begun = 0;
+  for (unsigned tries = 1; !done; ++tries) {
+    if (tries % 4096 == 0) {
+      unsigned long long now;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+      const auto units = static_cast<unsigned>(now >> 20);
+      if (begun == 0) begun = units;
+      if (units - begun > kPatience) asm volatile("trap;");
+    }
     asm volatile(
         "{\n.reg .pred p;\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
@@ -173,6 +209,9 @@ CELLERATE_DEVICE void multiply_add(float, float (&sum)[4], const unsigned (&a)[4
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+CELLERATE_DEVICE void multiply_add(Tf32, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  multiply_add(0.0f, sum, a, b0, b1);
 }
 CELLERATE_DEVICE void multiply_add(Bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned b0,
                                    unsigned b1) {

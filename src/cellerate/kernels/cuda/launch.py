@@ -8,20 +8,14 @@ import ctypes
 import functools
 import importlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import (
-    SHARED_BYTES,
-    Direction,
-    Variant,
-    choose,
-    padded_units,
-)
+from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant
 from cellerate.kernels.cuda.records import GenerateArguments
 from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
 
@@ -80,37 +74,6 @@ class BackwardArguments(ctypes.Structure):
 
 
 Arguments = ForwardArguments | BackwardArguments | GenerateArguments
-
-
-def variant_of(
-    direction: Direction,
-    number: str,
-    shape: tuple[int, int, int],
-    options: LstmOptions,
-    *,
-    masked: bool,
-    dropped: bool,
-    device: int,
-) -> Variant:
-    """The kernel for a call, with the number of rows that is likely the fastest on a GPU.
-
-    Args:
-        direction: The forward or the backward recurrence.
-        number: The type of h: "bfloat16", "float16" or "float32".
-        shape: (B, T, H).
-        options: Activations.
-        masked: Whether there is a mask.
-        dropped: Whether there are masks of recurrent dropout.
-        device: The GPU's number.
-
-    Raises:
-        ConfigError: There is no kernel for it.
-        BackendError: It cannot be compiled.
-    """
-    batch, _, units = shape
-    activations = (options.activation, options.recurrent_activation)
-    wanted = Variant(direction, number, padded_units(units), 8, *activations, masked, dropped)
-    return choose(wanted, batch, lambda one: resident(one, device))
 
 
 def numbers_of(shape: tuple[int, int, int], options: LstmOptions) -> dict[str, int]:
@@ -217,7 +180,8 @@ class Memory:
         self.count, self._device = count, device
         with current(device):
             self.address = int(_checked(_driver().cuMemAlloc(count)))
-        weakref.finalize(self, _free, self.address, device)
+        # The end of the process gives back everything.
+        weakref.finalize(self, _free, self.address, device).atexit = False
 
     def write(self, values: np.ndarray) -> None:
         """Copies an array to the beginning, after what the GPU was told before."""
@@ -244,6 +208,22 @@ def current(device: int) -> Iterator[None]:
         yield
     finally:
         _checked(driver.cuCtxPopCurrent())
+
+
+def elapsed_ms(work: Callable[[], None], device: int) -> float:
+    """How long a GPU takes for what a function starts on its default stream, in milliseconds."""
+    driver = _driver()
+    with current(device):
+        begin, end = (_checked(driver.cuEventCreate(0)) for _ in range(2))
+        try:
+            _checked(driver.cuEventRecord(begin, 0))
+            work()
+            _checked(driver.cuEventRecord(end, 0))
+            _checked(driver.cuEventSynchronize(end))
+            return float(_checked(driver.cuEventElapsedTime(begin, end)))
+        finally:
+            for event in (begin, end):
+                driver.cuEventDestroy(event)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ struct Tiers {
 };
 
 // What a kernel is compiled for.
-//   Number: Bfloat16, Float16 or float, of weights, inputs, outputs and h; c and all sums are float.
+//   Number: Bfloat16, Float16, float or Tf32, of weights, inputs, outputs and h; c and all sums are float.
 //   units: H, rounded up to a multiple of block_units.
 //   block_units: units of a block, 32 or 64.
 //   rows: rows of the batch that a cluster has, a multiple of 8.
@@ -51,8 +51,7 @@ struct Plan {
   static constexpr int kBlocks = units / block_units;  // of a cluster
   static constexpr int kPanels = units / kPanelUnits;  // of all units
   static constexpr int kBlockPanels = block_units / kPanelUnits;
-  static constexpr int kTiles = rows / 8;              // of 8 rows: a product of a warp
-  static constexpr int kGateCopies = dropped ? 4 : 1;  // of h, one for each gate
+  static constexpr int kTiles = rows / 8;  // of 8 rows: a product of a warp
   static_assert(units % block_units == 0 && block_units % kPanelUnits == 0 && rows % 8 == 0);
 };
 
@@ -60,12 +59,24 @@ struct Plan {
 // added up ("3xTF32": Ootomo & Yokota, "Recovering single precision accuracy from Tensor Cores", 2022).
 template <class Number>
 struct Layout {
-  static constexpr int kSplit = sizeof(Number) == 4 ? 2 : 1;
+  static constexpr int kSplit = 1;
   static constexpr int kWord = 4 / sizeof(Number);      // numbers of a lane's part of a product
   static constexpr int kChunk = 16 / sizeof(Number);    // of a row of a matrix
   static constexpr int kProduct = 32 / sizeof(Number);  // of the sums of a product
   static constexpr int kRowChunks = kPanelUnits / kChunk;
 };
+
+template <>
+struct Layout<float> : Layout<Tf32> {
+  static constexpr int kSplit = 2;
+};
+
+// Splits the number in `bits`: what stays there is the larger part.
+CELLERATE_DEVICE void split(unsigned& bits, unsigned& rest) {
+  const float whole = from_bits(bits), large = upper_part(whole);
+  bits = bits_of(large);
+  rest = bits_of(whole - large);
+}
 
 // Stores a number as the matrix units take it, the second part of a split one `distance` further: what is left of that,
 // the units cut off.
@@ -96,12 +107,16 @@ struct alignas(16) Words {
 // The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows that the matrix of its block is cut into, and of
 // each as many products as there are. They are used product after product, and in each tile after tile; those that lie
 // in memory are spread evenly over that order, and read a few uses ahead, so that memory is busy all the time.
-template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
+//   around: whether the last use of a step begins to read what the next one uses first; else it is `read_ahead` that does,
+//   called before each step where nothing has to wait for what is read. Until then there are registers for more.
+template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles,
+          bool around = true>
 class Weights {
   static constexpr int kCount = products * tiles;
   static constexpr int kRegisters = Tiers::kRegisters;
   static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // those in memory
-  static constexpr int kAhead = kStreamed < 2 ? kStreamed : 2;
+  static constexpr int kMostAhead = around ? 2 : 3;
+  static constexpr int kAhead = kStreamed < kMostAhead ? kStreamed : kMostAhead;
   static_assert(kRegisters > 0 && Tiers::kShared >= 0 && kStreamed >= 0);
 
  public:
@@ -124,6 +139,11 @@ class Weights {
         load_words(own_[near - in_shared].of, at(use));
       }
     }
+    if constexpr (around) read_ahead();
+  }
+
+  // Begins to read what is used first of that in memory.
+  CELLERATE_DEVICE void read_ahead() {
     CELLERATE_UNROLL
     for (int n = 0; n < kAhead; ++n) load_words(ahead_[n].of, at(streamed_use(n)));
   }
@@ -140,11 +160,9 @@ class Weights {
       unsigned upper[4], lower[4];
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
-        unsigned word = words.of[part];
-        keep_in_loop(word);
-        const float whole = from_bits(word), large = upper_part(whole);
-        upper[part] = bits_of(large);
-        lower[part] = bits_of(whole - large);
+        upper[part] = words.of[part];
+        keep_in_loop(upper[part]);
+        split(upper[part], lower[part]);
       }
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {
@@ -184,9 +202,10 @@ class Weights {
       if constexpr (kAhead > 0) {
         Words& place = ahead_[streamed % kAhead];
         const Words words = place;
-        // At the end of a step that is for the next one.
-        const int later = streamed + kAhead < kStreamed ? streamed + kAhead : streamed % kAhead;
-        load_words(place.of, at(streamed_use(later)));
+        const int later = streamed + kAhead;
+        if (later < kStreamed || around) {
+          load_words(place.of, at(streamed_use(later < kStreamed ? later : streamed % kAhead)));
+        }
         return words;
       }
     }
@@ -211,6 +230,17 @@ struct Place {
   const int first_unit = rank * P::kBlockUnits;
 };
 
+// Calls `work` for each block of the cluster, in one thread: a warp starts its copies one after the other, so that all
+// warps share them.
+template <class P, class Work>
+CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
+  CELLERATE_UNROLL
+  for (int first = 0; first < P::kBlocks; first += P::kWarps) {
+    const int block = first + here.warp;
+    if (here.lane == 0 && block < P::kBlocks) work(block);
+  }
+}
+
 // Makes the barriers of the even steps and of the odd ones; on return those of all blocks of the cluster are there.
 CELLERATE_DEVICE void make_barriers(Barrier (&arrived)[2]) {
   if (thread_index() == 0) {
@@ -225,6 +255,46 @@ CELLERATE_DEVICE void make_barriers(Barrier (&arrived)[2]) {
 template <class Number>
 struct alignas(4 * sizeof(Number)) Gates {
   Number of[4];
+};
+
+// Numbers that are read some time before they are needed, and left as they come until then: what is done with them sooner
+// waits for the memory sooner, and the other blocks wait along.
+template <class Number, int count>
+class Awaited {
+  static constexpr int kBytes = count * sizeof(Number), kWords = (kBytes + 3) / 4;
+  struct alignas(kBytes < 4 ? 4 : kBytes) Bits {
+    unsigned of[kWords];
+  };
+
+ public:
+  CELLERATE_DEVICE void read(const Number* from) {
+    if constexpr (kBytes >= 4) {
+      bits_ = *reinterpret_cast<const Bits*>(from);
+    } else if constexpr (kBytes == 2) {
+      bits_.of[0] = *reinterpret_cast<const unsigned short*>(from);
+    } else {
+      bits_.of[0] = *reinterpret_cast<const unsigned char*>(from);
+    }
+  }
+  CELLERATE_DEVICE void take(Number (&numbers)[count]) const {
+    Bits words = bits_;
+    CELLERATE_UNROLL
+    for (int n = 0; n < kWords; ++n) keep_in_loop(words.of[n]);
+    CELLERATE_UNROLL
+    for (int n = 0; n < count; ++n) {
+      const unsigned word = words.of[n * sizeof(Number) / 4];
+      if constexpr (sizeof(Number) == 4) {
+        numbers[n] = {from_bits(word)};
+      } else if constexpr (sizeof(Number) == 2) {
+        numbers[n] = {static_cast<unsigned short>(word >> n % 2 * 16)};
+      } else {
+        numbers[n] = static_cast<Number>(word);
+      }
+    }
+  }
+
+ private:
+  Bits bits_ = {};
 };
 
 // What backward needs of a gate: its value, or what it was computed from where the derivative cannot be told from that.

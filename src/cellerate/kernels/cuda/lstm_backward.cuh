@@ -33,22 +33,28 @@ struct BackwardArguments {
 template <class P>
 struct BackwardShared {
   using Number = typename P::Number;
-  using Part = float[P::kRows * P::kBlockUnits];  // by `in_part`
-
-  // What the blocks of the cluster have sent of the gradient of h, of this step and of the next.
-  alignas(128) Part come[2][P::kBlocks];
-  Part sent[2][P::kBlocks];
-  // Of the gates of this block's units as the matrix units take them, (rows, 4, kBlockUnits), by `in_gates`.
-  alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
-  // With a mask for each gate: those of all units, (4, kUnits, rows).
-  Number dropout[P::kDropped ? 4 * P::kUnits * P::kRows : 1];
-  Barrier arrived[2];
-  // What there are no registers for.
   static constexpr int kBlockTiles = P::kUnits / 16;                            // of 16 units
   static constexpr int kUnitTiles = (kBlockTiles + P::kWarps - 1) / P::kWarps;  // of a warp
-  static constexpr int kProducts =
-      4 * P::kBlockUnits / Layout<Number>::kProduct;  // over the gates of a block
-  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
+  static constexpr int kOwnTiles = P::kBlockUnits / 16;                         // of the units of a block
+  // Sums of 16 units and 8 rows, by `in_sums`; as narrow as the gradients of the gates that they become.
+  struct alignas(4 * sizeof(Number)) Sums {
+    Number of[4];
+  };
+  using Tile = Sums[32];
+
+  // What the blocks of the cluster have sent of the gradient of h, of this step and of the next.
+  alignas(128) Tile come[2][P::kBlocks][kOwnTiles][P::kTiles];
+  Tile sent[2][kBlockTiles][P::kTiles];
+  // Of the gates of this block's units as the matrix units take them, (rows, 4, kBlockUnits), by `in_gates`.
+  alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
+  // With a mask for each gate: those of all units, (4, kUnits, rows). Of many units there is no room for floats.
+  static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
+  Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
+  Barrier arrived[2];
+  // What there are no registers for.
+  static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
+  using Weights =
+      gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles, false>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
@@ -58,14 +64,16 @@ class BackwardBlock {
   using L = Layout<Number>;
   static constexpr int kBlockTiles = BackwardShared<P>::kBlockTiles;
   static constexpr int kUnitTiles = BackwardShared<P>::kUnitTiles;
+  static constexpr int kOwnTiles = BackwardShared<P>::kOwnTiles;
   static constexpr int kProducts = BackwardShared<P>::kProducts;
+  static constexpr bool kMasksShared = BackwardShared<P>::kMasksShared;
   static constexpr int kGateNumbers = P::kRows * 4 * P::kBlockUnits;
 
  public:
   CELLERATE_DEVICE explicit BackwardBlock(const BackwardArguments<Number>& in)
       : in_(in),
         shared_(*reinterpret_cast<BackwardShared<P>*>(shared_memory())),
-        block_unit_(here_.warp / 8 * kPanelUnits + here_.lane),
+        block_unit_(here_.warp / 4 * 16 + here_.lane % 16),
         unit_(here_.first_unit + block_unit_),
         there_(unit_ < in.units) {}
 
@@ -73,10 +81,11 @@ class BackwardBlock {
     load_weights();
     begin();
     read_ahead(in_.steps - 1);
+    weights_.read_ahead();
     for (int done = 0; done < in_.steps; ++done) {
       const int step = in_.steps - 1 - done, now = done & 1, next = now ^ 1;
       if (done > 0) collect(done, now);
-      if (here_.thread == 0) expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof(Part)));
+      if (here_.thread == 0) expect_bytes(shared_.arrived[next], static_cast<int>(sizeof shared_.come[next]));
       CELLERATE_UNROLL
       for (int tile = 0; tile < P::kTiles; ++tile) retreat(step, tile);
       if (step > 0) read_ahead(step - 1);
@@ -84,10 +93,11 @@ class BackwardBlock {
       multiply(next);
       order_before_copies();
       sync_block();
-      if (here_.thread < P::kBlocks) {
-        copy_to_block(here_.thread, shared_.come[next][here_.rank], shared_.sent[next][here_.thread],
-                      sizeof(Part), shared_.arrived[next]);
-      }
+      for_each_block(here_, [&](int block) {
+        copy_to_block(block, shared_.come[next][here_.rank], shared_.sent[next][block * kOwnTiles],
+                      sizeof shared_.come[next][0], shared_.arrived[next]);
+      });
+      if (step > 0) weights_.read_ahead();
     }
     collect(in_.steps, in_.steps & 1);
     finish();
@@ -96,14 +106,12 @@ class BackwardBlock {
   }
 
  private:
-  using Part = typename BackwardShared<P>::Part;
-
-  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + here_.warp % 8; }
-  // Eight units further for each two rows, so that both those who write a part and those who read it take all banks.
-  CELLERATE_DEVICE static int in_part(int row, int unit) {
-    const int panel = unit / kPanelUnits;
-    return (panel * P::kRows + row) * kPanelUnits + ((unit + 8 * (row >> 1)) & (kPanelUnits - 1));
-  }
+  // A warp has 16 units of two rows of each tile.
+  CELLERATE_DEVICE int row_in_tile() const { return here_.warp % 4 * 2 + here_.lane / 16; }
+  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
+  // Where the four sums stand that a lane of a warp has of a product: of the units `group` and `group` + 8, and for each
+  // of them of the rows 2 * quarter and the next. Both those who write and those who read take all banks.
+  CELLERATE_DEVICE static int in_sums(int group, int quarter) { return quarter * 8 + (group ^ 2 * quarter); }
   // The chunks of a row change places from row to row.
   CELLERATE_DEVICE static int in_gates(int row, int gate_unit) {
     return row * 4 * P::kBlockUnits + (gate_unit / L::kChunk ^ (row & 7)) * L::kChunk + gate_unit % L::kChunk;
@@ -134,19 +142,20 @@ class BackwardBlock {
       d_c_[tile] = inside && in_.d_c_T != nullptr ? in_.d_c_T[at(tile)] : 0.0f;
       d_repeated_[tile] = inside && in_.d_last_output != nullptr ? widen(in_.d_last_output[at(tile)]) : 0.0f;
       c_[tile] = inside ? in_.cells[at(tile, in_.steps - 1)] : 0.0f;
-      c_before_[tile] = d_output_[tile] = 0.0f;
-      live_[tile] = true;
+      c_before_[tile] = 0.0f;
     }
-    if constexpr (P::kDropped) {
+    if constexpr (kMasksShared) {
       for (int n = here_.thread; n < 4 * P::kUnits * P::kRows; n += P::kThreads) {
         const int gate = n / (P::kUnits * P::kRows), unit = n / P::kRows % P::kUnits;
-        const int b = here_.first_row + n % P::kRows;
-        const bool there = b < in_.batch && unit < in_.units;
-        const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
-        narrow(there ? in_.recurrent_dropout[from] : 0.0f, shared_.dropout[n]);
+        narrow(dropout(gate, unit, n % P::kRows), shared_.dropout[n]);
       }
     }
     make_barriers(shared_.arrived);
+  }
+  CELLERATE_DEVICE float dropout(int gate, int unit, int r) const {
+    const int b = here_.first_row + r;
+    if (b >= in_.batch || unit >= in_.units) return 0.0f;
+    return in_.recurrent_dropout[(static_cast<long>(gate) * in_.batch + b) * in_.units + unit];
   }
 
   // Reads what a step needs from memory, a step before it is needed.
@@ -154,13 +163,13 @@ class BackwardBlock {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       if (!inside_[tile]) continue;
-      gates_[tile] = *reinterpret_cast<const Gates<Number>*>(in_.gates + 4 * at(tile, step));
+      gates_[tile].read(in_.gates + 4 * at(tile, step));
       c_before_[tile] = step > 0            ? in_.cells[at(tile, step - 1)]
                         : in_.c0 != nullptr ? in_.c0[at(tile)]
                                             : 0.0f;
-      d_output_[tile] = in_.d_outputs != nullptr ? widen(in_.d_outputs[at(tile, step)]) : 0.0f;
+      if (in_.d_outputs != nullptr) d_output_[tile].read(in_.d_outputs + at(tile, step));
       if constexpr (P::kMasked) {
-        live_[tile] = in_.mask[static_cast<long>(here_.first_row + row(tile)) * in_.steps + step] != 0;
+        mask_[tile].read(in_.mask + static_cast<long>(here_.first_row + row(tile)) * in_.steps + step);
       }
     }
   }
@@ -170,10 +179,13 @@ class BackwardBlock {
     wait_for(shared_.arrived[now], ((done - 1) >> 1) & 1);
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
-      const int from = in_part(row(tile), block_unit_);
       float sum = 0.0f;
       CELLERATE_UNROLL
-      for (int block = 0; block < P::kBlocks; ++block) sum += shared_.come[now][block][from];
+      for (int block = 0; block < P::kBlocks; ++block) {
+        const auto& from = shared_.come[now][block][block_unit_ / 16][tile];
+        sum += widen(
+            from[in_sums(block_unit_ % 8, here_.warp % 4)].of[block_unit_ / 8 % 2 * 2 + here_.lane / 16]);
+      }
       d_h_[tile] += sum;
     }
   }
@@ -183,16 +195,26 @@ class BackwardBlock {
   CELLERATE_DEVICE void retreat(int step, int tile) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     float d_z[4] = {};
-    const float d_output = inside_[tile] ? d_output_[tile] + d_repeated_[tile] : 0.0f;
+    Number given[1];
+    d_output_[tile].take(given);
+    const float d_output = inside_[tile] ? widen(given[0]) + d_repeated_[tile] : 0.0f;
     d_repeated_[tile] = 0.0f;
+    bool live = true;
+    if constexpr (P::kMasked) {
+      unsigned char mask[1];
+      mask_[tile].take(mask);
+      live = mask[0] != 0;
+    }
     if (!inside_[tile]) {
       d_h_[tile] = 0.0f;
-    } else if (!P::kMasked || live_[tile]) {
+    } else if (live) {
+      Number of_forward[4];
+      gates_[tile].take(of_forward);
       float value[4], slope[4];
-      value_and_slope<kGate>(0, tile, value, slope);
-      value_and_slope<kGate>(1, tile, value, slope);
-      value_and_slope<kValue>(2, tile, value, slope);
-      value_and_slope<kGate>(3, tile, value, slope);
+      value_and_slope<kGate>(of_forward[0], value[0], slope[0]);
+      value_and_slope<kGate>(of_forward[1], value[1], slope[1]);
+      value_and_slope<kValue>(of_forward[2], value[2], slope[2]);
+      value_and_slope<kGate>(of_forward[3], value[3], slope[3]);
       const float c_value = activate<kValue, Number>(c_[tile]);
       const float d_h = d_h_[tile] + d_output;
       const float d_c = d_c_[tile] + d_h * value[3] * derivative<kValue>(c_[tile], c_value);
@@ -218,30 +240,50 @@ class BackwardBlock {
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
   }
   template <Activation kKind>
-  CELLERATE_DEVICE void value_and_slope(int gate, int tile, float (&value)[4], float (&slope)[4]) const {
-    const float x = widen(gates_[tile].of[gate]);
-    value[gate] = derivative_from_value(kKind) ? x : activate<kKind, Number>(x);
-    slope[gate] = derivative<kKind>(x, value[gate]);
+  CELLERATE_DEVICE static void value_and_slope(Number kept, float& value, float& slope) {
+    const float x = widen(kept);
+    value = derivative_from_value(kKind) ? x : activate<kKind, Number>(x);
+    slope = derivative<kKind>(x, value);
   }
 
   // This block's part of the gradient of the h before, of all units: weights · d_gates.
   CELLERATE_DEVICE void multiply(int next) {
+    const int group = here_.lane / 4, quarter = here_.lane % 4;
     float sums[kUnitTiles][P::kTiles][4] = {};
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
-      float of_gate[kUnitTiles][P::kTiles][4] = {};
-      multiply_gate(gate, P::kDropped ? of_gate : sums);
       if constexpr (P::kDropped) {
-        each_sum([&](int unit_tile, int tile, int part, int unit, int r) {
-          const float scale = widen(shared_.dropout[(gate * P::kUnits + unit) * P::kRows + r]);
-          sums[unit_tile][tile][part] += of_gate[unit_tile][tile][part] * scale;
+        float of_gate[kUnitTiles][P::kTiles][4] = {};
+        multiply_gate(gate, of_gate);
+        each_tile([&](int unit_tile, int tile) {
+          CELLERATE_UNROLL
+          for (int part = 0; part < 4; ++part) {
+            const int unit = this->unit_tile(unit_tile) * 16 + (part >> 1) * 8 + group;
+            const int r = tile * 8 + quarter * 2 + (part & 1);
+            const float scale = kMasksShared
+                                    ? widen(shared_.dropout[(gate * P::kUnits + unit) * P::kRows + r])
+                                    : dropout(gate, unit, r);
+            sums[unit_tile][tile][part] += of_gate[unit_tile][tile][part] * scale;
+          }
         });
+      } else {
+        multiply_gate(gate, sums);
       }
     }
-    each_sum([&](int unit_tile, int tile, int part, int unit, int r) {
-      shared_.sent[next][unit / P::kBlockUnits][in_part(r, unit % P::kBlockUnits)] =
-          sums[unit_tile][tile][part];
+    each_tile([&](int unit_tile, int tile) {
+      typename BackwardShared<P>::Sums narrowed;
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) narrow(sums[unit_tile][tile][part], narrowed.of[part]);
+      shared_.sent[next][this->unit_tile(unit_tile)][tile][in_sums(group, quarter)] = narrowed;
     });
+  }
+  template <class Work>
+  CELLERATE_DEVICE static void each_tile(const Work& work) {
+    CELLERATE_UNROLL
+    for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
+      CELLERATE_UNROLL
+      for (int tile = 0; tile < P::kTiles; ++tile) work(unit_tile, tile);
+    }
   }
   // The part of one gate.
   CELLERATE_DEVICE void multiply_gate(int gate, float (&sums)[kUnitTiles][P::kTiles][4]) {
@@ -268,23 +310,6 @@ class BackwardBlock {
       }
     }
   }
-  // Calls `work` for each number that this thread has of the sums: its unit and its row in the cluster.
-  template <class Work>
-  CELLERATE_DEVICE void each_sum(const Work& work) const {
-    CELLERATE_UNROLL
-    for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
-      const int first = this->unit_tile(unit_tile) * 16;
-      CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) {
-        CELLERATE_UNROLL
-        for (int part = 0; part < 4; ++part) {
-          work(unit_tile, tile, part, first + here_.lane / 4 + (part >> 1) * 8,
-               tile * 8 + 2 * (here_.lane % 4) + (part & 1));
-        }
-      }
-    }
-  }
-
   CELLERATE_DEVICE void finish() {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -301,12 +326,14 @@ class BackwardBlock {
   const bool there_;             // whether it is one
 
   typename BackwardShared<P>::Weights weights_;
-  Gates<Number> gates_[P::kTiles];
-  float c_[P::kTiles], c_before_[P::kTiles], d_output_[P::kTiles];
+  Awaited<Number, 4> gates_[P::kTiles];
+  Awaited<Number, 1> d_output_[P::kTiles];
+  Awaited<unsigned char, 1> mask_[P::kTiles];
+  float c_[P::kTiles], c_before_[P::kTiles];
   float d_h_[P::kTiles], d_c_[P::kTiles];
   float d_repeated_
       [P::kTiles];  // what masked steps, or the last output, pass back to the output of the step before
-  bool inside_[P::kTiles], live_[P::kTiles];
+  bool inside_[P::kTiles];
 };
 
 template <class P>

@@ -34,20 +34,23 @@ template <class P>
 struct ForwardShared {
   using Number = typename P::Number;
   using Panel = Number[P::kRows * kPanelUnits];  // by `in_panel`
-  static constexpr int kSplit = Layout<Number>::kSplit;
+  // h is sent as the matrix units take it; but where it is multiplied with masks first, that is for who receives it.
+  static constexpr int kParts = P::kDropped ? 1 : Layout<Number>::kSplit;
 
-  // The h of all units, of this step and of the next, as the matrix units take it.
-  alignas(128) Panel h[2][P::kPanels][P::kGateCopies][kSplit];
+  // The h of all units, of this step and of the next.
+  alignas(128) Panel h[2][P::kPanels][kParts];
   // What this block sends, and what it writes where that is something else: of even steps and of odd ones.
-  Panel sent[2][P::kBlockPanels][P::kGateCopies][kSplit];
+  Panel sent[2][P::kBlockPanels][kParts];
   Panel state[2][P::kBlockPanels];   // not used where the same as what is sent
   Panel output[2][P::kBlockPanels];  // not used where the same as the state
+  // With a mask for each gate: those of all units, (4, kPanels) panels.
+  Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
   Barrier arrived[2];
-  // With a mask for each gate: the sums of all gates, units and rows.
+  // And the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
   // What there are no registers for.
   static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
-  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps, false>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
@@ -58,8 +61,9 @@ class ForwardBlock {
   using L = Layout<Number>;
   static constexpr int kProducts = ForwardShared<P>::kProducts;
   static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
-  // What is sent is h as it is, if it is neither multiplied by masks nor split.
-  static constexpr bool kOwnState = P::kDropped || L::kSplit == 2;
+  static constexpr int kParts = ForwardShared<P>::kParts;
+  // What is sent is h as it is, if it is not split.
+  static constexpr bool kOwnState = kParts == 2;
   static constexpr bool kOwnOutput = P::kMasked;
 
  public:
@@ -85,14 +89,18 @@ class ForwardBlock {
       multiply(now, sums);
       if constexpr (P::kDropped) stage(sums);
       CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) advance(step, next, tile, gates_of(sums[tile], tile));
-      if (!last) read_ahead(step + 1);
+      for (int tile = 0; tile < P::kTiles; ++tile) advance(next, tile, gates_of(sums[tile], tile));
       order_before_copies();
       sync_block();
-      if (!last && here_.thread < P::kBlocks) {
-        copy_to_block(here_.thread, shared_.h[next][here_.rank * P::kBlockPanels], shared_.sent[next],
-                      sizeof shared_.sent[0], shared_.arrived[next]);
+      if (!last) {
+        for_each_block(here_, [&](int block) {
+          copy_to_block(block, shared_.h[next][here_.rank * P::kBlockPanels], shared_.sent[next],
+                        sizeof shared_.sent[0], shared_.arrived[next]);
+        });
       }
+      // What memory has to do is not begun before the copies are: their fence might wait for it.
+      if (!last) read_ahead(step + 1);
+      keep(step);
       write(step, next);
     }
     finish();
@@ -104,9 +112,12 @@ class ForwardBlock {
   // Row of the batch of a tile that this thread computes.
   CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
+  CELLERATE_DEVICE long at(int tile, int step) const {
+    return static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
+  }
 
   // The 16 rows of a product are of four units all gates, so that two lanes together have those of a unit. With a mask
-  // for each gate they are 16 units of one gate, since they are multiplied with the h of that gate.
+  // for each gate they are 16 units of one gate, since they are multiplied with h under that mask.
   CELLERATE_DEVICE void load_weights() {
     const Words* of_block = in_.weights + here_.rank * kProducts * P::kThreads;
     weights_.load(of_block, here_.warp, shared_.weights);
@@ -119,11 +130,13 @@ class ForwardBlock {
       const int b = here_.first_row + r, unit = panel * kPanelUnits + u;
       const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
       const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
-      CELLERATE_UNROLL
-      for (int gate = 0; gate < P::kGateCopies; ++gate) {
-        const bool scaled = P::kDropped && b < in_.batch && unit < in_.units;
-        const float scale = scaled ? in_.recurrent_dropout[dropout_index(gate, b, unit)] : 1.0f;
-        store_split(h * scale, &shared_.h[0][panel][gate][0][in_panel<Number>(r, u)], kNumbers);
+      store_h(h, shared_.h[0][panel][0] + in_panel<Number>(r, u));
+      if constexpr (P::kDropped) {
+        for (int gate = 0; gate < 4; ++gate) {
+          const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
+          const float scale = b < in_.batch && unit < in_.units ? in_.recurrent_dropout[from] : 0.0f;
+          narrow(scale, dropout(gate, panel)[in_panel<Number>(r, u)]);
+        }
       }
     }
     CELLERATE_UNROLL
@@ -134,45 +147,47 @@ class ForwardBlock {
       c_[tile] = inside_[tile] && in_.c0 != nullptr ? in_.c0[n] : 0.0f;
       h_[tile] = inside_[tile] && in_.h0 != nullptr ? widen(in_.h0[n]) : 0.0f;
       output_[tile] = 0.0f;
-      projected_[tile] = {};
-      live_[tile] = true;
-      if constexpr (P::kDropped) {
-        CELLERATE_UNROLL
-        for (int gate = 0; gate < 4; ++gate) {
-          scale_[tile][gate] = inside_[tile] ? in_.recurrent_dropout[dropout_index(gate, b, unit_)] : 0.0f;
-        }
-      }
     }
     make_barriers(shared_.arrived);
   }
 
-  CELLERATE_DEVICE long dropout_index(int gate, int b, int unit) const {
-    return (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
+  CELLERATE_DEVICE static void store_h(float h, Number* to) {
+    if constexpr (kParts == 2) {
+      store_split(h, to, kNumbers);
+    } else {
+      narrow(h, *to);
+    }
+  }
+  CELLERATE_DEVICE Number* dropout(int gate, int panel) {
+    return shared_.dropout + (gate * P::kPanels + panel) * kNumbers;
   }
 
   // Reads what a step needs from memory, a step before it is needed.
   CELLERATE_DEVICE void read_ahead(int step) {
+    weights_.read_ahead();
+    // All ids before the first is needed.
+    int id[P::kTiles];
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      id[tile] = in_.ids != nullptr && inside_[tile] ? in_.ids[at(tile, step)] : 0;
+    }
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       if (!inside_[tile]) continue;
-      const long at = static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
-      long from = at;
-      if (in_.ids != nullptr) {
-        // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
-        const int id = in_.ids[at];
-        from = id < 0 ? 0 : id < in_.vocabulary ? id : in_.vocabulary - 1;
-      }
-      projected_[tile] =
-          *reinterpret_cast<const Gates<Number>*>(in_.projected + (from * in_.units + unit_) * 4);
-      if constexpr (P::kMasked) live_[tile] = in_.mask[at] != 0;
+      long from = at(tile, step);
+      if constexpr (P::kMasked) mask_[tile].read(in_.mask + from);
+      // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
+      const int most = in_.vocabulary - 1;
+      if (in_.ids != nullptr) from = id[tile] < 0 ? 0 : id[tile] < most ? id[tile] : most;
+      projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
     }
   }
 
   // weights · h.
   CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
-    const int gate = P::kDropped ? here_.warp % 4 : 0;
-    // Two sums, so that a product need not wait for the one before: of even ones and odd ones, or of what is large and
-    // what is small.
+    // Two sums: of what is large and what is small, or of even products and odd ones, so that none waits for the one
+    // before. With many tiles and warps others are under way meanwhile, and the registers are worth more.
+    constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
     float other[P::kTiles][4] = {};
     constexpr int kPairUnits = 2 * L::kProduct;
     CELLERATE_UNROLL
@@ -180,20 +195,26 @@ class ForwardBlock {
       const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
       unsigned parts[L::kSplit][P::kTiles][4];
       CELLERATE_UNROLL
-      for (int split = 0; split < L::kSplit; ++split) {
+      for (int tile = 0; tile < P::kTiles; ++tile) {
+        const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
         CELLERATE_UNROLL
-        for (int tile = 0; tile < P::kTiles; ++tile) {
-          load_matrices(parts[split][tile],
-                        shared_.h[now][panel][gate][split] +
-                            in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk));
+        for (int part = 0; part < kParts; ++part) {
+          load_matrices(parts[part][tile], shared_.h[now][panel][part] + from);
+        }
+        if constexpr (P::kDropped) {
+          unsigned scales[4];
+          load_matrices(scales, dropout(here_.warp % 4, panel) + from);
+          CELLERATE_UNROLL
+          for (int n = 0; n < 4; ++n)
+            parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
+          if constexpr (L::kSplit == 2) {
+            CELLERATE_UNROLL
+            for (int n = 0; n < 4; ++n) split(parts[0][tile][n], parts[1][tile][n]);
+          }
         }
       }
       weights_.multiply(2 * pair, 0, parts, sums, other);
-      if constexpr (L::kSplit == 2) {
-        weights_.multiply(2 * pair + 1, 0, parts, sums, other);
-      } else {
-        weights_.multiply(2 * pair + 1, 0, parts, other, sums);
-      }
+      weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums, other);
     }
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -236,44 +257,52 @@ class ForwardBlock {
   }
 
   // Computes a step of this thread's unit in one row, and leaves what comes of it where it is sent and written from.
-  CELLERATE_DEVICE void advance(int step, int next, int tile, Sums z) {
+  CELLERATE_DEVICE void advance(int next, int tile, Sums z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
+    Number projected[4];
+    projected_[tile].take(projected);
     CELLERATE_UNROLL
-    for (int gate = 0; gate < 4; ++gate) z.of[gate] += widen(projected_[tile].of[gate]);
+    for (int gate = 0; gate < 4; ++gate) z.of[gate] += widen(projected[gate]);
     const float i = activate<kGate, Number>(z.of[0]), f = activate<kGate, Number>(z.of[1]);
     const float g = activate<kValue, Number>(z.of[2]), o = activate<kGate, Number>(z.of[3]);
     const float c = f * c_[tile] + i * g;
     const float h = o * activate<kValue, Number>(c);
-    const bool live = !P::kMasked || live_[tile];
+    bool live = true;
+    if constexpr (P::kMasked) {
+      unsigned char mask[1];
+      mask_[tile].take(mask);
+      live = mask[0] != 0;
+    }
     if (live) {
       c_[tile] = c;
       // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
       h_[tile] = inside_[tile] ? h : 0.0f;
     }
     const int panel = block_unit_ / kPanelUnits;
-    const int at = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
-    CELLERATE_UNROLL
-    for (int gate = 0; gate < P::kGateCopies; ++gate) {
-      const float sent = P::kDropped ? h_[tile] * scale_[tile][gate] : h_[tile];
-      store_split(sent, &shared_.sent[next][panel][gate][0][at], kNumbers);
-    }
-    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][panel][at]);
+    const int place = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
+    store_h(h_[tile], shared_.sent[next][panel][0] + place);
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][panel][place]);
     if constexpr (P::kMasked) {
       if (live || in_.masked_output == MaskedOutput::kPreviousState) {
         output_[tile] = h_[tile];
       } else if (in_.masked_output == MaskedOutput::kZero) {
         output_[tile] = 0.0f;
       }
-      narrow(output_[tile], shared_.output[next][panel][at]);
+      narrow(output_[tile], shared_.output[next][panel][place]);
     }
-    if (in_.gates != nullptr && inside_[tile]) {
-      const long n = (static_cast<long>(here_.first_row + row(tile)) * in_.steps + step) * in_.units + unit_;
-      Gates<Number> gates;
-      narrow(kept<kGate>(z.of[0], i), gates.of[0]);
-      narrow(kept<kGate>(z.of[1], f), gates.of[1]);
-      narrow(kept<kValue>(z.of[2], g), gates.of[2]);
-      narrow(kept<kGate>(z.of[3], o), gates.of[3]);
-      *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates;
+    narrow(kept<kGate>(z.of[0], i), gates_[tile].of[0]);
+    narrow(kept<kGate>(z.of[1], f), gates_[tile].of[1]);
+    narrow(kept<kValue>(z.of[2], g), gates_[tile].of[2]);
+    narrow(kept<kGate>(z.of[3], o), gates_[tile].of[3]);
+  }
+
+  // Writes what backward needs of a step.
+  CELLERATE_DEVICE void keep(int step) {
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (in_.gates == nullptr || !inside_[tile]) continue;
+      const long n = at(tile, step) * in_.units + unit_;
+      *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates_[tile];
       in_.cells[n] = c_[tile];
     }
   }
@@ -282,7 +311,7 @@ class ForwardBlock {
   CELLERATE_DEVICE void write(int step, int next) {
     CELLERATE_UNROLL
     for (int panel = 0; panel < P::kBlockPanels; ++panel) {
-      const Number* state = kOwnState ? shared_.state[next][panel] : shared_.sent[next][panel][0][0];
+      const Number* state = kOwnState ? shared_.state[next][panel] : shared_.sent[next][panel][0];
       const Number* output = kOwnOutput ? shared_.output[next][panel] : state;
       const int first = here_.first_unit + panel * kPanelUnits;
       if (in_.outputs != nullptr) write_panel(in_.outputs, step, first, output);
@@ -324,10 +353,11 @@ class ForwardBlock {
   const bool there_;             // whether it is one
 
   typename ForwardShared<P>::Weights weights_;
-  Gates<Number> projected_[P::kTiles];
+  Awaited<Number, 4> projected_[P::kTiles];
+  Awaited<unsigned char, 1> mask_[P::kTiles];
+  Gates<Number> gates_[P::kTiles];
   float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
-  float scale_[P::kTiles][4];
-  bool inside_[P::kTiles], live_[P::kTiles];
+  bool inside_[P::kTiles];
 };
 
 template <class P>

@@ -18,12 +18,15 @@ MOST_UNITS = 1024
 SHARED_BYTES = 232_448
 _ROWS = (8, 16, 32)
 # Bytes of a number, and the numbers that it is split into for the matrix units.
-_NUMBERS = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2)}
-# A product of a warp takes 32 bytes of each of 16 rows: 16 bytes a thread. The threads of a block share 65,536
-# registers; this is how many products' weights all of them together keep there.
+_NUMBERS = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
+# A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, a thread.
 _PRODUCT_BYTES = 32
 _WORDS_BYTES = 16
+_WORDS_REGISTERS = 4
+# The threads of a block share so many registers, and keep the weights of at most so many products there.
+_REGISTERS = 65_536
 _PRODUCTS_IN_REGISTERS = 32 * 256
+_FEWEST_PRODUCTS_IN_REGISTERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +72,8 @@ class Variant:
 
     Attributes:
         direction: The forward or the backward recurrence.
-        number: The type of weights, inputs, outputs and h: "bfloat16", "float16" or "float32"; c and all sums are
-            float32.
+        number: The type of weights, inputs, outputs and h: "bfloat16", "float16", "float32", or "tf32": float32, of
+            which products take the first 19 bits; c and all sums are float32.
         units: H, as `padded_units` rounds it up.
         rows: Rows of the batch that a cluster computes: 8, 16 or 32.
         activation: One of `spec.ACTIVATIONS`.
@@ -127,12 +130,40 @@ class Variant:
         if self.direction == "forward":
             products = self.units * number // _PRODUCT_BYTES
         else:
-            unit_tiles = -(-self.units // 16 // (self.threads // 32))
-            products = unit_tiles * (4 * self.block_units * number // _PRODUCT_BYTES)
-        registers = min(products, _PRODUCTS_IN_REGISTERS // self.threads)
+            products = self._unit_tiles * (4 * self.block_units * number // _PRODUCT_BYTES)
+        most = _PRODUCTS_IN_REGISTERS // self.threads
+        registers = min(products, max(1, min(most, self._register_room)))
         room = max(0, SHARED_BYTES - self._exchange_bytes) // (_WORDS_BYTES * self.threads)
         shared = min(products - registers, room)
         return Tiers(registers, shared, products - registers - shared)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a block has the shared memory, and registers for what it computes and some weights."""
+        return self.shared_bytes <= SHARED_BYTES and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
+
+    @property
+    def _register_room(self) -> int:
+        """About how many products' weights a thread has registers for: of more, the compiler keeps some in memory."""
+        number, split = _NUMBERS[self.number]
+        # Of each tile of eight rows: what is multiplied, the sums, and the states.
+        each = 4 * split + self.masked
+        if self.direction == "forward":
+            each += 4 * split + number + 1 + 4 * self.dropped
+        else:
+            each += 4 * self._unit_tiles * (2 if self.dropped else 1) + number + 6
+        others = 36 + 8 * (split - 1) + each * self.rows // 8
+        return (min(255, _REGISTERS // self.threads) - others) // _WORDS_REGISTERS
+
+    @property
+    def _masks_shared(self) -> bool:
+        """Whether backward has room in shared memory for the masks of recurrent dropout."""
+        return _NUMBERS[self.number][0] < 4 or self.block_units == _BLOCK_UNITS
+
+    @property
+    def _unit_tiles(self) -> int:
+        """Tiles of 16 units for each warp, in the backward recurrence."""
+        return -(-self.units // 16 // (self.threads // 32))
 
     @property
     def shared_bytes(self) -> int:
@@ -144,16 +175,14 @@ class Variant:
     def _exchange_bytes(self) -> int:
         """What stands in shared memory before the weights."""
         number, split = _NUMBERS[self.number]
-        copies = 4 if self.dropped else 1
+        block = number * self.rows * self.block_units
+        masks = 4 * number * self.units * self.rows if self.dropped else 8
         if self.direction == "forward":
-            block = number * self.rows * self.block_units
+            parts = 1 if self.dropped else split
             sums = 4 * self.rows * self.block_units if self.dropped else 1
-            total = 2 * (self.blocks + 1) * copies * split * block + 4 * block + 16 + 4 * sums
+            total = 2 * (self.blocks + 1) * parts * block + 4 * block + masks + 16 + 4 * sums
         else:
-            part = 4 * self.rows * self.block_units
-            dropout = 4 * self.units * self.rows if self.dropped else 1
-            total = 4 * self.blocks * part + number * split * self.rows * 4 * self.block_units
-            total += -(-number * dropout // 8) * 8 + 16
+            total = 4 * self.blocks * block + 4 * split * block + (masks if self._masks_shared else 8) + 16
         return -(-total // _WORDS_BYTES) * _WORDS_BYTES
 
 
@@ -197,33 +226,33 @@ def packing(variant: Variant) -> Packing:
 
 
 def fitting(variant: Variant) -> list[Variant]:
-    """The variant with each number of rows whose shared memory a block has, ascending."""
+    """The variant with each number of rows that fits a block, ascending: all fit with 8."""
     found = [dataclasses.replace(variant, rows=rows) for rows in _ROWS]
-    return [one for one in found if one.shared_bytes <= SHARED_BYTES]
+    return [one for one in found if one.fits]
 
 
-def choose(variant: Variant, batch: int, resident: Callable[[Variant], int]) -> Variant:
-    """The variant with the number of rows that is likely the fastest for a batch.
+def choose(
+    variant: Variant, batch: int, resident: Callable[[Variant], int], step_us: Callable[[Variant], float]
+) -> Variant:
+    """The variant with the number of rows that takes the least time for a batch.
 
-    A step of few rows takes hardly less time than one of many, since most of it is waiting for the other blocks of
-    the cluster: so the fewest waves count, and of those the fewest rows.
+    Clusters that the GPU cannot run at once run in waves, one after the other. Where one wave is enough, the fewest
+    rows are the fastest, and nothing has to be measured.
 
     Args:
         variant: With any number of rows.
         batch: B.
         resident: How many clusters of a variant the GPU runs at once.
-
-    Raises:
-        ConfigError: It fits with no number of rows.
+        step_us: How long a step of a variant takes in a full wave, in microseconds.
     """
-    fit = fitting(variant)
-    if not fit:
-        raise ConfigError(f"{variant.units} units need more shared memory than a block has.")
+    found = fitting(variant)
 
     def waves(one: Variant) -> int:
         return -(-clusters(one, batch) // max(1, resident(one)))
 
-    return min(fit, key=lambda one: (waves(one), one.rows))
+    if waves(found[0]) == 1:
+        return found[0]
+    return min(found, key=lambda one: (waves(one) * step_us(one), one.rows))
 
 
 def clusters(variant: Variant, batch: int) -> int:

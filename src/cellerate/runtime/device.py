@@ -1,0 +1,58 @@
+"""Where a packed model generates: on the CPU, or on an NVIDIA GPU.
+
+A module of its own because the rest of the runtime asks a step model, and not where it computes.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cellerate.errors import ConfigError
+from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.steps import Steps
+
+_GPU = re.compile(r"cuda(?::(\d{1,4}))?")
+
+
+def check_device(device: str) -> None:
+    """Raises `ConfigError` unless a device is "cpu", "cuda" or "cuda:N", and `BackendError` if it cannot be used."""
+    number = _gpu(device)
+    if number is None:
+        return
+    # Only now: nothing of CUDA's is imported by who does not ask for it.
+    from cellerate.kernels.cuda.stepping import check_gpu
+
+    check_gpu(number)
+
+
+def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) -> Steps:
+    """The model a time step at a time, its weights packed where it computes.
+
+    Args:
+        chain: As `StepModel` takes it.
+        precision: Of the file: "float32", "bfloat16" or "int8", which a GPU computes in bfloat16.
+        device: "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        ModelError: The device does not run such a chain.
+        BackendError: The device cannot be used.
+    """
+    number = _gpu(device)
+    if number is None:
+        return StepModel(chain, precision=precision)
+    from cellerate.kernels.cuda.stepping import CudaStepModel
+
+    kept = "float32" if precision == "float32" else "bfloat16"
+    return CudaStepModel(chain, precision=kept, device=number)
+
+
+def _gpu(device: str) -> int | None:
+    """The number of the GPU, None for the CPU. Raises `ConfigError` for neither."""
+    if device == "cpu":
+        return None
+    found = _GPU.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise ConfigError(
+            f"device is {device!r}; expected 'cpu', 'cuda', or 'cuda:N' with the number of an NVIDIA GPU."
+        )
+    return int(found[1] or 0)

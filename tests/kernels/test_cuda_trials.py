@@ -1,0 +1,122 @@
+"""The trials that kernels go through on a GPU, on the emulated one: what is right passes, what is wrong does not."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cellerate.kernels.cuda import launch, plan, trials, tuning
+
+sys.path.insert(0, str(Path(__file__).parent))
+import emulated_gpu
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated_gpu.replace_driver(monkeypatch)
+    monkeypatch.setattr(launch, "gpu_name", lambda device=0: "emulated")
+    tuning._read.cache_clear()
+    trials.failure.cache_clear()
+
+
+def cases() -> list[Any]:
+    slow = pytest.mark.slow
+    return [
+        pytest.param(c, marks=[slow] if c.units > 512 else [], id=f"{c.number}-{c.units}")
+        for c in trials.CASES
+    ]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_check_passes_every_case(case):
+    assert 0 < trials.check(case, 0) < 1
+
+
+def answer(returncode: int, stdout: str = "", stderr: str = "") -> Any:
+    return lambda command, **_: subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+
+def test_failure_is_none_once_the_check_has_passed_and_is_not_run_again(monkeypatch):
+    monkeypatch.setattr(trials.subprocess, "run", answer(0, "0.4\n"))
+    assert trials.failure() is None
+    trials.failure.cache_clear()
+    monkeypatch.setattr(trials.subprocess, "run", answer(1, stderr="it is not run"))
+    assert trials.failure() is None
+
+
+def hangs(command: Any, timeout: float, **_: Any) -> Any:
+    raise subprocess.TimeoutExpired(command, timeout)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (answer(0, "1.7\n"), "1.7 times what is allowed"),
+        (answer(0, "nan\n"), "nan times"),
+        (answer(1, stderr="first\nCUDA_ERROR_ILLEGAL_ADDRESS\n"), "failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (answer(-11), "ended with -11"),
+        (hangs, "did not end within"),
+    ],
+    ids=["wrong", "nan", "error", "crash", "hang"],
+)
+def test_failure_says_what_went_wrong_and_tries_again_in_another_process(monkeypatch, run, reason):
+    monkeypatch.setattr(trials.subprocess, "run", run)
+    assert reason in trials.failure()
+    trials.failure.cache_clear()
+    monkeypatch.setattr(trials.subprocess, "run", answer(0, "0.4\n"))
+    assert trials.failure() is None
+
+
+def test_check_where_no_gpu_is_says_so_without_a_traceback():
+    command = [sys.executable, "-m", "cellerate.kernels.cuda.trials"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or "not installed" in done.stderr
+
+
+def test_check_of_a_kernel_that_forgets_a_mask_fails(monkeypatch):
+    case = next(case for case in trials.CASES if case.dropped and case.masked)
+    run = trials._run
+    monkeypatch.setattr(
+        trials, "_run", lambda variant, arrays, *rest: run(variant, arrays | {"mask": ones(case)}, *rest)
+    )
+    assert trials.check(case, 0) > 1
+
+
+def ones(case: trials.Case) -> np.ndarray:
+    return np.ones((case.batch, case.steps), np.uint8)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_step_is_timed_on_memory_of_its_own_and_remembered(monkeypatch, direction, dropped):
+    launched = []
+
+    def count(variant: plan.Variant, arguments: ctypes.Structure, device: int, stream: int) -> None:
+        launched.append(arguments)
+        emulated_gpu.launch(variant, arguments) if len(launched) == 1 else None
+
+    def elapsed(work: Any, device: int) -> float:
+        work()
+        return 8.0
+
+    monkeypatch.setattr(launch, "launch", count)
+    monkeypatch.setattr(launch, "elapsed_ms", elapsed, raising=False)
+    variant = plan.Variant(direction, "bfloat16", 32, 8, masked=dropped, dropped=dropped)
+    us = trials.step_us(variant, 0)
+    assert us == 8e3 / (trials._TIMED_STEPS * trials._TIMED_LAUNCHES)
+    assert len(launched) == 2 * trials._TIMED_LAUNCHES
+    assert trials.step_us(variant, 0) == us and len(launched) == 2 * trials._TIMED_LAUNCHES
+
+
+def test_measured_times_decide_where_clusters_run_in_waves():
+    plain = plan.Variant("forward", "bfloat16", 512, 8)
+    slow_32 = {8: 1.0, 16: 1.1, 32: 2.5}
+    chosen = plan.choose(plain, 224, lambda one: 7, lambda one: slow_32[one.rows])
+    assert chosen.rows == 16
+    # One wave is measured for nothing.
+    assert plan.choose(plain, 56, lambda one: 7, lambda one: 1 / 0).rows == 8
