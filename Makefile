@@ -57,7 +57,7 @@ demo: $(STAMPS)/demo
 # The C++ tests; then one process for each backend and one for what needs no Keras, two at a time: most of their time
 # goes into what uses one core. Those that take longest begin.
 test: $(STAMPS)/dev test-native-plain
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-tensorflow test-jax test-plain test-torch
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-tensorflow test-jax test-torch test-plain
 
 test-plain: $(STAMPS)/dev
 	@echo "== without Keras"

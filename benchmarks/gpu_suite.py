@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import gpu_checks
+import gpu_generation
 import gpu_layers
 import gpu_timings
 from records import RESULTS, new_record, write_record
@@ -65,10 +66,9 @@ class Suite:
 
     def generation(self) -> None:
         """Characters a second."""
-        import gpu_generation
-
-        self.result["generation"] = gpu_generation.generation(min(60.0, self.left()))
-        print(self.result["generation"], flush=True)
+        found = self.result["generation"] = gpu_generation.generation(min(60.0, self.left()))
+        print(found, flush=True)
+        self.failed |= any(check["equal_rows"] < check["rows"] for check in found["checks"])
 
     def layers(self) -> None:
         """Keras models through `fit`."""

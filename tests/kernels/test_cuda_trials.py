@@ -75,7 +75,7 @@ def test_check_where_no_gpu_is_says_so_without_a_traceback():
     command = [sys.executable, "-m", "cellerate.kernels.cuda.trials"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
-    assert done.returncode == 0 or "not installed" in done.stderr
+    assert done.returncode == 0 or "driver" in done.stderr
 
 
 def test_check_of_a_kernel_that_forgets_a_mask_fails(monkeypatch):

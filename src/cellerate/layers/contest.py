@@ -5,6 +5,7 @@ are the functions that the layer would call, on numbers of its sizes: a layer's 
 """
 
 import math
+import weakref
 from typing import Any
 
 import keras
@@ -20,9 +21,12 @@ from cellerate.layers import fused
 from cellerate.layers.conditions import Platform, cudnn_conditions
 from cellerate.measure import time_alternating
 
-# Steps of a sequence that is measured: a longer one takes as long for each.
-_MOST_STEPS = 100
+# Of what is measured: more steps or rows take as long for each, and what they take in memory is the user's.
+_MOST_STEPS, _FEWEST_STEPS = 100, 8
 _MOST_ROWS = 4096
+_MOST_NUMBERS = 1 << 26
+# What was found for the calls of each layer, by what decides it.
+_answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
@@ -34,31 +38,45 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
         mask: (B, T), or None.
         training: Whether a backward pass will follow.
     """
-    here, bridge = Platform.of(keras.backend.backend(), None), fused.bridge()
-    if not here.gpu:
-        return False
-    conditions = cudnn_conditions(layer, "lstm", None if mask is None else "a layer", here)
-    if not all(condition.holds for condition in conditions):
+    if not fused.bridge().gpu_available():
         return False
     # In a symbolic call sizes are made up.
     if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
         return False
+    number = fused.bridge().cuda_number(layer.compute_dtype)
+    call = (tuple(sequences.shape), mask is None, bool(training), number)
+    answers = _answers.setdefault(layer, {})
+    if call not in answers:
+        found = _asked(layer, sequences, mask, bool(training), number)
+        if found is None:
+            return False
+        answers[call] = found
+    return answers[call]
+
+
+def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number: str) -> bool | None:
+    """The answer of `cudnn_is_faster`; None where there is none yet, and nothing can be measured now."""
+    here, bridge = Platform.of(keras.backend.backend(), None), fused.bridge()
+    conditions = cudnn_conditions(layer, "lstm", None if mask is None else "a layer", here)
+    if not all(condition.holds for condition in conditions):
+        return False
     batch, steps, inputs = sequences.shape
     # Neighbouring sizes have one answer; powers of two, so that there are few.
     batch, inputs = (1 << (max(1, int(n)) - 1).bit_length() for n in (batch, inputs))
-    batch, steps = min(batch, _MOST_ROWS), min(int(steps), _MOST_STEPS)
     dtype, units = str(layer.compute_dtype), int(layer.units)
+    batch = min(batch, _MOST_ROWS)
+    room = max(_FEWEST_STEPS, _MOST_NUMBERS // (batch * max(inputs, 4 * units)))
+    steps = min(steps, _MOST_STEPS, room)
     sizes = (batch, steps, inputs, units)
     question = (
-        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {bridge.cuda_number(dtype)}, "
-        f"{'training' if training else 'inference'}"
+        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {number}, {'training' if training else 'inference'}"
     )
     question += f", Keras {keras.__version__}, {here.backend} {package_version(here.backend)}"
 
     def measure() -> dict[str, float]:
         arrays = _arrays(sizes, dtype)
         contestants = {
-            name: bridge.blocking(function, arrays, bool(training))
+            name: bridge.blocking(function, arrays, training)
             for name, function in (("cellerate-cuda", _ours), ("cudnn", _keras))
         }
         try:
@@ -69,7 +87,7 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
         return {name: t.median_s for name, t in time_alternating(contestants, repeats=7, warmup=2).items()}
 
     times = tuning.measured(launch.gpu_name(), question, measure if bridge.can_measure(sequences) else None)
-    return times.get("cudnn", math.inf) < times.get("cellerate-cuda", 0.0)
+    return times.get("cudnn", math.inf) < times["cellerate-cuda"] if times else None
 
 
 def _ours(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate import gpu
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant
@@ -246,16 +247,19 @@ def _function(variant: build.Kernel, device: int) -> Any:
     """The kernel as the driver knows it, allowed the shared memory and the size of clusters that it has."""
     driver = _driver()
     major, minor = _capability(device)
-    handle = _checked(driver.cuDeviceGet(device))
     code = build.build(variant, f"sm_{major}{minor}a")
     kernel = code.get_kernel(build.kernel_name(variant)).handle
-    for name, value in (
-        ("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", variant.shared_bytes),
-        ("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1),
-    ):
-        _checked(
-            driver.cuKernelSetAttribute(getattr(driver.CUfunction_attribute, name), value, kernel, handle)
-        )
+    attributes = driver.CUfunction_attribute
+    needs = {
+        attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: variant.shared_bytes,
+        attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: 1,
+    }
+    # Who starts it without Python has one function for all GPUs of a kind.
+    for number in range(_checked(driver.cuDeviceGetCount())):
+        if _capability(number) == (major, minor):
+            for attribute, value in needs.items():
+                handle = _checked(driver.cuDeviceGet(number))
+                _checked(driver.cuKernelSetAttribute(attribute, value, kernel, handle))
     _KEPT.append(code)
     return driver.CUfunction(int(kernel))
 
@@ -284,8 +288,9 @@ def _driver() -> Any:
     try:
         _checked(driver.cuInit(0))
     # The bindings look for the driver only now.
-    except RuntimeError as error:
-        raise BackendError(f"NVIDIA's driver is not installed: {error}") from error
+    except (BackendError, RuntimeError) as error:
+        reason = next(iter(gpu.facts().problems), str(error).rstrip("."))
+        raise BackendError(reason) from error
     return driver
 
 

@@ -227,6 +227,6 @@ def check_gpu(device: int) -> None:
     reason = launch.missing(device)
     if reason is not None:
         raise BackendError(
-            f"device is 'cuda:{device}'; expected the number of an NVIDIA GPU, from Hopper on, but {reason}. Install "
-            "what is missing, or use device='cpu'."
+            f"device is 'cuda:{device}', which needs an NVIDIA GPU from Hopper on: {reason.rstrip('.')}. Use "
+            "device='cpu', or see `cellerate env`."
         )
