@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test $(BACKENDS:%=test-%) test-plain test-slow test-native test-native-plain lint format bench docs clean
+.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow test-native test-native-plain lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
 	@echo "make test       the test-suite, once on each of: $(BACKENDS)"
@@ -54,14 +54,19 @@ setup: $(STAMPS)/dev
 demo: $(STAMPS)/demo
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-# The C++ tests; then one process for each backend and one for what needs no Keras, two at a time: most of their time
+# The C++ tests; then one process for each backend and two for what needs no Keras, two at a time: most of their time
 # goes into what uses one core. Those that take longest begin.
 test: $(STAMPS)/dev test-native-plain
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-tensorflow test-jax test-torch test-plain
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
+		test-tensorflow test-jax test-torch test-kernels test-plain
+
+test-kernels: $(STAMPS)/dev
+	@echo "== kernels, without Keras"
+	$(BIN)/python -m pytest -m "not keras and not slow" tests/kernels
 
 test-plain: $(STAMPS)/dev
-	@echo "== without Keras"
-	$(BIN)/python -m pytest -m "not keras and not slow"
+	@echo "== the rest without Keras"
+	$(BIN)/python -m pytest -m "not keras and not slow" --ignore=tests/kernels
 
 $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 	@echo "== $*"
