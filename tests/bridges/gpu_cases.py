@@ -23,16 +23,10 @@ ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 
 D, V = 5, 7
 
 
-def resident(variant: Any, device: int) -> int:
-    return 2
-
-
 def emulate(patch: pytest.MonkeyPatch) -> None:
-    """Puts the emulated GPU in the place of the driver."""
-    for name in ("launch", "handles"):
-        patch.setattr(launch, name, getattr(emulated_gpu, name))
-    patch.setattr(launch, "resident", resident)
-    patch.setattr(launch, "missing", lambda device=0: None)
+    """Puts the emulated GPU in the place of the driver, and of what is measured on one."""
+    emulated_gpu.replace_driver(patch)
+    patch.setattr(launch, "handles", emulated_gpu.handles)
     patch.setattr(trials, "failure", lambda device=0: None)
     patch.setattr(trials, "step_us", lambda variant, device: 1.0)
     patch.setattr(launch, "gpu_name", lambda device=0: "emulated")

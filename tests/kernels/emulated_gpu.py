@@ -21,7 +21,7 @@ from cellerate.environment import processors
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.generation import Generator
 from cellerate.kernels.cuda.launch import Arguments
-from cellerate.kernels.cuda.plan import Variant
+from cellerate.kernels.cuda.plan import Variant, clusters
 from cellerate.kernels.spec import ACTIVATIONS
 
 _RUN = """
@@ -176,7 +176,7 @@ def launch(
     Raises:
         RuntimeError: The kernel did what a GPU would not forgive, or hangs.
     """
-    count = ctypes.c_int(-(-arguments.batch // variant.rows))
+    count = ctypes.c_int(clusters(variant.rows, arguments.batch))
     told = _compiled(variant).run(ctypes.byref(arguments), count, ctypes.c_uint(seed))
     if told is not None:
         raise RuntimeError(told.decode())

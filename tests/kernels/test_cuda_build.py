@@ -205,4 +205,4 @@ def test_weights_lie_as_near_as_there_is_room():
 def test_fewest_waves_and_of_those_the_fewest_rows_are_chosen(batch, rows):
     chosen = choose(PLAIN, batch, lambda variant: 7, lambda variant: 1.0)
     assert chosen.rows == rows
-    assert clusters(chosen, batch) * rows >= batch > (clusters(chosen, batch) - 1) * rows
+    assert clusters(rows, batch) * rows >= batch > (clusters(rows, batch) - 1) * rows

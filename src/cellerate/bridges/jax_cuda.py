@@ -207,7 +207,7 @@ def _run(
         *there.values(),
         launcher=np.int64(launcher),
         function=np.int64(function),
-        blocks=np.int64(plan.clusters(variant, call.shape[0]) * variant.blocks),
+        blocks=np.int64(plan.clusters(variant.rows, call.shape[0]) * variant.blocks),
         threads=np.int64(variant.threads),
         shared=np.int64(variant.shared_bytes),
         numbers=np.array([numbers[name] for name in names if name in numbers], np.int32),

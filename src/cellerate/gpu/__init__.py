@@ -10,10 +10,11 @@ Example:
 """
 
 from cellerate.gpu.builds import Build, build_of
-from cellerate.gpu.diagnosis import describe, diagnose, diagnose_kernels, memory
+from cellerate.gpu.diagnosis import KERNELS_CAPABILITY, describe, diagnose, diagnose_kernels, memory
 from cellerate.gpu.machine import SETTINGS, Device, GpuFacts, facts
 
 __all__ = [
+    "KERNELS_CAPABILITY",
     "SETTINGS",
     "Build",
     "Device",

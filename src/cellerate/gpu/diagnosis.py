@@ -17,7 +17,7 @@ _NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 _TORCH_FOR_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
-_KERNELS_CAPABILITY = (9, 0)
+KERNELS_CAPABILITY = (9, 0)
 _KERNELS_CUDA = 13
 _NOTHING = "no GPU was found"
 
@@ -46,9 +46,9 @@ def diagnose_kernels(facts: GpuFacts) -> str | None:
     if not facts.devices:
         return next(iter(facts.problems), _NOTHING)
     capabilities = [device.compute_capability for device in facts.devices]
-    if all(c is not None and c < _KERNELS_CAPABILITY for c in capabilities):
+    if all(c is not None and c < KERNELS_CAPABILITY for c in capabilities):
         return (
-            f"they need compute capability {_dotted(_KERNELS_CAPABILITY)} (Hopper) or later, "
+            f"they need compute capability {_dotted(KERNELS_CAPABILITY)} (Hopper) or later, "
             f"here is {_devices(facts)}"
         )
     if (_major(facts.cuda) or _KERNELS_CUDA) < _KERNELS_CUDA:

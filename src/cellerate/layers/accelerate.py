@@ -352,7 +352,8 @@ def _inner_loop(
     if isinstance(mask, list | tuple):
         mask = mask[0]
     reason = fused.unfit_call(layer, sequences, mask)
-    if reason is None and not strict and contest.cudnn_is_faster(layer, sequences, mask, training):
+    contested = reason is None and implementation == "cellerate-cuda" and not strict
+    if contested and contest.cudnn_is_faster(layer, sequences, mask, training):
         reason = "cuDNN is faster"
     if reason is None:
         return fused.run(layer, implementation, sequences, initial_state, mask, training)

@@ -209,10 +209,11 @@ def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) ->
     has = here.has_cudnn(kind)
     device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
     elsewhere = "run on a machine with a GPU and this backend's GPU build"
-    if not here.gpu and (reason := gpu.diagnose(here.backend, machine())) is not None:
-        device += f": {reason}"
+    if not here.gpu:
+        reason, there = _without_gpu(here.backend)
+        device += f": {reason}" if reason is not None else ""
         # Where there is one the reason says what to do.
-        elsewhere = "" if machine().devices else elsewhere
+        elsewhere = "" if reason is not None and there else elsewhere
     conditions = [
         _condition("cuDNN kernel", has,
                    f"Keras {'has' if has else 'has no'} cuDNN {kind.upper()} on {here.backend}",
@@ -249,9 +250,10 @@ def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) ->
 
 
 @functools.cache
-def machine() -> gpu.GpuFacts:
-    """The GPUs of this machine, which do not change while a process runs."""
-    return gpu.facts()
+def _without_gpu(backend: str) -> tuple[str | None, bool]:
+    """Why a backend sees no GPU, and whether this machine has one: neither changes while a process runs."""
+    facts = gpu.facts()
+    return gpu.diagnose(backend, facts), bool(facts.devices)
 
 
 def _mask_condition(mask: str | None, here: Platform) -> Condition:

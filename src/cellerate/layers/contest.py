@@ -30,7 +30,7 @@ _answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.Weak
 
 
 def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
-    """Whether Keras would take cuDNN for a call, and that is faster than Cellerate's kernels.
+    """Whether Keras would take cuDNN for a call on a GPU, and that is faster than Cellerate's kernels.
 
     Args:
         layer: The layer.
@@ -38,8 +38,6 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
         mask: (B, T), or None.
         training: Whether a backward pass will follow.
     """
-    if not fused.bridge().gpu_available():
-        return False
     # In a symbolic call sizes are made up.
     if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
         return False

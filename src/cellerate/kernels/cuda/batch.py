@@ -11,6 +11,7 @@ import numpy as np
 
 from cellerate.kernels.cuda import generation, launch
 from cellerate.kernels.cuda.generation import Generator
+from cellerate.kernels.cuda.plan import clusters
 from cellerate.kernels.cuda.records import GenerateArguments
 from cellerate.kernels.steps import Row
 
@@ -85,7 +86,7 @@ class Batch:
 
         self._model, self._every_step, self._rows = model, every_step, len(state)
         self._kernel = generation.choose(model.generator, self._rows, resident)
-        self._clusters = -(-self._rows // self._kernel.rows)
+        self._clusters = clusters(self._kernel.rows, self._rows)
         self._waves = -(-self._clusters // max(1, resident(self._kernel)))
         self._state = model.filled("state", state)
         self._has_logits = logits is not None

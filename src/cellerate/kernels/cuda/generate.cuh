@@ -289,17 +289,6 @@ class GenerateBlock {
     if constexpr (layer + 1 < P::kLayers) expect_layer<layer + 1>(next);
   }
 
-  // Does something once for each block of the cluster, shared among the warps: the lanes of one would start their copies
-  // one after another.
-  template <class Work>
-  CELLERATE_DEVICE void for_blocks(const Work& work) const {
-    if (here_.lane != 0) return;
-    CELLERATE_UNROLL
-    for (int first = 0; first < P::kBlocks; first += P::kWarps) {
-      if (first + here_.warp < P::kBlocks) work(first + here_.warp);
-    }
-  }
-
   // A step of a layer and those after it. `sums` are recurrent_kernel·h, of the first layer.
   template <int layer>
   CELLERATE_DEVICE void advance_layer(int step, Sums& sums) {
@@ -322,7 +311,7 @@ class GenerateBlock {
       for (int tile = 0; tile < P::kTiles; ++tile) advance<layer>(next, tile, sums[tile], looked_up[tile]);
       order_before_copies();
       sync_block();
-      for_blocks([&](int block) {
+      for_each_block(here_, [&](int block) {
         copy_to_block(block, shared_.h[next][P::panels_before(layer) + here_.rank * P::kBlockPanels],
                       shared_.sent[next][layer], sizeof shared_.sent[0][0], shared_.arrived[layer][next]);
       });
@@ -337,17 +326,13 @@ class GenerateBlock {
   template <int layer>
   CELLERATE_DEVICE void advance(int next, int tile, const float (&mine)[4], const Gates<Number>& looked_up) {
     constexpr Activation kGate = P::recurrent_activation(layer), kValue = P::activation(layer);
-    // Lanes 4 apart have i and c, and f and o, of one unit for two rows; each keeps one of the rows.
-    const bool odd = (here_.lane >> 2) & 1;
-    const float low = from_lane_xor(odd ? mine[0] : mine[1], 4);
-    const float high = from_lane_xor(odd ? mine[2] : mine[3], 4);
-    float z[4] = {odd ? low : mine[0], odd ? mine[1] : low, odd ? high : mine[2], odd ? mine[3] : high};
+    UnitGates z = gates_of_unit(mine, here_.lane);
     const bool known = there(layer, tile);
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate)
-      z[gate] += layer == 0 ? widen(looked_up.of[gate]) : bias_[layer][gate];
-    const float i = activate<kGate, Number>(z[0]), f = activate<kGate, Number>(z[1]);
-    const float g = activate<kValue, Number>(z[2]), o = activate<kGate, Number>(z[3]);
+      z.of[gate] += layer == 0 ? widen(looked_up.of[gate]) : bias_[layer][gate];
+    const float i = activate<kGate, Number>(z.of[0]), f = activate<kGate, Number>(z.of[1]);
+    const float g = activate<kValue, Number>(z.of[2]), o = activate<kGate, Number>(z.of[3]);
     const float c = f * c_[layer][tile] + i * g;
     const float h = o * activate<kValue, Number>(c);
     if (live_ >> row(tile) & 1) {
@@ -374,7 +359,7 @@ class GenerateBlock {
         order_before_copies();
         sync_block();
         float* mine = logits_ + here_.rank * kChunk;
-        for_blocks([&](int block) {
+        for_each_block(here_, [&](int block) {
           if (block == here_.rank) return;
           copy_to_block(block, mine, mine, kChunk * static_cast<int>(sizeof(float)), shared_.logits_arrived);
         });

@@ -108,7 +108,7 @@ struct GeneratePlan : Chain {
   }
   template <int matrix>
   using Matrix = Weights<Number, Tiers<Chain::registers(matrix), Chain::shared(matrix)>, kThreads,
-                         products(matrix), 1, kWarps, false>;
+                         products(matrix), 1, kWarps>;
   // In words, of all blocks and of one.
   CELLERATE_DEVICE static constexpr long memory_before(int matrix) {
     long found = 0;

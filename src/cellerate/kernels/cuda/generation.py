@@ -10,16 +10,21 @@ import itertools
 from collections.abc import Callable
 
 from cellerate.errors import ConfigError
-from cellerate.kernels.cuda.plan import SHARED_BYTES, Tiers
+from cellerate.kernels.cuda.plan import (
+    MOST_UNITS,
+    NUMBER_BYTES,
+    PRODUCT_BYTES,
+    ROWS,
+    SHARED_BYTES,
+    WORDS_BYTES,
+    Tiers,
+    block_units,
+    clusters,
+)
 
-MOST_UNITS = 1024
-_ROWS = (8, 16, 32)
 # Of h, and of the logits: those of a tile, and where their parts are added up, how far apart rows are.
 _PANEL_UNITS, _TILE, _PART_ROW = 32, 16, 20
-# Bytes of a number, and the numbers that it is split into for the matrix units.
-_NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2)}
-# A product of a warp takes 32 bytes of each of 16 rows: 16 bytes a thread.
-_PRODUCT_BYTES, _WORDS_BYTES = 32, 16
+_NUMBERS = ("bfloat16", "float16", "float32")
 # The products whose weights a thread keeps in registers, by the threads of a block.
 _PRODUCTS_IN_REGISTERS = {256: 36, 512: 12}
 # Tiles of logits of a warp, one after the other in the kernel's code: more take minutes to compile.
@@ -70,18 +75,18 @@ class Generator:
     rows: int = 8
 
     def __post_init__(self) -> None:
-        if self.number not in _NUMBER_BYTES:
-            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(_NUMBER_BYTES)}.")
-        if self.rows not in _ROWS:
-            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, _ROWS))}.")
+        if self.number not in _NUMBERS:
+            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(_NUMBERS)}.")
+        if self.rows not in ROWS:
+            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
         for layer in self.layers:
             if not 0 < layer.units <= MOST_UNITS:
                 raise ConfigError(f"an LSTM has {layer.units} units; expected 1 to {MOST_UNITS}.")
 
     @property
     def block_units(self) -> int:
-        """Units of a thread block: a cluster has 16 blocks at most."""
-        return 32 if max(layer.units for layer in self.layers) <= 512 else 64
+        """Units of a thread block."""
+        return block_units(max(layer.units for layer in self.layers))
 
     @property
     def threads(self) -> int:
@@ -121,7 +126,7 @@ class Generator:
 
     def _products(self, layer: Layer) -> int:
         """Of a warp with a matrix whose columns are the units of a layer."""
-        return self.padded_units(layer) * _NUMBER_BYTES[self.number][0] // _PRODUCT_BYTES
+        return self.padded_units(layer) * NUMBER_BYTES[self.number][0] // PRODUCT_BYTES
 
     @functools.cached_property
     def products(self) -> tuple[int, ...]:
@@ -147,7 +152,7 @@ class Generator:
         order = [count - 1, *order] if self.head.rounds == 1 else [*order, count - 1]
         shared = [0] * count
         free = SHARED_BYTES - self._exchange_bytes - self._gates_bytes
-        room = max(0, free) // (_WORDS_BYTES * self.threads)
+        room = max(0, free) // (WORDS_BYTES * self.threads)
         for place in order:
             shared[place] = min(self.products[place] - registers[place], room)
             room -= shared[place]
@@ -159,7 +164,7 @@ class Generator:
     @property
     def shared_logits(self) -> bool:
         """Whether the logits go from block to block, and not through memory, for which there is always room."""
-        room = SHARED_BYTES - self._gates_bytes - _WORDS_BYTES - self._beside_logits_bytes
+        room = SHARED_BYTES - self._gates_bytes - WORDS_BYTES - self._beside_logits_bytes
         return self._logits_bytes <= min(room, _MOST_SHARED_LOGITS_BYTES)
 
     @property
@@ -179,7 +184,7 @@ class Generator:
     @property
     def _beside_logits_bytes(self) -> int:
         """What stands in shared memory beside logits, weights and table."""
-        number, split = _NUMBER_BYTES[self.number]
+        number, split = NUMBER_BYTES[self.number]
         panel = number * split * self.rows * _PANEL_UNITS
         panels = sum(self.padded_units(layer) for layer in self.layers) // _PANEL_UNITS
         sent = len(self.layers) * self.block_units // _PANEL_UNITS
@@ -187,7 +192,7 @@ class Generator:
         total += 4 * self.threads // 32 * _PART_ROW * self.rows if self.head.depth_warps > 1 else 16
         total += 4 * _TILE * self.head.block_tiles
         total += self.rows * (ROW_BYTES + 8 + 4 * 4) + 8 * (2 * len(self.layers) + 1)
-        return -(-total // _WORDS_BYTES) * _WORDS_BYTES
+        return -(-total // WORDS_BYTES) * WORDS_BYTES
 
     @functools.cached_property
     def shared_table(self) -> bool:
@@ -201,13 +206,13 @@ class Generator:
     @property
     def _gates_bytes(self) -> int:
         """Of a unit, which the table has at least."""
-        return 4 * _NUMBER_BYTES[self.number][0]
+        return 4 * NUMBER_BYTES[self.number][0]
 
     @property
     def _weights_bytes(self) -> int:
         """What stands in shared memory up to the end of the weights."""
         shared = sum(tiers.shared for tiers in self.tiers) * self.threads
-        return self._exchange_bytes + _WORDS_BYTES * max(1, shared)
+        return self._exchange_bytes + WORDS_BYTES * max(1, shared)
 
     @property
     def shared_bytes(self) -> int:
@@ -239,7 +244,7 @@ class Head:
 
 def fitting(generator: Generator) -> list[Generator]:
     """The kernel with each number of rows whose shared memory a block has, ascending."""
-    found = [dataclasses.replace(generator, rows=rows) for rows in _ROWS]
+    found = [dataclasses.replace(generator, rows=rows) for rows in ROWS]
     return [one for one in found if one.shared_bytes <= SHARED_BYTES]
 
 
@@ -261,8 +266,7 @@ def choose(generator: Generator, batch: int, resident: Callable[[Generator], int
         )
 
     def waves(one: Generator) -> int:
-        clusters = -(-batch // one.rows)
-        return -(-clusters // max(1, resident(one)))
+        return -(-clusters(one.rows, batch) // max(1, resident(one)))
 
     # None has fewer waves than one; those after it need not even be compiled.
     alone = next((one for one in fit if waves(one) == 1), None)

@@ -16,7 +16,7 @@ import numpy as np
 from cellerate import gpu
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant
+from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant, clusters
 from cellerate.kernels.cuda.records import GenerateArguments
 from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
 
@@ -98,7 +98,7 @@ def launch(variant: build.Kernel, arguments: Arguments, device: int, stream: int
     """
     driver = _driver()
     config = driver.CUlaunchConfig()
-    config.gridDimX = -(-arguments.batch // variant.rows) * variant.blocks
+    config.gridDimX = clusters(variant.rows, arguments.batch) * variant.blocks
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
     config.blockDimX = variant.threads
     config.sharedMemBytes = variant.shared_bytes
@@ -135,7 +135,7 @@ def missing(device: int = 0) -> str | None:
         shared = _attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", device)
     except BackendError as error:
         return str(error)
-    if major < 9:
+    if (major, minor) < gpu.KERNELS_CAPABILITY:
         return f"its compute capability is {major}.{minor}; the kernels need 9.0 (Hopper) or later"
     if shared < SHARED_BYTES:
         return f"its blocks have {shared:,} bytes of shared memory; the kernels need {SHARED_BYTES:,}"

@@ -106,16 +106,14 @@ struct alignas(16) Words {
 
 // The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows that the matrix of its block is cut into, and of
 // each as many products as there are. They are used product after product, and in each tile after tile; those that lie
-// in memory are spread evenly over that order, and read a few uses ahead, so that memory is busy all the time.
-//   around: whether the last use of a step begins to read what the next one uses first; else it is `read_ahead` that does,
-//   called before each step where nothing has to wait for what is read. Until then there are registers for more.
-template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles,
-          bool around = true>
+// in memory are spread evenly over that order, and read a few uses ahead, so that memory is busy all the time. The first
+// of a step `read_ahead` begins to read, called where nothing has to wait for that.
+template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
 class Weights {
   static constexpr int kCount = products * tiles;
   static constexpr int kRegisters = Tiers::kRegisters;
   static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // those in memory
-  static constexpr int kMostAhead = around ? 2 : 3;
+  static constexpr int kMostAhead = 3;
   static constexpr int kAhead = kStreamed < kMostAhead ? kStreamed : kMostAhead;
   static_assert(kRegisters > 0 && Tiers::kShared >= 0 && kStreamed >= 0);
 
@@ -139,7 +137,6 @@ class Weights {
         load_words(own_[near - in_shared].of, at(use));
       }
     }
-    if constexpr (around) read_ahead();
   }
 
   // Begins to read what is used first of that in memory.
@@ -203,9 +200,7 @@ class Weights {
         Words& place = ahead_[streamed % kAhead];
         const Words words = place;
         const int later = streamed + kAhead;
-        if (later < kStreamed || around) {
-          load_words(place.of, at(streamed_use(later < kStreamed ? later : streamed % kAhead)));
-        }
+        if (later < kStreamed) load_words(place.of, at(streamed_use(later)));
         return words;
       }
     }
@@ -239,6 +234,18 @@ CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
     const int block = first + here.warp;
     if (here.lane == 0 && block < P::kBlocks) work(block);
   }
+}
+
+// What two lanes 4 apart have of the gates of a unit, i and c, and f and o, for two rows: each gets all of one row.
+struct UnitGates {
+  float of[4];
+};
+CELLERATE_DEVICE UnitGates gates_of_unit(const float (&mine)[4], int lane) {
+  const bool odd = (lane >> 2) & 1;
+  const float low = from_lane_xor(odd ? mine[0] : mine[1], 4);
+  const float high = from_lane_xor(odd ? mine[2] : mine[3], 4);
+  if (odd) return {{low, mine[1], high, mine[3]}};
+  return {{mine[0], low, mine[2], high}};
 }
 
 // Makes the barriers of the even steps and of the odd ones; on return those of all blocks of the cluster are there.

@@ -53,8 +53,7 @@ struct BackwardShared {
   Barrier arrived[2];
   // What there are no registers for.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
-  using Weights =
-      gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles, false>;
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 

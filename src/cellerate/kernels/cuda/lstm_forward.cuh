@@ -50,7 +50,7 @@ struct ForwardShared {
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
   // What there are no registers for.
   static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
-  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps, false>;
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
@@ -223,10 +223,6 @@ class ForwardBlock {
     }
   }
 
-  struct Sums {
-    float of[4];  // the gates of one unit and row
-  };
-
   // With a mask for each gate the gates of a unit are with four warps.
   CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
     const int gate = here_.warp % 4;
@@ -242,22 +238,17 @@ class ForwardBlock {
     sync_block();
   }
 
-  CELLERATE_DEVICE Sums gates_of(const float (&mine)[4], int tile) {
+  CELLERATE_DEVICE UnitGates gates_of(const float (&mine)[4], int tile) {
     if constexpr (P::kDropped) {
       const float* staged = shared_.sums + block_unit_ * P::kRows + row(tile);
       constexpr int kGate = P::kBlockUnits * P::kRows;
       return {{staged[0], staged[kGate], staged[2 * kGate], staged[3 * kGate]}};
     }
-    // Lanes 4 apart have i and c, and f and o, of one unit for two rows; each keeps one of the rows.
-    const bool odd = (here_.lane >> 2) & 1;
-    const float low = from_lane_xor(odd ? mine[0] : mine[1], 4);
-    const float high = from_lane_xor(odd ? mine[2] : mine[3], 4);
-    if (odd) return {{low, mine[1], high, mine[3]}};
-    return {{mine[0], low, mine[2], high}};
+    return gates_of_unit(mine, here_.lane);
   }
 
   // Computes a step of this thread's unit in one row, and leaves what comes of it where it is sent and written from.
-  CELLERATE_DEVICE void advance(int next, int tile, Sums z) {
+  CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     Number projected[4];
     projected_[tile].take(projected);

@@ -16,12 +16,12 @@ _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 # Of a thread block on sm_90: what CUDA calls the opt-in limit.
 SHARED_BYTES = 232_448
-_ROWS = (8, 16, 32)
+ROWS = (8, 16, 32)
 # Bytes of a number, and the numbers that it is split into for the matrix units.
-_NUMBERS = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
+NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
 # A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, a thread.
-_PRODUCT_BYTES = 32
-_WORDS_BYTES = 16
+PRODUCT_BYTES = 32
+WORDS_BYTES = 16
 _WORDS_REGISTERS = 4
 # The threads of a block share so many registers, and keep the weights of at most so many products there.
 _REGISTERS = 65_536
@@ -95,15 +95,15 @@ class Variant:
     dropped: bool = False
 
     def __post_init__(self) -> None:
-        if self.number not in _NUMBERS:
-            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(_NUMBERS)}.")
+        if self.number not in NUMBER_BYTES:
+            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(NUMBER_BYTES)}.")
         if not 0 < self.units <= MOST_UNITS or self.units % self.block_units:
             raise ConfigError(
                 f"units is {self.units}; expected a multiple of {_BLOCK_UNITS}, beyond {_MOST_OF_SMALL_BLOCKS} one of "
                 f"{_LARGE_BLOCK_UNITS}, at most {MOST_UNITS}."
             )
-        if self.rows not in _ROWS:
-            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, _ROWS))}.")
+        if self.rows not in ROWS:
+            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
         for name in (self.activation, self.recurrent_activation):
             if name not in ACTIVATIONS:
                 raise ConfigError(f"{name!r} is none of the activations that kernels know.")
@@ -111,7 +111,7 @@ class Variant:
     @property
     def block_units(self) -> int:
         """Units of a thread block."""
-        return _block_units(self.units)
+        return block_units(self.units)
 
     @property
     def threads(self) -> int:
@@ -126,14 +126,14 @@ class Variant:
     @property
     def tiers(self) -> Tiers:
         """Where the weights lie: as near as there is room."""
-        number, _ = _NUMBERS[self.number]
+        number, _ = NUMBER_BYTES[self.number]
         if self.direction == "forward":
-            products = self.units * number // _PRODUCT_BYTES
+            products = self.units * number // PRODUCT_BYTES
         else:
-            products = self._unit_tiles * (4 * self.block_units * number // _PRODUCT_BYTES)
+            products = self._unit_tiles * (4 * self.block_units * number // PRODUCT_BYTES)
         most = _PRODUCTS_IN_REGISTERS // self.threads
         registers = min(products, max(1, min(most, self._register_room)))
-        room = max(0, SHARED_BYTES - self._exchange_bytes) // (_WORDS_BYTES * self.threads)
+        room = max(0, SHARED_BYTES - self._exchange_bytes) // (WORDS_BYTES * self.threads)
         shared = min(products - registers, room)
         return Tiers(registers, shared, products - registers - shared)
 
@@ -145,7 +145,7 @@ class Variant:
     @property
     def _register_room(self) -> int:
         """About how many products' weights a thread has registers for: of more, the compiler keeps some in memory."""
-        number, split = _NUMBERS[self.number]
+        number, split = NUMBER_BYTES[self.number]
         # Of each tile of eight rows: what is multiplied, the sums, and the states.
         each = 4 * split + self.masked
         if self.direction == "forward":
@@ -158,7 +158,7 @@ class Variant:
     @property
     def _masks_shared(self) -> bool:
         """Whether backward has room in shared memory for the masks of recurrent dropout."""
-        return _NUMBERS[self.number][0] < 4 or self.block_units == _BLOCK_UNITS
+        return NUMBER_BYTES[self.number][0] < 4 or self.block_units == _BLOCK_UNITS
 
     @property
     def _unit_tiles(self) -> int:
@@ -168,13 +168,13 @@ class Variant:
     @property
     def shared_bytes(self) -> int:
         """The shared memory of a block; the kernel's source checks that it is this."""
-        total = self._exchange_bytes + _WORDS_BYTES * max(1, self.tiers.shared * self.threads)
+        total = self._exchange_bytes + WORDS_BYTES * max(1, self.tiers.shared * self.threads)
         return -(-total // 128) * 128
 
     @property
     def _exchange_bytes(self) -> int:
         """What stands in shared memory before the weights."""
-        number, split = _NUMBERS[self.number]
+        number, split = NUMBER_BYTES[self.number]
         block = number * self.rows * self.block_units
         masks = 4 * number * self.units * self.rows if self.dropped else 8
         if self.direction == "forward":
@@ -183,21 +183,22 @@ class Variant:
             total = 2 * (self.blocks + 1) * parts * block + 4 * block + masks + 16 + 4 * sums
         else:
             total = 4 * self.blocks * block + 4 * split * block + (masks if self._masks_shared else 8) + 16
-        return -(-total // _WORDS_BYTES) * _WORDS_BYTES
+        return -(-total // WORDS_BYTES) * WORDS_BYTES
 
 
-def _block_units(units: int) -> int:
+def block_units(units: int) -> int:
+    """Units of a thread block, of a layer with so many: a cluster has 16 blocks at most."""
     return _BLOCK_UNITS if units <= _MOST_OF_SMALL_BLOCKS else _LARGE_BLOCK_UNITS
 
 
 def padded_units(units: int) -> int:
     """H rounded up to what a cluster divides among its blocks."""
-    return -(-units // _block_units(units)) * _block_units(units)
+    return -(-units // block_units(units)) * block_units(units)
 
 
 def packing(variant: Variant) -> Packing:
     """In what order a kernel reads the recurrent kernel, whatever its rows are."""
-    word = 4 // _NUMBERS[variant.number][0]
+    word = 4 // NUMBER_BYTES[variant.number][0]
     products = variant.units // (8 * word)
     # The axes' names, in the order in which the numbers lie in (H, 4, H), and in the order in which they are read.
     if variant.direction == "backward":
@@ -227,7 +228,7 @@ def packing(variant: Variant) -> Packing:
 
 def fitting(variant: Variant) -> list[Variant]:
     """The variant with each number of rows that fits a block, ascending: all fit with 8."""
-    found = [dataclasses.replace(variant, rows=rows) for rows in _ROWS]
+    found = [dataclasses.replace(variant, rows=rows) for rows in ROWS]
     return [one for one in found if one.fits]
 
 
@@ -248,13 +249,13 @@ def choose(
     found = fitting(variant)
 
     def waves(one: Variant) -> int:
-        return -(-clusters(one, batch) // max(1, resident(one)))
+        return -(-clusters(one.rows, batch) // max(1, resident(one)))
 
     if waves(found[0]) == 1:
         return found[0]
     return min(found, key=lambda one: (waves(one) * step_us(one), one.rows))
 
 
-def clusters(variant: Variant, batch: int) -> int:
-    """How many clusters a batch takes."""
-    return -(-batch // variant.rows)
+def clusters(rows: int, batch: int) -> int:
+    """How many clusters of so many rows a batch takes."""
+    return -(-batch // rows)

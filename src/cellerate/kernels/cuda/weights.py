@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
-from cellerate.kernels.cuda.generation import MOST_UNITS, Generator, Layer
+from cellerate.kernels.cuda.generation import Generator, Layer
+from cellerate.kernels.cuda.plan import MOST_UNITS
 from cellerate.kernels.spec import ACTIVATIONS
 from cellerate.kernels.steps import KINDS, ChainNode
 
