@@ -1,5 +1,6 @@
 """A captured training step does what Keras's own does, step for step; a graph on the CPU stands in for CUDA's."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,12 @@ if keras.backend.backend() != "torch":
 
 import torch
 from keras import layers
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from cellerate import accelerate
 from cellerate.bridges.torch_capture import CapturedStep
+from cellerate.layers.captured import seeding
 
 pytestmark = pytest.mark.keras
 V, B, T = 12, 4, 6
@@ -21,40 +26,62 @@ IDS = np.random.default_rng(0).integers(0, V, (5 * B + 2, T + 1)).astype("int32"
 X, Y = IDS[:, :-1], IDS[:, 1:]
 
 
-class GraphOnTheCpu:
-    """What it records leaves no trace until it is replayed, and then goes to the same tensors."""
+class GraphOnTheCpu(TorchDispatchMode):
+    """Records the operations, not the Python that starts them, and refuses what CUDA refuses."""
 
-    made: list["GraphOnTheCpu"]
-
-    def __init__(self, model: keras.Model) -> None:
-        metrics = [variable for metric in model.metrics for variable in metric.variables]
-        self._variables = [*model.variables, *model.optimizer.variables, *metrics]
+    def __init__(self) -> None:
+        super().__init__()
+        self._recorded: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.replays = 0
 
     def capture(self, work: Callable[[], Any]) -> Any:
-        before = [variable.value.detach().clone() for variable in self._variables]
         try:
-            self._work, self._outputs = work, work()
+            with self:
+                outputs = work()
         finally:
-            for variable, value in zip(self._variables, before, strict=True):
-                variable.value.data.copy_(value)
-        for output in self._outputs.values():
+            for tensor, value in self._before.values():
+                tensor.data.copy_(value)
+        for output in outputs.values():
             output.fill_(torch.nan)
-        return self._outputs
+        return outputs
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        of_host = name in ("aten::_local_scalar_dense", "aten::lift_fresh")
+        if of_host or any(isinstance(arg, torch.Generator) for arg in [*args, *kwargs.values()]):
+            raise RuntimeError(f"{name} is not permitted when stream is capturing")
+        named = dict(zip([arg.name for arg in func._schema.arguments], args, strict=False)) | kwargs
+        written = [arg.name for arg in func._schema.arguments if arg.alias_info and arg.alias_info.is_write]
+        for tensor in pytree.tree_leaves([named[name] for name in written]):
+            self._before.setdefault(id(tensor), (tensor, tensor.detach().clone()))
+        result = func(*args, **kwargs)
+        # Memory is given once; a view and what is changed in place stay where they are.
+        empty = name.startswith(("aten::empty", "aten::new_empty"))
+        alias = any(returned.alias_info is not None for returned in func._schema.returns)
+        if not empty and (written or not alias):
+            self._recorded.append((func, args, kwargs, None if alias else result))
+        return result
+
+    @torch.no_grad()
     def replay(self) -> None:
         self.replays += 1
-        for name, value in self._work().items():
-            self._outputs[name].copy_(value)
+        for func, args, kwargs, place in self._recorded:
+            result = func(*args, **kwargs)
+            for there, made in zip(pytree.tree_leaves(place), pytree.tree_leaves(result), strict=False):
+                if there is not None:
+                    there.copy_(made)
 
 
-def model_of(optimizer: Any = None, *, dropout: float = 0.0, **options: Any) -> keras.Model:
+def model_of(optimizer: Any = None, *more: keras.Layer, lstm: Any = None, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((None,), dtype="int32"),
             layers.Embedding(V, 8),
-            layers.LSTM(8, return_sequences=True, dropout=dropout, seed=1),
+            layers.LSTM(8, return_sequences=True, **(lstm or {})),
+            *more,
             layers.Dense(V),
         ]
     )
@@ -70,11 +97,13 @@ def captured(model: keras.Model) -> tuple[CapturedStep, list[GraphOnTheCpu]]:
     graphs: list[GraphOnTheCpu] = []
 
     def new_graph() -> GraphOnTheCpu:
-        graphs.append(GraphOnTheCpu(model))
+        graphs.append(GraphOnTheCpu())
         return graphs[-1]
 
     model.make_train_function()
-    step = model.train_function = CapturedStep(model.train_function, "cpu", new_graph)
+    step = model.train_function = CapturedStep(
+        model.train_function, "cpu", functools.partial(seeding, model), new_graph
+    )
     return step, graphs
 
 
@@ -101,11 +130,14 @@ def fit(model: keras.Model, **given: Any) -> list[dict[str, float]]:
     "optimizer",
     [
         lambda: keras.optimizers.Adam(0.01, clipnorm=1.0),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.SGD(0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
         lambda: keras.optimizers.AdamW(0.01, global_clipnorm=1.0),
         lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
+        lambda: keras.optimizers.Adadelta(0.5),
+        lambda: keras.optimizers.Lion(0.001),
     ],
-    ids=["adam", "sgd", "adamw", "rmsprop-ema"],
+    ids=["adam", "sgd", "nesterov", "adamw", "rmsprop-ema", "adadelta", "lion"],
 )
 def test_captured_fit_is_keras_own_step_for_step(optimizer: Callable[[], Any]) -> None:
     stock = model_of(optimizer())
@@ -144,13 +176,84 @@ def test_logs_of_a_step_stay_what_they_were() -> None:
     assert float(first) == kept
 
 
-def test_step_that_draws_random_numbers_runs_as_ever() -> None:
-    expected = fit(model_of(dropout=0.3))
-    model = model_of(dropout=0.3)
+DRAWING: dict[str, Callable[[], keras.Model]] = {
+    "lstm": lambda: accelerate(
+        model_of(lstm={"dropout": 0.3, "recurrent_dropout": 0.2, "seed": 12345}), "cellerate-cpu"
+    ),
+    "dropout": lambda: model_of(None, layers.Dropout(0.3, seed=3), layers.SpatialDropout1D(0.2, seed=0)),
+    # Drawn by one layer twice in a step.
+    "shared": lambda: model_of(None, *[layers.Dropout(0.3, (None, 1, None), seed=3)] * 2),
+    "noise": lambda: model_of(None, layers.GaussianNoise(0.3, seed=3), layers.AlphaDropout(0.2, seed=4)),
+}
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING.keys())
+def test_captured_step_draws_the_random_numbers_of_keras_own(make: Callable[[], keras.Model]) -> None:
+    stock = make()
+    # Predicting draws nothing; a step that runs as ever, of a smaller batch, and another seed do.
+    expected = fit(stock, validation_split=0.2)
+    seed_of(stock).assign([7, 100])
+    expected += fit(stock)
+    model = make()
+    step, graphs = captured(model)
+    found = fit(model, validation_split=0.2)
+    seed_of(model).assign([7, 100])
+    assert found + fit(model) == expected
+    assert step.refused is None and graphs[0].replays > 20
+    np.testing.assert_array_equal(seed_of(model), seed_of(stock))
+
+
+def seed_of(model: keras.Model) -> Any:
+    """The state of the first seed generator of a model."""
+    return next(variable for variable in model.variables if "seed_generator_state" in variable.path)
+
+
+def test_captured_step_draws_anew_in_each_step_without_a_seed() -> None:
+    model = model_of(keras.optimizers.SGD(0.0), layers.Dropout(0.5))
+    step, graphs = captured(model)
+    batch = [(torch.from_numpy(X[:B]), torch.from_numpy(Y[:B]))]
+    losses = [float(model.train_function(batch)["loss"]) for _ in range(8)]
+    assert step.refused is None and graphs[0].replays == 5
+    # The metric is a mean over all steps; with no learning, only what is drawn can change it.
+    assert len(set(losses)) == len(losses)
+
+
+def test_refused_capture_leaves_no_dropout_mask_behind() -> None:
+    # Keras's own loop over time reads a value, after the cell has drawn its masks.
+    lstm = {"recurrent_dropout": 0.2, "seed": 1}
+    expected = fit(model_of(lstm=lstm))
+    model = model_of(lstm=lstm)
     step, graphs = captured(model)
     assert fit(model) == expected
-    assert step.refused is not None and "random numbers" in step.refused
-    assert len(graphs) == 1 and graphs[0].replays == 0
+    assert step.refused is not None and graphs[0].replays == 0
+
+
+@pytest.mark.parametrize("kind", ["condition", "global seed", "drawn from what is drawn"])
+def test_step_that_a_graph_cannot_do_runs_as_ever_and_says_why(kind: str) -> None:
+    @keras.saving.register_keras_serializable("tests")
+    class Layer(layers.Layer):
+        def call(self, x: Any) -> Any:
+            if kind == "condition":
+                return x if x.is_meta or x.sum() > 100 else x * 1.5
+            if kind == "global seed":
+                return x + keras.random.normal(keras.ops.shape(x))
+            drawn = keras.random.categorical(keras.ops.reshape(x, (-1, 8)), 1, seed=SEED)
+            return x + keras.ops.reshape(keras.ops.cast(drawn, "float32"), (*keras.ops.shape(x)[:2], 1))
+
+    stock, model = model_of(None, Layer()), model_of(None, Layer())
+    step, graphs = captured(model)
+    keras.utils.set_random_seed(0)
+    SEED.state.assign([1, 0])
+    expected = fit(stock)
+    keras.utils.set_random_seed(0)
+    SEED.state.assign([1, 0])
+    assert fit(model) == expected
+    assert step.refused is not None and "\n" not in step.refused
+    assert ("random numbers" if "drawn" in kind else "reads a value") in step.refused
+    assert [graph.replays for graph in graphs] == [0]
+
+
+SEED = keras.random.SeedGenerator(1)
 
 
 def test_batches_of_changing_shapes_or_kinds_run_as_ever() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cellerate.bridges import torch_cuda
-from cellerate.bridges.torch_capture import CapturedStep
+from cellerate.bridges.torch_capture import CapturedStep, Seeding
 from cellerate.bridges.torch_operators import cuda_lstm, dense, lstm
 
 __all__ = [
@@ -138,11 +138,10 @@ def cuda_number(dtype: str) -> str:
     return torch_cuda.number_name(getattr(torch, dtype))
 
 
-def capture_step(step: Callable[[Any], Any]) -> CapturedStep:
+def capture_step(step: Callable[[Any], Any], seeding: Seeding) -> CapturedStep:
     """A model's training function that becomes a CUDA graph, on the GPU that is torch's current one."""
-    return CapturedStep(
-        step, torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    )
+    device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return CapturedStep(step, device, seeding)
 
 
 def blocking(

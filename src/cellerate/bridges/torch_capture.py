@@ -3,23 +3,32 @@
 A module of its own because most of a small model's step on a GPU is Python that starts kernels one by one; a graph
 starts all of them at once. What the step computes stays the same.
 
-A captured step runs no Python, so nothing in it may depend on values: one that reads a number from the GPU, as drawing
-the seed of a dropout does, is run as ever.
+A captured step runs no Python, so nothing in it may depend on values: one that reads a number from the GPU is run as
+ever.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from cellerate.bridges.torch_draws import Draws, NotCapturableError, SeedStates
+
 Step = Callable[[Any], Any]
+# Has a step take its generators from `Draws.generator`, in place of those it seeds with numbers from the device.
+Seeding = Callable[[Draws], AbstractContextManager[None]]
 # Steps of a shape that run as ever first: the optimizer makes its variables, kernels are compiled and measured.
 _FIRST_STEPS = 3
 # Graphs of so many shapes are kept: each holds the memory of a step. The last batch of an epoch is often smaller.
 _MOST_GRAPHS = 2
+# Arrays of so many numbers are written number by number.
+_MOST_NUMBERS = 16
 
 
 class Graph(Protocol):
@@ -57,6 +66,7 @@ class CapturedStep:
     Args:
         step: That function: of a list with one batch, giving logs, tensors by name.
         device: Where the model is.
+        seeding: Has the step draw its random numbers as a captured one can.
         new_graph: Makes a graph.
 
     Attributes:
@@ -64,9 +74,19 @@ class CapturedStep:
     """
 
     def __init__(
-        self, step: Step, device: torch.device | str, new_graph: Callable[[], Graph] = CudaGraph
+        self,
+        step: Step,
+        device: torch.device | str,
+        seeding: Seeding,
+        new_graph: Callable[[], Graph] = CudaGraph,
     ) -> None:
-        self._step, self._device, self._new_graph = step, torch.device(device), new_graph
+        self._step, self._device, self._seeding, self._new_graph = (
+            step,
+            torch.device(device),
+            seeding,
+            new_graph,
+        )
+        self._states = SeedStates()
         self._seen: dict[Any, int] = {}
         self._recorded: dict[Any, _Recorded] = {}
         self.refused: str | None = None
@@ -83,65 +103,89 @@ class CapturedStep:
         if count <= _FIRST_STEPS or len(self._recorded) == _MOST_GRAPHS:
             return self._step(data)
         try:
-            recorded = _Recorded(self._step, leaves, structure, self._device, self._new_graph())
+            recorded = self._record(leaves, structure)
         # Whatever cannot be captured can be computed as ever; if it is wrong as well, that says so.
         except Exception as error:
-            self.refused = str(error) or type(error).__name__
+            self.refused = _reason(error)
             return self._step(data)
         self._recorded[key] = recorded
         return recorded.run(leaves)
+
+    def _record(self, leaves: list[Any], structure: Any) -> "_Recorded":
+        given = [None if leaf is None else leaf.detach().to(self._device, copy=True) for leaf in leaves]
+        data, draws = pytree.tree_unflatten(given, structure), Draws(self._states)
+
+        def work() -> Any:
+            with self._seeding(draws), _NothingFromTheHost(self._device, draws):
+                return self._step(data)
+
+        return _Recorded(work, given, draws, self._new_graph())
+
+
+def _reason(error: Exception) -> str:
+    """Why a step could not be captured: Keras wraps errors in others of the same class."""
+    root, inner = error, error.__context__
+    while inner is not None:
+        if isinstance(inner, NotCapturableError):
+            root = inner
+        inner = inner.__context__
+    return str(root) or type(root).__name__
 
 
 class _Recorded:
     """One graph, and the tensors that its step reads and writes."""
 
     def __init__(
-        self, step: Step, leaves: list[Any], structure: Any, device: torch.device, graph: Graph
+        self, work: Callable[[], Any], given: list[torch.Tensor | None], draws: Draws, graph: Graph
     ) -> None:
-        self._given = [None if leaf is None else leaf.detach().to(device, copy=True) for leaf in leaves]
-        self._graph = graph
-        data = pytree.tree_unflatten(self._given, structure)
-
-        def work() -> Any:
-            with _NothingFromTheHost(device):
-                return step(data)
-
+        self._given, self._draws, self._graph = given, draws, graph
         self._logs = graph.capture(work)
 
     def run(self, leaves: list[Any]) -> Any:
         for place, leaf in zip(self._given, leaves, strict=True):
             if place is not None:
                 place.copy_(leaf, non_blocking=True)
+        self._draws.draw()
         self._graph.replay()
+        self._draws.advance()
         # The next run writes to the same tensors.
         return pytree.tree_map_only(torch.Tensor, torch.clone, self._logs)
 
 
 class _NothingFromTheHost(TorchFunctionMode):
-    """Lets constants be made on the device, and lets no value be read from there."""
+    """Lets constants be made on the device, lets no value be read from there, and has random numbers drawn outside."""
 
     _READS = frozenset(
         {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
     )
     _MAKES = frozenset({"tensor", "as_tensor"})
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, draws: Draws) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._draws = device, draws
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in self._READS and isinstance(args[0], torch.Tensor) and args[0].device == self._device:
-            raise RuntimeError(
-                f"the step reads a value from the GPU ({name}), as random numbers or conditions do"
-            )
+            raise NotCapturableError(f"the step reads a value from the GPU ({name}), as conditions do")
         if name in self._MAKES and torch.device(kwargs.get("device") or "cpu") == self._device:
             made = _constant(args[0], kwargs.get("dtype"), self._device)
             if made is not None:
                 return made
-        return func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            return self._draws.record(func, args, kwargs)
+        # Keras's SGD gives the learning rate as a number that torch would read.
+        if name == "_foreach_add_" and isinstance(scale := kwargs.get("alpha"), torch.Tensor):
+            sums, terms = args
+            return torch._foreach_addcmul_(
+                sums, terms, [scale.to(term.dtype).expand_as(term) for term in terms]
+            )
+        result = func(*args, **kwargs)
+        if name == "full":
+            self._draws.constant(result, functools.partial(func, *args, **kwargs))
+        return result
 
 
 def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor | None:
@@ -155,7 +199,9 @@ def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> to
 
 
 def _numbers(value: Any) -> tuple[tuple[int, ...], list[float] | None]:
-    """The shape of nested lists of numbers, and the numbers; None where it is something else."""
+    """The shape of nested lists of numbers, and the numbers; None where it is something else, or much."""
+    if isinstance(value, np.ndarray) and value.size <= _MOST_NUMBERS:
+        value = value.tolist()
     if isinstance(value, bool | int | float):
         return (), [value]
     if not isinstance(value, list | tuple):

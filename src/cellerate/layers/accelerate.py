@@ -18,7 +18,7 @@ from keras import layers
 
 from cellerate.environment import keep_freed_memory
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.layers import contest, fused, fused_dense
+from cellerate.layers import captured, contest, fused, fused_dense
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
@@ -84,7 +84,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
         if on_gpu and hasattr(fused.bridge(), "capture_step"):
-            model.make_train_function = functools.partial(_make_train_function, model)
+            model.make_train_function = functools.partial(captured.make_train_function, model)
         if _compiled_by_xla(model):
             # Asks again whether all layers support it; warns and turns it off if not. Setting what is set does
             # nothing on TensorFlow, so it is another value first.
@@ -198,16 +198,6 @@ def _bound(layer: Any) -> tuple[str, bool] | None:
         return None
     _, implementation, strict = loop.args
     return implementation, strict
-
-
-def captured_step(model: Any) -> str | None:
-    """What becomes of the training step of an accelerated model on torch and a GPU, in words; None elsewhere."""
-    if "make_train_function" not in vars(model) or not _may_be_captured(model):
-        return None
-    refused = getattr(getattr(model, "train_function", None), "refused", None)
-    if refused is not None:
-        return f"each operation started from Python: {refused}"
-    return "a CUDA graph, once three steps of its shape have run"
 
 
 def keeps_from_cudnn(layer: layers.Bidirectional) -> bool:
@@ -325,20 +315,6 @@ def _guard_exports() -> None:
     keras.Model.export = export
 
 
-def _make_train_function(model: keras.Model, force: bool = False) -> None:
-    """`Model.make_train_function` of Keras on torch, whose step then is captured as a CUDA graph."""
-    made = model.train_function is None or force
-    type(model).make_train_function(model, force)
-    if made and _may_be_captured(model):
-        model.train_function = fused.bridge().capture_step(model.train_function)
-
-
-def _may_be_captured(model: keras.Model) -> bool:
-    """Whether a step is Keras's own: another may do in Python what a graph would do once and never again."""
-    own = type(model).train_step is not keras.Model.train_step
-    return not (own or model.run_eagerly or model.jit_compile)
-
-
 def _inner_loop(
     layer: layers.LSTM,
     implementation: str,
@@ -383,4 +359,4 @@ def _forget_compiled(model: Any) -> None:
 
 
 # What may stand in a layer in place of Keras's own.
-_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, _make_train_function, _never)
+_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, captured.make_train_function, _never)

@@ -17,11 +17,11 @@ from cellerate.kernels import cpu
 from cellerate.layers import conditions, fused
 from cellerate.layers.accelerate import (
     IMPLEMENTATIONS,
-    captured_step,
     implementation_of,
     is_strict,
     keeps_from_cudnn,
 )
+from cellerate.layers.captured import captured_step
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
 
