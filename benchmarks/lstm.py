@@ -49,6 +49,7 @@ class Contestant:
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self.peak_bytes = 0
+        self.ran: dict[str, str | None] = {}
 
     def steps(self, count: int, *, timed: bool = True, batch: int | None = None) -> list[float]:
         """Runs so many steps, of another batch than that of its settings if one is given, and keeps their times.
@@ -68,6 +69,7 @@ class Contestant:
             self.seconds += done["seconds"][1:]
         self.losses += done["losses"]
         self.peak_bytes = done["peak_bytes"]
+        self.ran = done["ran"]
         return list(done["losses"])
 
     def record(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class Contestant:
             **timing.summary(),
             "characters_per_s": tokens / timing.median_s,
             "peak_bytes": self.peak_bytes,
+            "ran": self.ran,
         }
 
     def close(self) -> None:
@@ -98,12 +101,13 @@ def contestant(book: Path, settings: dict[str, Any]) -> None:
     ids = np.array([numbers[character] for character in text], np.int32)
     starts = np.random.default_rng(0)
     train = _torch_loop if settings["implementation"] == "torch.nn.LSTM" else _keras_fit
-    run = train(len(characters), settings)
+    run, ran = train(len(characters), settings)
     for line in sys.stdin:
         count, batch = map(int, line.split())
         seconds, losses = run([_batch(ids, batch, starts) for _ in range(count)])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "losses": losses, "peak_bytes": peak}), flush=True)
+        done = {"seconds": seconds, "losses": losses, "peak_bytes": peak, "ran": ran()}
+        print(json.dumps(done), flush=True)
 
 
 def _batch(ids: Any, batch: int, starts: Any) -> tuple[Any, Any]:
@@ -115,9 +119,11 @@ def _batch(ids: Any, batch: int, starts: Any) -> tuple[Any, Any]:
     return windows[:, :-1], windows[:, 1:]
 
 
-def _keras_fit(
-    vocabulary: int, settings: dict[str, Any]
-) -> Callable[[list[Any]], tuple[list[float], list[float]]]:
+# Runs steps and gives their times and losses; and says what ran, layer by layer.
+Training = tuple[Callable[[list[Any]], tuple[list[float], list[float]]], Callable[[], dict[str, str | None]]]
+
+
+def _keras_fit(vocabulary: int, settings: dict[str, Any]) -> Training:
     if settings["implementation"] != "keras":
         import cellerate
 
@@ -168,12 +174,17 @@ def _keras_fit(
         losses = np.diff(np.concatenate([[0.0], means * count]))
         return times.tolist(), losses.tolist()
 
-    return run
+    def ran() -> dict[str, str | None]:
+        if settings["implementation"] == "keras":
+            return {}
+        found = cellerate.explain(model)
+        kernels = {layer.path: f"{layer.implementation}: {layer.kernel}" for layer in found.layers}
+        return {**kernels, "training step": found.training_step}
+
+    return run, ran
 
 
-def _torch_loop(
-    vocabulary: int, settings: dict[str, Any]
-) -> Callable[[list[Any]], tuple[list[float], list[float]]]:
+def _torch_loop(vocabulary: int, settings: dict[str, Any]) -> Training:
     import torch
 
     torch.manual_seed(0)
@@ -199,7 +210,7 @@ def _torch_loop(
             seconds.append(time.perf_counter() - start)
         return seconds, losses
 
-    return run
+    return run, dict
 
 
 def race(

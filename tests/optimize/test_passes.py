@@ -167,6 +167,7 @@ def test_kernels_that_compute_something_else_fail_and_change_nothing(made, tmp_p
     assert found.verdict.chosen == "original"
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path, monkeypatch):
     inputs = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(len_of_text(), 4)(inputs)
@@ -203,7 +204,9 @@ def len_of_text():
     return len(text_payload()["tokenizer"]["characters"])
 
 
-@pytest.mark.parametrize(("task", "data"), [("series", "s.csv"), ("embed", "l.txt")])
+@pytest.mark.parametrize(
+    ("task", "data"), [("series", "s.csv"), pytest.param("embed", "l.txt", marks=pytest.mark.slow)]
+)
 def test_the_other_tasks_come_to_a_verdict(made, tmp_path, monkeypatch, task, data):
     found = optimized(made, tmp_path / "out", task, data, patch=monkeypatch, only=["kernels"])
     assert {one.status for one in found.passes} == {"done"}
@@ -294,6 +297,7 @@ def test_a_verdict_on_the_original_takes_the_packed_file_of_an_earlier_run_away(
     assert (out / "optimized.keras").exists()
 
 
+@pytest.mark.slow
 def test_a_verdict_that_cannot_be_measured_again_has_the_figures_of_the_search(made, tmp_path, monkeypatch):
     def ask(self, kind, **options):
         if kind == "packed":
@@ -326,6 +330,7 @@ def pruned(monkeypatch):
     return shares
 
 
+@pytest.mark.slow
 def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_path, monkeypatch, pruned):
     # 16 units: 90 % of them are 16 again, in whole eights.
     options = {"patch": monkeypatch, "only": ["kernels", "prune"], "max_quality_loss": 0.0}
@@ -340,6 +345,7 @@ def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_
     assert "leave all units" in found.passes[-1].reason
 
 
+@pytest.mark.slow
 def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_path, monkeypatch, pruned):
     from cellerate.optimize.passes import shrinking
     from cellerate.optimize.passes.base import NotNeededError

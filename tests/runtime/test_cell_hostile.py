@@ -614,9 +614,10 @@ HARM = {
 @pytest.mark.parametrize(
     ("kind", "where", "mib"),
     [
-        *((kind, where, 4) for kind in HARM for where in ("outer", "inner")),
-        ("wide escapes", "outer", 23),
-        ("wide text", "inner", 23),
+        *((kind, "outer", 4) for kind in HARM),
+        *(pytest.param(kind, "inner", 4, marks=pytest.mark.slow) for kind in HARM),
+        pytest.param("wide escapes", "outer", 23, marks=pytest.mark.slow),
+        pytest.param("wide text", "inner", 23, marks=pytest.mark.slow),
     ],
 )
 def test_header_made_to_be_large_takes_bounded_memory_and_time(kind, where, mib, tmp_path, contents):

@@ -195,7 +195,9 @@ def test_program_that_gives_one_large_result_many_times_is_refused(tmp_path):
     model._engine.run(np.zeros((1, 1)), ["y7"])
 
 
-@pytest.mark.parametrize("kind", ["dense", "lstm", "gelu"])
+@pytest.mark.parametrize(
+    "kind", ["dense", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "gelu"))]
+)
 def test_program_of_many_nodes_with_one_large_weight_is_refused_for_the_time_it_takes(kind, tmp_path):
     kernel = {"kernel": ones(512, 512)}
     layer = dict(lstm(1, 512, 128).arrays)

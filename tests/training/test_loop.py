@@ -101,8 +101,20 @@ def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
     assert len(rows) == 1 + 3 * result.history[0]["steps"]
 
 
-@pytest.mark.parametrize("carry", [False, True], ids=["windows", "carried"])
-@pytest.mark.parametrize("step", [1, 7, "last"])
+@pytest.mark.parametrize(
+    ("step", "carry"),
+    [
+        pytest.param(step, carry, id=f"{step}-{name}", marks=[] if often else [pytest.mark.slow])
+        for step, carry, name, often in (
+            (1, False, "windows", False),
+            (7, False, "windows", True),
+            ("last", False, "windows", True),
+            (1, True, "carried", True),
+            (7, True, "carried", False),
+            ("last", True, "carried", False),
+        )
+    ],
+)
 def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, step, carry):
     def source():
         ids = IDS[:1000]
@@ -302,7 +314,7 @@ def test_train_of_a_compiled_or_subclassed_model_works_as_well(tmp_path):
 
 def test_carried_training_differs_from_training_from_zero_states(tmp_path):
     """States that are carried let a model see further than its windows: here 1 character is not enough."""
-    period = np.tile(np.array([0, 0, 0, 1, 0, 0, 0, 2]), 600)
+    period = np.tile(np.array([0, 0, 0, 1, 0, 0, 0, 2]), 250)
     results = {}
     for carry in (False, True):
         source = StreamBatches(period, length=2, batch_size=4)

@@ -25,7 +25,8 @@ Step = Callable[[Any], Any]
 Seeding = Callable[[Draws], AbstractContextManager[None]]
 # Steps of a shape that run as ever first: the optimizer makes its variables, kernels are compiled and measured.
 _FIRST_STEPS = 3
-# Graphs of so many shapes are kept: each holds the memory of a step. The last batch of an epoch is often smaller.
+# Graphs of so many shapes are kept: each holds the memory of a step. The last batch of an epoch is often smaller. One
+# that has not been used for the longest gives way to a shape that comes again and again.
 _MOST_GRAPHS = 2
 # Arrays of so many numbers are written number by number.
 _MOST_NUMBERS = 16
@@ -88,6 +89,7 @@ class CapturedStep:
         )
         self._states = SeedStates()
         self._seen: dict[Any, int] = {}
+        self._in_a_row: tuple[Any, int] = (None, 0)
         self._recorded: dict[Any, _Recorded] = {}
         self.refused: str | None = None
 
@@ -97,11 +99,17 @@ class CapturedStep:
         if self.refused is not None or not all(leaf is None or type(leaf) is torch.Tensor for leaf in leaves):
             return self._step(data)
         key = (str(structure), tuple(None if leaf is None else (leaf.shape, leaf.dtype) for leaf in leaves))
+        last, steps = self._in_a_row
+        self._in_a_row = key, steps + 1 if key == last else 1
         if key in self._recorded:
-            return self._recorded[key].run(leaves)
-        count = self._seen[key] = self._seen.get(key, 0) + 1
-        if count <= _FIRST_STEPS or len(self._recorded) == _MOST_GRAPHS:
+            recorded = self._recorded[key] = self._recorded.pop(key)
+            return recorded.run(leaves)
+        self._seen[key] = self._seen.get(key, 0) + 1
+        full = len(self._recorded) == _MOST_GRAPHS
+        if (self._in_a_row[1] if full else self._seen[key]) <= _FIRST_STEPS:
             return self._step(data)
+        if full:
+            del self._recorded[next(iter(self._recorded))]
         try:
             recorded = self._record(leaves, structure)
         # Whatever cannot be captured can be computed as ever; if it is wrong as well, that says so.
