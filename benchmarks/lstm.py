@@ -178,7 +178,7 @@ def _keras_fit(vocabulary: int, settings: dict[str, Any]) -> Training:
         if settings["implementation"] == "keras":
             return {}
         found = cellerate.explain(model)
-        kernels = {layer.path: f"{layer.implementation}: {layer.kernel}" for layer in found.layers}
+        kernels = {layer.path: layer.kernel for layer in found.layers}
         return {**kernels, "training step": found.training_step}
 
     return run, ran

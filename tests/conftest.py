@@ -1,12 +1,9 @@
 """Shared fixtures. Tests marked `keras` run once on each backend, each backend in its own process."""
 
-import atexit
 import gc
 import importlib.util
 import mmap
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -41,22 +38,7 @@ def _jax_knows(flag: bytes) -> bool:
         return False
 
 
-def _share_what_jax_compiles() -> None:
-    """Has JAX find on disk what an earlier test, or a program that it started, has compiled.
-
-    Many tests build the same model anew, for which JAX compiles the same program anew.
-    """
-    folder = tempfile.mkdtemp(prefix="cellerate-jax-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
-
-
-if "XLA_FLAGS" not in os.environ:
-    os.environ["XLA_FLAGS"] = _quick_xla()
-    if os.environ.get("KERAS_BACKEND") == "jax":
-        _share_what_jax_compiles()
+os.environ.setdefault("XLA_FLAGS", _quick_xla())
 
 
 @pytest.hookimpl(trylast=True)
