@@ -104,15 +104,8 @@ def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("step", "carry"),
     [
-        pytest.param(step, carry, id=f"{step}-{name}", marks=[] if often else [pytest.mark.slow])
-        for step, carry, name, often in (
-            (1, False, "windows", False),
-            (7, False, "windows", True),
-            ("last", False, "windows", True),
-            (1, True, "carried", True),
-            (7, True, "carried", False),
-            ("last", True, "carried", False),
-        )
+        *((7, False), ("last", False), (1, True)),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in ((1, False), (7, True), ("last", True))),
     ],
 )
 def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, step, carry):

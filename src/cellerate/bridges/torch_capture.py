@@ -81,12 +81,8 @@ class CapturedStep:
         seeding: Seeding,
         new_graph: Callable[[], Graph] = CudaGraph,
     ) -> None:
-        self._step, self._device, self._seeding, self._new_graph = (
-            step,
-            torch.device(device),
-            seeding,
-            new_graph,
-        )
+        self._step, self._device = step, torch.device(device)
+        self._seeding, self._new_graph = seeding, new_graph
         self._states = SeedStates()
         self._seen: dict[Any, int] = {}
         self._in_a_row: tuple[Any, int] = (None, 0)
@@ -171,6 +167,8 @@ class _NothingFromTheHost(TorchFunctionMode):
     def __init__(self, device: torch.device, draws: Draws) -> None:
         super().__init__()
         self._device, self._draws = device, draws
+        # What makes the tensors that hold one number, by these: for the length of the capture.
+        self._constants: dict[torch.Tensor, Callable[[], torch.Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -183,7 +181,7 @@ class _NothingFromTheHost(TorchFunctionMode):
             if made is not None:
                 return made
         if kwargs.get("generator") is not None:
-            return self._draws.record(func, args, kwargs)
+            return self._draws.record(func, args, kwargs, self._constants)
         # Keras's SGD gives the learning rate as a number that torch would read.
         if name == "_foreach_add_" and isinstance(scale := kwargs.get("alpha"), torch.Tensor):
             sums, terms = args
@@ -192,7 +190,7 @@ class _NothingFromTheHost(TorchFunctionMode):
             )
         result = func(*args, **kwargs)
         if name == "full":
-            self._draws.constant(result, functools.partial(func, *args, **kwargs))
+            self._constants[result] = functools.partial(func, *args, **kwargs)
         return result
 
 

@@ -6,7 +6,7 @@ it that needs no reading, and with it the drawings are made outside.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +52,6 @@ class Draws:
     def __init__(self, states: SeedStates) -> None:
         self._states = states
         self._drawings: dict[torch.Tensor, int] = {}  # of each state in a step
-        self._constants: dict[torch.Tensor, Callable[[], torch.Tensor]] = {}
         self._generators: list[torch.Generator] = []
         self._work: list[Callable[[], object]] = []
 
@@ -68,35 +67,47 @@ class Draws:
         self._work.append(seed)
         return made
 
-    def constant(self, made: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """While captured: notes that a tensor is a constant, which drawings may take."""
-        self._constants[made] = make
-        return made
-
     def record(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        constants: Mapping[torch.Tensor, Callable[[], torch.Tensor]],
     ) -> torch.Tensor:
         """While captured: what a function with a `generator` will have drawn when the graph runs.
+
+        Args:
+            function: The function.
+            args: Its arguments.
+            kwargs: Those with names.
+            constants: What makes the tensors that are known before the graph runs.
 
         Raises:
             NotCapturableError: The generator is of another kind, or the function takes what the step computes.
         """
         generator = kwargs["generator"]
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = any(generator is made for made in self._generators)
-        if not known or any(tensor not in self._constants for tensor in given):
+        if not known or any(tensor not in constants for tensor in tensors):
             raise NotCapturableError(
                 f"the step draws random numbers ({function.__name__}) from what only the GPU knows"
             )
         # Computes nothing: gives the shape and the dtype.
-        like = {**kwargs, "generator": None} | ({"device": "meta"} if "device" in kwargs else {})
-        drawn = function(*pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), args), **like)
-        place = torch.empty_like(drawn, device=generator.device)
-        makers = {tensor: functools.cache(self._constants[tensor]) for tensor in given}
+        like_args, like = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+        like |= {"generator": None} | ({"device": "meta"} if "device" in like else {})
+        place = torch.empty_like(function(*like_args, **like), device=generator.device)
+        # Made anew: what the capture made is the graph's, and so far holds nothing.
+        makers = [
+            functools.cache(constants[leaf])
+            if isinstance(leaf, torch.Tensor)
+            else functools.partial(_same, leaf)
+            for leaf in leaves
+        ]
 
         def draw() -> None:
-            made = pytree.tree_map_only(torch.Tensor, lambda tensor: makers[tensor](), args)
-            place.copy_(function(*made, **kwargs))
+            args, kwargs = pytree.tree_unflatten([make() for make in makers], structure)
+            place.copy_(function(*args, **kwargs))
 
         self._work.append(draw)
         return place
@@ -110,3 +121,7 @@ class Draws:
         """Notes that the graph has run."""
         for state, drawings in self._drawings.items():
             self._states.advance(state, drawings)
+
+
+def _same(value: Any) -> Any:
+    return value
