@@ -77,7 +77,7 @@ def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
 
 def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypatch):
     monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: "there is no compiler")
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is no compiler")
     code, out, _ = cellerate("env")
     assert code == 0
     said = out.splitlines()
@@ -96,7 +96,7 @@ def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypat
 
 def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, monkeypatch):
     monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: None)
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: None)
     monkeypatch.setattr("cellerate.cli.env._compiler", lambda: {"cuda-core": "1.0"})
     assert "  kernels        Cellerate's own can run on the GPU (cuda-core 1.0)\n" in cellerate("env")[1]
 
@@ -104,7 +104,7 @@ def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, m
 @pytest.mark.parametrize("facts", [NO_GPU, TWO_GPUS], ids=["no GPU", "two GPUs"])
 def test_env_json_has_the_same_of_gpus(cellerate, monkeypatch, facts):
     monkeypatch.setattr("cellerate.gpu.facts", lambda: facts)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda: "there is no compiler")
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is no compiler")
     code, out, _ = cellerate("env", "--json")
     assert code == 0
     found = json.loads(out)["gpu"]

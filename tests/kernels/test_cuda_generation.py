@@ -1,16 +1,14 @@
 """Generation on a GPU, on the emulated one: against float64, and against the native core's step model."""
 
-import ctypes
 import dataclasses
-import functools
 import itertools
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver as real_driver
 
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.kernels import reference
@@ -250,7 +248,7 @@ def test_the_order_in_which_threads_run_does_not_matter(monkeypatch: pytest.Monk
     requests = _requests(TWO, 7, 6)
     wanted = model.generate_rows(state, logits, requests)
     for seed in (2, 3, 4):
-        monkeypatch.setattr(launch, "launch", functools.partial(emulated_gpu.launch, seed=seed))
+        monkeypatch.setattr(emulated_gpu, "seed", seed)
         _same(model.generate_rows(state, logits, requests), wanted)
 
 
@@ -390,31 +388,16 @@ def test_precision_that_is_none_is_refused() -> None:
 
 
 def test_memory_of_a_gpu_is_written_read_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: dict[int, Any] = {}
-
-    def allocate(count: int) -> tuple[int, int]:
-        memory = ctypes.create_string_buffer(count)
-        held[ctypes.addressof(memory)] = memory
-        return 0, ctypes.addressof(memory)
-
-    def copy(to: int, values: int, count: int) -> tuple[int]:
-        ctypes.memmove(to, values, count)
-        return (0,)
-
-    def free(address: int) -> tuple[int]:
-        del held[address]
-        return (0,)
-
-    driver = types.SimpleNamespace(cuMemAlloc=allocate, cuMemFree=free, cuMemcpyHtoD=copy, cuMemcpyDtoH=copy)
-    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    driver = emulated_gpu.replace_driver(monkeypatch)
     memory, found = Memory(24, 0), np.zeros(2)
     memory.write(np.array([1.0, 2.0, 3.0]))
     memory.read(found, 8)
-    assert (found.tolist(), list(held)) == ([2.0, 3.0], [memory.address])
+    assert (found.tolist(), list(driver.memory)) == ([2.0, 3.0], [memory.address])
     del memory
-    assert held == {}
-    monkeypatch.setattr(driver, "cuMemAlloc", lambda count: (2, 0))
-    with pytest.raises(BackendError, match="driver says 2"):
+    assert driver.memory == {}
+    out_of_memory = real_driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    monkeypatch.setattr(driver, "cuMemAlloc", lambda count: (out_of_memory, None))
+    with pytest.raises(BackendError, match="OUT_OF_MEMORY"):
         Memory(24, 0)
 
 

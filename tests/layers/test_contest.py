@@ -1,6 +1,8 @@
 """On a GPU an accelerated layer takes cuDNN where that is faster, and measures it once; the GPU is an emulated one."""
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,13 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from cellerate.kernels.cuda import trials, tuning
+from cellerate.kernels.cuda import choice, launch, plan, trials, tuning
 from cellerate.layers import contest, fused
 from cellerate.layers.accelerate import accelerate, implementation_of
 from cellerate.layers.explain import explain
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bridges"))
+import gpu_cases
 
 BACKEND = keras.backend.backend()
 pytestmark = [
@@ -21,6 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("gpu"),
 ]
 B, T, D, H = 3, 4, 5, 6
+STEP_US = trials.step_us  # what the fixture `gpu` stands in for
 X = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32")
 
 
@@ -87,7 +93,7 @@ def test_contest_is_held_once_and_remembered_on_disk(
     np.testing.assert_array_equal(outputs(layer), first)
     assert len(measured) == 3
     remembered = json.loads((cache / "cuda-times.json").read_text())
-    assert all(name.startswith("emulated; ") for name in remembered) and len(remembered) == 3
+    assert all(name.startswith("emulated, CUDA 13.0; ") for name in remembered) and len(remembered) == 3
 
 
 def test_layer_that_cudnn_runs_faster_is_keras_own(measured: list[Any], ours: list[Any], cache: Path) -> None:
@@ -144,6 +150,38 @@ def test_contest_is_held_while_a_model_is_traced_and_really_times_both(ours: lis
     (times,) = json.loads((cache / "cuda-times.json").read_text()).values()
     assert times["cellerate-cuda"] > 0
     assert ("cudnn" in times) is (BACKEND == "torch")
+
+
+def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and_ends(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr(trials, "step_us", STEP_US)
+    monkeypatch.setattr(trials, "_TIMED_STEPS", 1)
+    monkeypatch.setattr(trials, "_TIMED_LAUNCHES", 1)
+    monkeypatch.setattr(plan, "ROWS", (8, 16))
+    choice._chosen.cache_clear()
+    x = np.random.default_rng(0).normal(size=(17, T, D)).astype("float32")
+    layer = accelerate(layers.LSTM(H))
+    done: list[np.ndarray] = []
+    # In a thread, so that a lock that nobody opens fails the test in place of hanging the suite.
+    thread = threading.Thread(target=lambda: done.append(outputs(layer, x, training=True)), daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert len(done) == 1
+    times = json.loads((cache / "cuda-times.json").read_text())
+    steps = [name for name in times if "step of Variant" in name]
+    assert len(steps) == 4 and sum("'backward'" in name for name in steps) == 2
+    assert sum(" LSTM, (B, T, D, H) = (32, 4, 8, 6)" in name for name in times) == 1
+
+
+def test_contest_is_remembered_for_the_gpu_that_the_arrays_are_on(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    gpu_cases.emulated_gpu.replace_driver(monkeypatch, count=2)
+    monkeypatch.setattr(fused.bridge(), "gpu_number", lambda array=None: 1)
+    monkeypatch.setattr(launch, "gpu_name", lambda device: f"GPU {device}")
+    outputs(accelerate(layers.LSTM(H)))
+    assert [name.split(";")[0] for name in json.loads((cache / "cuda-times.json").read_text())] == ["GPU 1"]
 
 
 def test_bidirectional_is_not_handed_to_cudnn_as_one() -> None:

@@ -25,6 +25,11 @@ def gpu_available() -> bool:
     return jax.default_backend() == "gpu"
 
 
+def gpu_number(array: Any = None) -> int:
+    """The number of the GPU that holds an array, or else of the one that JAX computes on; 0 without one."""
+    return jax_cuda.gpu_number(array)
+
+
 def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loops: bool = False) -> Step:
     """Compiles a generation step; XLA compiles once for each shape of `ids`.
 
@@ -93,7 +98,7 @@ def can_measure(array: Any) -> bool:
 
 
 def blocking(
-    function: Callable[..., Any], arrays: Sequence[tuple[np.ndarray, str]], training: bool
+    function: Callable[..., Any], arrays: Sequence[tuple[np.ndarray, str]], training: bool, *, like: Any
 ) -> Callable[[], None]:
     """Prepares a call of a function of the arrays, compiled, that ends when the device has ended, for timing.
 
@@ -101,6 +106,7 @@ def blocking(
         function: Gives one array.
         arrays: Each with the dtype that it is given in.
         training: Whether the gradients of the arrays are computed, too.
+        like: An array on the device that is timed.
     """
 
     def total(*given: Any) -> Any:
@@ -109,7 +115,7 @@ def blocking(
     compiled = jax.jit(jax.grad(total, tuple(range(len(arrays)))) if training else total)
     # What is being traced around this call has no part in it.
     with jax.ensure_compile_time_eval():
-        given = [jnp.asarray(array, dtype) for array, dtype in arrays]
+        given = [jax.device_put(jnp.asarray(array, dtype), jax_cuda.gpu(like)) for array, dtype in arrays]
 
     def work() -> None:
         with jax.ensure_compile_time_eval():

@@ -23,6 +23,7 @@ __all__ = [
     "cuda_number",
     "dense",
     "gpu_available",
+    "gpu_number",
     "in_place_changes",
     "lstm",
     "torch_dataset",
@@ -33,6 +34,13 @@ Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray
 def gpu_available() -> bool:
     """Whether torch computes on a GPU here: the test Keras's cuDNN path makes."""
     return torch.cuda.is_available() and torch.backends.cudnn.is_available()
+
+
+def gpu_number(array: torch.Tensor | None = None) -> int:
+    """The number of the GPU that holds an array, or else of the one that torch computes on; 0 without one."""
+    if array is not None and array.is_cuda:
+        return array.get_device()
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loops: bool = False) -> Step:
@@ -140,12 +148,15 @@ def cuda_number(dtype: str) -> str:
 
 def capture_step(step: Callable[[Any], Any], seeding: Seeding) -> CapturedStep:
     """A model's training function that becomes a CUDA graph, on the GPU that is torch's current one."""
-    device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-    return CapturedStep(step, device, seeding)
+    return CapturedStep(step, torch.device("cuda", gpu_number()), seeding)
 
 
 def blocking(
-    function: Callable[..., torch.Tensor], arrays: Sequence[tuple[np.ndarray, str]], training: bool
+    function: Callable[..., torch.Tensor],
+    arrays: Sequence[tuple[np.ndarray, str]],
+    training: bool,
+    *,
+    like: torch.Tensor,
 ) -> Callable[[], None]:
     """Prepares a call of a function of the arrays that ends when the device has ended, for timing.
 
@@ -153,8 +164,9 @@ def blocking(
         function: Gives one tensor.
         arrays: Each with the dtype that it is given in.
         training: Whether the gradients of the arrays are computed, too.
+        like: A tensor on the device that is timed.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = like.device
     tensors = [
         torch.from_numpy(array).to(device, getattr(torch, dtype)).requires_grad_(training)
         for array, dtype in arrays
@@ -165,7 +177,7 @@ def blocking(
             result = function(*tensors)
             if training:
                 torch.autograd.grad(result, tensors, torch.ones_like(result))
-        if device == "cuda":
-            torch.cuda.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     return work

@@ -102,7 +102,7 @@ def _without_kernels(facts: "GpuFacts") -> str | None:
         return reason
     from cellerate.kernels.cuda import launch
 
-    return launch.missing()
+    return launch.missing(0)
 
 
 def _compiler() -> dict[str, str | None]:

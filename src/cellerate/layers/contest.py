@@ -60,7 +60,7 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number
         return False
     batch, steps, inputs = sequences.shape
     # Neighbouring sizes have one answer; powers of two, so that there are few.
-    batch, inputs = (1 << (max(1, int(n)) - 1).bit_length() for n in (batch, inputs))
+    batch, steps, inputs = (1 << (max(1, int(n)) - 1).bit_length() for n in (batch, steps, inputs))
     dtype, units = str(layer.compute_dtype), int(layer.units)
     batch = min(batch, _MOST_ROWS)
     room = max(_FEWEST_STEPS, _MOST_NUMBERS // (batch * max(inputs, 4 * units)))
@@ -74,7 +74,7 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number
     def measure() -> dict[str, float]:
         arrays = _arrays(sizes, dtype)
         contestants = {
-            name: bridge.blocking(function, arrays, training)
+            name: bridge.blocking(function, arrays, training, like=sequences)
             for name, function in (("cellerate-cuda", _ours), ("cudnn", _keras))
         }
         try:
@@ -84,7 +84,8 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number
             del contestants["cudnn"]
         return {name: t.median_s for name, t in time_alternating(contestants, repeats=7, warmup=2).items()}
 
-    times = tuning.measured(launch.gpu_name(), question, measure if bridge.can_measure(sequences) else None)
+    gpu = launch.gpu_name(bridge.gpu_number(sequences))
+    times = tuning.measured(gpu, question, measure if bridge.can_measure(sequences) else None)
     return times.get("cudnn", math.inf) < times["cellerate-cuda"] if times else None
 
 

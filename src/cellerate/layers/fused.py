@@ -72,11 +72,12 @@ def _installed(implementation: str) -> list[Condition]:
     fix = "" if gpu else "see `cellerate env`"
     found.append(Condition("device", gpu, device, fix, matters=False))
     if gpu:
-        reason = launch.missing()
+        number = bridge().gpu_number()
+        reason = launch.missing(number)
         # No change to the model brings another GPU, and the reason says what to install.
         found.append(Condition("GPU", reason is None, reason or "has what they need", matters=False))
         if reason is None:
-            failure = trials.failure()
+            failure = trials.failure(number)
             fix = "" if failure is None else 'accelerate(model, "cellerate-cuda") takes them all the same'
             right = "the kernels give what they should on this GPU"
             found.append(Condition(_CHECK, failure is None, failure or right, fix, matters=False))

@@ -106,7 +106,10 @@ def launch(variant: build.Kernel, arguments: Arguments, device: int, stream: int
     # The size of the clusters is the kernel's own.
     config.numAttrs = 0
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    _checked(driver.cuLaunchKernelEx(config, _function(variant, device), ctypes.addressof(pointers), 0))
+    function = _function(variant, device)
+    # The default stream is that of the current context, and a thread of Python's own begins without one.
+    with current(device):
+        _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
 
 
 def handles(variant: Variant, device: int) -> tuple[int, int]:
@@ -124,7 +127,7 @@ def handles(variant: Variant, device: int) -> tuple[int, int]:
 
 
 @functools.cache
-def missing(device: int = 0) -> str | None:
+def missing(device: int) -> str | None:
     """Why the kernels cannot run on a GPU, in words; None if they can.
 
     Args:
@@ -179,10 +182,11 @@ class Memory:
 
     def __init__(self, count: int, device: int) -> None:
         self.count, self._device = count, device
+        driver = _driver()
         with current(device):
-            self.address = int(_checked(_driver().cuMemAlloc(count)))
+            self.address = int(_checked(driver.cuMemAlloc(count)))
         # The end of the process gives back everything.
-        weakref.finalize(self, _free, self.address, device).atexit = False
+        weakref.finalize(self, _free, driver, _context(device), self.address).atexit = False
 
     def write(self, values: np.ndarray) -> None:
         """Copies an array to the beginning, after what the GPU was told before."""
@@ -195,16 +199,19 @@ class Memory:
             _checked(_driver().cuMemcpyDtoH(values.ctypes.data, self.address + at, values.nbytes))
 
 
-def _free(address: int, device: int) -> None:
-    with current(device):
-        _checked(_driver().cuMemFree(address))
+def _free(driver: Any, context: Any, address: int) -> None:
+    with _pushed(driver, context):
+        _checked(driver.cuMemFree(address))
+
+
+def current(device: int) -> contextlib.AbstractContextManager[None]:
+    """Makes the GPU that of this thread for the length of a `with`, in the context that frameworks use, too."""
+    return _pushed(_driver(), _context(device))
 
 
 @contextlib.contextmanager
-def current(device: int) -> Iterator[None]:
-    """Makes the GPU that of this thread for the length of a `with`, in the context that frameworks use, too."""
-    driver = _driver()
-    _checked(driver.cuCtxPushCurrent(_context(device)))
+def _pushed(driver: Any, context: Any) -> Iterator[None]:
+    _checked(driver.cuCtxPushCurrent(context))
     try:
         yield
     finally:
@@ -234,7 +241,7 @@ def _context(device: int) -> Any:
 
 
 @functools.cache
-def gpu_name(device: int = 0) -> str:
+def gpu_name(device: int) -> str:
     """The GPU and the version of its driver's CUDA, as measurements are remembered by."""
     driver = _driver()
     name = _checked(driver.cuDeviceGetName(256, _checked(driver.cuDeviceGet(device))))
@@ -260,6 +267,9 @@ def _function(variant: build.Kernel, device: int) -> Any:
             for attribute, value in needs.items():
                 handle = _checked(driver.cuDeviceGet(number))
                 _checked(driver.cuKernelSetAttribute(attribute, value, kernel, handle))
+    # Has the driver load it now: the first start may be recorded into a graph, and loading cannot.
+    with current(device):
+        _checked(driver.cuKernelGetFunction(kernel))
     _KEPT.append(code)
     return driver.CUfunction(int(kernel))
 

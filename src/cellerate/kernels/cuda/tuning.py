@@ -17,7 +17,9 @@ from typing import Any, TypeGuard
 from cellerate.errors import OutputError
 from cellerate.files import atomic_write, cache_dir
 
-# Of two processes that write at once one may lose what it measured, and measures it again.
+# Held to read and write the file, never to measure: a contest between two implementations asks for the times of single
+# kernels meanwhile, on torch from a thread of the backward pass. Of two processes that write at once one may lose what
+# it measured, and measures it again.
 _lock = threading.Lock()
 
 
@@ -33,13 +35,14 @@ def measured(gpu: str, question: str, measure: Callable[[], Mapping[str, float]]
     place = f"{gpu}; {_source_digest()}; {question}"
     with _lock:
         known = _read(_file()).get(place)
-        if _is_times(known):
-            return dict(known)
-        if measure is None:
-            return {}
-        times = dict(measure())
+    if _is_times(known):
+        return dict(known)
+    if measure is None:
+        return {}
+    times = dict(measure())
+    with _lock:
         _remember(place, times)
-        return times
+    return times
 
 
 def _is_times(found: Any) -> TypeGuard[dict[str, float]]:
