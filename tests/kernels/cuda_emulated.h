@@ -299,7 +299,9 @@ inline float upper_part(float x) { return std::isnan(x) ? x : from_bits((bits_of
 inline void keep_in_loop(unsigned&) {}
 
 inline unsigned multiply_each(float, unsigned a, unsigned b) { return bits_of(from_bits(a) * from_bits(b)); }
-inline unsigned multiply_each(Tf32, unsigned a, unsigned b) { return multiply_each(0.0f, a, b); }
+inline unsigned multiply_each(Tf32, unsigned a, unsigned b) {
+  return bits_of(upper_part(from_bits(a) * from_bits(b)));
+}
 template <class Number>
 unsigned multiply_each(Number, unsigned a, unsigned b) {
   const auto half = [](unsigned word, int which) {
@@ -310,7 +312,10 @@ unsigned multiply_each(Number, unsigned a, unsigned b) {
   return products[0].bits | static_cast<unsigned>(products[1].bits) << 16;
 }
 
-inline float tanh_11_bits(float x) { return std::tanh(x); }
+// A table of 11 bits may be wrong by this much, in the same direction everywhere.
+inline float tanh_11_bits(float x) { return std::tanh(x) * (1.0f - 0x1p-11f); }
+inline float exp2_22_bits(float x) { return std::exp2(x); }
+inline float reciprocal_22_bits(float x) { return 1.0f / x; }
 inline int thread_index() { return emulated::here().thread(); }
 inline int block_index() { return emulated::here().block().index; }
 inline int cluster_rank() { return emulated::here().block().rank; }
@@ -438,6 +443,12 @@ inline void load_matrices(unsigned (&parts)[4], const void* row) {
   std::memcpy(parts, mine.parts, sizeof parts);
 }
 
+// As a float, towards zero: the matrix units do not round their sums.
+inline float cut_off(double x) {
+  const float near = static_cast<float>(x);
+  return std::isfinite(near) && std::abs(near) > std::abs(x) ? std::nextafter(near, 0.0f) : near;
+}
+
 template <class Number>
 void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulated::Lane& mine = emulated::here().lane();
@@ -470,9 +481,9 @@ void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
     for (int n = 0; n < 32; ++n) {
       for (int part = 0; part < 4; ++part) {
         const int row = n / 4 + (part >> 1) * 8, column = n % 4 * 2 + (part & 1);
-        float total = lanes[n].sum[part];
-        for (int k = 0; k < kSums; ++k) total += a[row][k] * b[k][column];
-        lanes[n].sum[part] = total;
+        double total = lanes[n].sum[part];
+        for (int k = 0; k < kSums; ++k) total += static_cast<double>(a[row][k]) * b[k][column];
+        lanes[n].sum[part] = cut_off(total);
       }
     }
   });

@@ -59,11 +59,25 @@ CELLERATE_DEVICE float tanh_11_bits(float x) {
   return y;
 }
 
-// The numbers of 4 bytes, one or two, times those of others.
+// 2^x and 1 / x, relative error 2^-22.
+CELLERATE_DEVICE float exp2_22_bits(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+CELLERATE_DEVICE float reciprocal_22_bits(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The numbers of 4 bytes, one or two, times those of others, as the matrix units take them.
 CELLERATE_DEVICE unsigned multiply_each(float, unsigned a, unsigned b) {
   return bits_of(from_bits(a) * from_bits(b));
 }
-CELLERATE_DEVICE unsigned multiply_each(Tf32, unsigned a, unsigned b) { return multiply_each(0.0f, a, b); }
+CELLERATE_DEVICE unsigned multiply_each(Tf32, unsigned a, unsigned b) {
+  return bits_of(upper_part(from_bits(a) * from_bits(b)));
+}
 CELLERATE_DEVICE unsigned multiply_each(Bfloat16, unsigned a, unsigned b) {
   unsigned product;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));

@@ -242,7 +242,7 @@ class GenerateBlock {
   }
 
   // Adds weights · h of a layer to the sums: of `pairs` pairs of products from `first_pair` on, `stride` apart. Two sums,
-  // so that a product need not wait for the one before: of even ones and odd ones, or of what is large and what is small.
+  // of even ones and odd ones, so that a product need not wait for the one before; split numbers need no second one.
   template <int matrix, int layer, int pairs>
   CELLERATE_DEVICE void multiply(int now, int first_product, int first_pair, int stride, Sums& sums) {
     float other[P::kTiles][4] = {};
@@ -263,12 +263,8 @@ class GenerateBlock {
                             in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk));
         }
       }
-      weights<matrix>().multiply(first_product + 2 * n, 0, parts, sums, other);
-      if constexpr (L::kSplit == 2) {
-        weights<matrix>().multiply(first_product + 2 * n + 1, 0, parts, sums, other);
-      } else {
-        weights<matrix>().multiply(first_product + 2 * n + 1, 0, parts, other, sums);
-      }
+      weights<matrix>().multiply(first_product + 2 * n, 0, parts, sums);
+      weights<matrix>().multiply(first_product + 2 * n + 1, 0, parts, L::kSplit == 2 ? sums : other);
     }
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -331,10 +327,10 @@ class GenerateBlock {
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate)
       z.of[gate] += layer == 0 ? widen(looked_up.of[gate]) : bias_[layer][gate];
-    const float i = activate<kGate, Number>(z.of[0]), f = activate<kGate, Number>(z.of[1]);
-    const float g = activate<kValue, Number>(z.of[2]), o = activate<kGate, Number>(z.of[3]);
-    const float c = f * c_[layer][tile] + i * g;
-    const float h = o * activate<kValue, Number>(c);
+    Gate i, f, o;
+    three_gates<kGate, Number>(z, i, f, o);
+    const float c = f.value * c_[layer][tile] + i.value * activate<kValue, Number>(z.of[2]);
+    const float h = o.value * activate<kValue, Number>(c);
     if (live_ >> row(tile) & 1) {
       c_[layer][tile] = c;
       // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.

@@ -14,7 +14,6 @@ from cellerate.kernels.cuda.plan import (
     MOST_UNITS,
     NUMBER_BYTES,
     PRODUCT_BYTES,
-    ROWS,
     SHARED_BYTES,
     WORDS_BYTES,
     Tiers,
@@ -22,6 +21,8 @@ from cellerate.kernels.cuda.plan import (
     clusters,
 )
 
+# Rows of the batch that a cluster may have; each warp draws for an eighth of them, one after the other.
+ROWS = (8, 16, 32)
 # Of h, and of the logits: those of a tile, and where their parts are added up, how far apart rows are.
 _PANEL_UNITS, _TILE, _PART_ROW = 32, 16, 20
 _NUMBERS = ("bfloat16", "float16", "float32")

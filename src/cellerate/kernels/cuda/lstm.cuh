@@ -60,6 +60,9 @@ struct Plan {
 template <class Number>
 struct Layout {
   static constexpr int kSplit = 1;
+  // Whether the matrix units cut off what a number is too long by, which would make all products smaller; so it is
+  // rounded before.
+  static constexpr bool kRounds = false;
   static constexpr int kWord = 4 / sizeof(Number);      // numbers of a lane's part of a product
   static constexpr int kChunk = 16 / sizeof(Number);    // of a row of a matrix
   static constexpr int kProduct = 32 / sizeof(Number);  // of the sums of a product
@@ -67,8 +70,16 @@ struct Layout {
 };
 
 template <>
+struct Layout<Tf32> {
+  static constexpr int kSplit = 1;
+  static constexpr bool kRounds = true;
+  static constexpr int kWord = 1, kChunk = 4, kProduct = 8, kRowChunks = kPanelUnits / kChunk;
+};
+
+template <>
 struct Layout<float> : Layout<Tf32> {
   static constexpr int kSplit = 2;
+  static constexpr bool kRounds = false;
 };
 
 // Splits the number in `bits`: what stays there is the larger part.
@@ -86,7 +97,7 @@ CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
     *to = upper_part(x);
     to[distance] = x - *to;
   } else {
-    narrow(x, *to);
+    narrow(Layout<Number>::kRounds ? upper_part(x) : x, *to);
   }
 }
 
@@ -131,11 +142,9 @@ class Weights {
       const int streamed = chosen(use, kCount, kStreamed), near = use - streamed;
       if (is_streamed(use)) continue;
       const int in_shared = chosen(near, kCount - kStreamed, Tiers::kShared);
-      if (is_shared(near)) {
-        load_words(shared_[in_shared * threads].of, at(use));
-      } else {
-        load_words(own_[near - in_shared].of, at(use));
-      }
+      Words& place = is_shared(near) ? shared_[in_shared * threads] : own_[near - in_shared];
+      load_words(place.of, at(use));
+      if constexpr (Layout<Number>::kRounds) round(place);
     }
   }
 
@@ -145,12 +154,12 @@ class Weights {
     for (int n = 0; n < kAhead; ++n) load_words(ahead_[n].of, at(streamed_use(n)));
   }
 
-  // Adds the weights of a product times the parts b0 and b1 of h to `sum`; for split numbers, what is smaller by some
-  // digits to `rest`. The second parts are not looked at for others. Each step uses all weights, in their order.
+  // Adds the weights of a product times the parts b0 and b1 of h to `sum`. The second parts are of split numbers alone.
+  // Each step uses all weights, in their order.
   //   b: of this product and of the one that it is a pair with.
   template <int count>
   CELLERATE_DEVICE void multiply(int product, int tile, const unsigned (&b)[Layout<Number>::kSplit][count][4],
-                                 float (&sum)[count][4], float (&rest)[count][4]) {
+                                 float (&sum)[count][4]) {
     const Words words = take(product * tiles + tile);
     const int first = product % 2 * 2;
     if constexpr (Layout<Number>::kSplit == 2) {
@@ -163,9 +172,14 @@ class Weights {
       }
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {
-        multiply_add(Number{}, sum[n], upper, b[0][n][first], b[0][n][first + 1]);
-        multiply_add(Number{}, rest[n], lower, b[0][n][first], b[0][n][first + 1]);
-        multiply_add(Number{}, rest[n], upper, b[1][n][first], b[1][n][first + 1]);
+        // The matrix units cut off the last bits of each sum, always towards zero. So they add up no more than a product,
+        // its small parts first.
+        float few[4] = {};
+        multiply_add(Number{}, few, lower, b[0][n][first], b[0][n][first + 1]);
+        multiply_add(Number{}, few, upper, b[1][n][first], b[1][n][first + 1]);
+        multiply_add(Number{}, few, upper, b[0][n][first], b[0][n][first + 1]);
+        CELLERATE_UNROLL
+        for (int part = 0; part < 4; ++part) sum[n][part] += few[part];
       }
     } else {
       CELLERATE_UNROLL
@@ -190,6 +204,10 @@ class Weights {
   CELLERATE_DEVICE static constexpr int streamed_use(int n) {
     return kStreamed == 0 ? 0 : ((n + 1) * kCount + kStreamed - 1) / kStreamed - 1;
   }
+  CELLERATE_DEVICE static void round(Words& words) {
+    CELLERATE_UNROLL
+    for (int part = 0; part < 4; ++part) words.of[part] = bits_of(upper_part(from_bits(words.of[part])));
+  }
   CELLERATE_DEVICE const Words* at(int use) const {
     return packed_ + (use / tiles * block_tiles + use % tiles) * 32;
   }
@@ -198,7 +216,8 @@ class Weights {
     if (is_streamed(use)) {
       if constexpr (kAhead > 0) {
         Words& place = ahead_[streamed % kAhead];
-        const Words words = place;
+        Words words = place;
+        if constexpr (Layout<Number>::kRounds) round(words);
         const int later = streamed + kAhead;
         if (later < kStreamed) load_words(place.of, at(streamed_use(later)));
         return words;
@@ -304,10 +323,66 @@ class Awaited {
   Bits bits_ = {};
 };
 
-// What backward needs of a gate: its value, or what it was computed from where the derivative cannot be told from that.
-template <Activation kKind>
-CELLERATE_DEVICE float kept(float z, float value) {
-  return derivative_from_value(kKind) ? value : z;
+// A gate's value, and what backward needs of it.
+struct Gate {
+  float value, kept;
+};
+
+// What is kept of a gate is its value, or what it was computed from where the derivative cannot be told from that. Of a
+// sigmoid s it is the smaller of s and 1 - s, negative where s is the larger: in few bits 1 - s, which the derivative has
+// as a factor, could not be told from an s near 1.
+CELLERATE_DEVICE Gate sigmoid_gate(float z, float smaller) {
+  return z < 0 ? Gate{smaller, smaller} : Gate{1.0f - smaller, -smaller};
+}
+template <Activation kKind, class Number>
+CELLERATE_DEVICE Gate gate(float z) {
+  if constexpr (kKind == Activation::kSigmoid) return sigmoid_gate(z, smaller_of_sigmoid(z));
+  const float value = activate<kKind, Number>(z);
+  return {value, derivative_from_value(kKind) ? value : z};
+}
+
+// The three gates of a unit that have the recurrent activation, i, f and o.
+template <Activation kKind, class Number>
+CELLERATE_DEVICE void three_gates(const UnitGates& z, Gate& i, Gate& f, Gate& o) {
+  if constexpr (kKind == Activation::kSigmoid && sizeof(Number) == 2) {
+    float smaller[3] = {z.of[0], z.of[1], z.of[3]};
+    smaller_of_three_sigmoids(smaller);
+    i = sigmoid_gate(z.of[0], smaller[0]);
+    f = sigmoid_gate(z.of[1], smaller[1]);
+    o = sigmoid_gate(z.of[3], smaller[2]);
+  } else {
+    i = gate<kKind, Number>(z.of[0]);
+    f = gate<kKind, Number>(z.of[1]);
+    o = gate<kKind, Number>(z.of[3]);
+  }
+}
+
+// An activation's value, and the derivative there.
+struct ValueAndSlope {
+  float value, slope;
+};
+// Of c.
+template <Activation kKind, class Number>
+CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
+  if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
+    // 1 - tanh² from a tanh in few bits would be wrong wherever c is large.
+    const float e = exp2_22_bits(-2 * 1.44269504f * fabsf(c)), share = reciprocal_22_bits(1.0f + e);
+    const float value = (1.0f - e) * share;
+    return {c < 0 ? -value : value, 4.0f * e * share * share};
+  }
+  const float value = activate<kKind, Number>(c);
+  return {value, derivative<kKind>(c, value)};
+}
+// Of a gate, from what is kept of it.
+template <Activation kKind, class Number>
+CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
+  if constexpr (kKind == Activation::kSigmoid) {
+    const float smaller = fabsf(kept), larger = 1.0f - smaller;
+    // By its bit: there is a zero of either sign.
+    return {bits_of(kept) >> 31 ? larger : smaller, smaller * larger};
+  }
+  const float value = derivative_from_value(kKind) ? kept : activate<kKind, Number>(kept);
+  return {value, derivative<kKind>(kept, value)};
 }
 
 }  // namespace cellerate::gpu

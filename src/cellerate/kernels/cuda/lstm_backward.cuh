@@ -209,19 +209,18 @@ class BackwardBlock {
     } else if (live) {
       Number of_forward[4];
       gates_[tile].take(of_forward);
-      float value[4], slope[4];
-      value_and_slope<kGate>(of_forward[0], value[0], slope[0]);
-      value_and_slope<kGate>(of_forward[1], value[1], slope[1]);
-      value_and_slope<kValue>(of_forward[2], value[2], slope[2]);
-      value_and_slope<kGate>(of_forward[3], value[3], slope[3]);
-      const float c_value = activate<kValue, Number>(c_[tile]);
+      const ValueAndSlope i = value_and_slope<kGate, Number>(widen(of_forward[0]));
+      const ValueAndSlope f = value_and_slope<kGate, Number>(widen(of_forward[1]));
+      const ValueAndSlope g = value_and_slope<kValue, Number>(widen(of_forward[2]));
+      const ValueAndSlope o = value_and_slope<kGate, Number>(widen(of_forward[3]));
+      const ValueAndSlope c = value_and_slope_of_cell<kValue, Number>(c_[tile]);
       const float d_h = d_h_[tile] + d_output;
-      const float d_c = d_c_[tile] + d_h * value[3] * derivative<kValue>(c_[tile], c_value);
-      d_z[0] = d_c * value[2] * slope[0];
-      d_z[1] = d_c * c_before_[tile] * slope[1];
-      d_z[2] = d_c * value[0] * slope[2];
-      d_z[3] = d_h * c_value * slope[3];
-      d_c_[tile] = d_c * value[1];
+      const float d_c = d_c_[tile] + d_h * o.value * c.slope;
+      d_z[0] = d_c * g.value * i.slope;
+      d_z[1] = d_c * c_before_[tile] * f.slope;
+      d_z[2] = d_c * i.value * g.slope;
+      d_z[3] = d_h * c.value * o.slope;
+      d_c_[tile] = d_c * f.value;
       d_h_[tile] = 0.0f;
     } else if (in_.masked_output == MaskedOutput::kPreviousState) {
       d_h_[tile] += d_output;
@@ -237,12 +236,6 @@ class BackwardBlock {
                   kGateNumbers);
     }
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
-  }
-  template <Activation kKind>
-  CELLERATE_DEVICE static void value_and_slope(Number kept, float& value, float& slope) {
-    const float x = widen(kept);
-    value = derivative_from_value(kKind) ? x : activate<kKind, Number>(x);
-    slope = derivative<kKind>(x, value);
   }
 
   // This block's part of the gradient of the h before, of all units: weights · d_gates.
@@ -303,8 +296,7 @@ class BackwardBlock {
       for (int product = 2 * pair; product < 2 * pair + 2; ++product) {
         CELLERATE_UNROLL
         for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
-          // What is small by some digits is added to the same sum: there are no registers for another.
-          weights_.multiply(product, unit_tile, parts, sums[unit_tile], sums[unit_tile]);
+          weights_.multiply(product, unit_tile, parts, sums[unit_tile]);
         }
       }
     }

@@ -62,8 +62,8 @@ class ForwardBlock {
   static constexpr int kProducts = ForwardShared<P>::kProducts;
   static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
   static constexpr int kParts = ForwardShared<P>::kParts;
-  // What is sent is h as it is, if it is not split.
-  static constexpr bool kOwnState = kParts == 2;
+  // What is sent is h as it is, if it is neither split nor rounded.
+  static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
 
  public:
@@ -152,10 +152,10 @@ class ForwardBlock {
   }
 
   CELLERATE_DEVICE static void store_h(float h, Number* to) {
-    if constexpr (kParts == 2) {
-      store_split(h, to, kNumbers);
-    } else {
+    if constexpr (P::kDropped) {
       narrow(h, *to);
+    } else {
+      store_split(h, to, kNumbers);
     }
   }
   CELLERATE_DEVICE Number* dropout(int gate, int panel) {
@@ -185,8 +185,8 @@ class ForwardBlock {
 
   // weights · h.
   CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
-    // Two sums: of what is large and what is small, or of even products and odd ones, so that none waits for the one
-    // before. With many tiles and warps others are under way meanwhile, and the registers are worth more.
+    // Two sums, of even products and odd ones, so that none waits for the one before. Split numbers need no second one;
+    // with many tiles and warps others are under way meanwhile, and the registers are worth more.
     constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
     float other[P::kTiles][4] = {};
     constexpr int kPairUnits = 2 * L::kProduct;
@@ -213,8 +213,8 @@ class ForwardBlock {
           }
         }
       }
-      weights_.multiply(2 * pair, 0, parts, sums, other);
-      weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums, other);
+      weights_.multiply(2 * pair, 0, parts, sums);
+      weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums);
     }
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -254,10 +254,11 @@ class ForwardBlock {
     projected_[tile].take(projected);
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) z.of[gate] += widen(projected[gate]);
-    const float i = activate<kGate, Number>(z.of[0]), f = activate<kGate, Number>(z.of[1]);
-    const float g = activate<kValue, Number>(z.of[2]), o = activate<kGate, Number>(z.of[3]);
-    const float c = f * c_[tile] + i * g;
-    const float h = o * activate<kValue, Number>(c);
+    Gate i, f, o;
+    three_gates<kGate, Number>(z, i, f, o);
+    const Gate g = gate<kValue, Number>(z.of[2]);
+    const float c = f.value * c_[tile] + i.value * g.value;
+    const float h = o.value * activate<kValue, Number>(c);
     bool live = true;
     if constexpr (P::kMasked) {
       unsigned char mask[1];
@@ -281,10 +282,10 @@ class ForwardBlock {
       }
       narrow(output_[tile], shared_.output[next][panel][place]);
     }
-    narrow(kept<kGate>(z.of[0], i), gates_[tile].of[0]);
-    narrow(kept<kGate>(z.of[1], f), gates_[tile].of[1]);
-    narrow(kept<kValue>(z.of[2], g), gates_[tile].of[2]);
-    narrow(kept<kGate>(z.of[3], o), gates_[tile].of[3]);
+    narrow(i.kept, gates_[tile].of[0]);
+    narrow(f.kept, gates_[tile].of[1]);
+    narrow(g.kept, gates_[tile].of[2]);
+    narrow(o.kept, gates_[tile].of[3]);
   }
 
   // Writes what backward needs of a step.

@@ -16,7 +16,7 @@ _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 # Of a thread block on sm_90: what CUDA calls the opt-in limit.
 SHARED_BYTES = 232_448
-ROWS = (8, 16, 32)
+ROWS = (8, 16, 24, 32, 40)
 # Bytes of a number, and the numbers that it is split into for the matrix units.
 NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
 # A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, a thread.
@@ -75,7 +75,7 @@ class Variant:
         number: The type of weights, inputs, outputs and h: "bfloat16", "float16", "float32", or "tf32": float32, of
             which products take the first 19 bits; c and all sums are float32.
         units: H, as `padded_units` rounds it up.
-        rows: Rows of the batch that a cluster computes: 8, 16 or 32.
+        rows: Rows of the batch that a cluster computes: one of `ROWS`.
         activation: One of `spec.ACTIVATIONS`.
         recurrent_activation: One of them.
         masked: Whether there is a mask.
