@@ -188,4 +188,7 @@ NB_MODULE(_core, module) {
   module.def(
       "xla_launch_on_host", [] { return nb::capsule(cellerate::xla_launch_on_host()); },
       "The same for a launcher that runs on the CPU.");
+  module.def("xla_register_kernel", &cellerate::xla_register_kernel, nb::arg("key"), nb::arg("launcher"),
+             nb::arg("function"),
+             "Makes a kernel known to them under a key: the addresses of the launcher and of the kernel.");
 }

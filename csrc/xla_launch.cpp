@@ -2,7 +2,14 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -21,6 +28,41 @@ struct LaunchConfig {
 };
 using Launcher = int (*)(const LaunchConfig*, void* function, void** arguments, void** extra);
 
+struct Kernel {
+  Launcher launcher;
+  void* function;
+};
+
+// Looks strings up without a copy.
+struct Hash {
+  using is_transparent = void;
+  size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
+};
+
+// The kernels of this process. Python adds to them while XLA's threads look them up.
+class Kernels {
+ public:
+  void add(const std::string& key, Kernel kernel) {
+    const std::unique_lock lock(mutex_);
+    kernels_.insert_or_assign(key, kernel);
+  }
+  std::optional<Kernel> find(std::string_view key) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = kernels_.find(key);
+    return found == kernels_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<std::string, Kernel, Hash, std::equal_to<>> kernels_;
+};
+
+Kernels& kernels() {
+  // Never destroyed: XLA's threads may outlast what the end of the process destroys.
+  static auto* all = new Kernels;
+  return *all;
+}
+
 void* address_of(const ffi::RemainingArgs& arguments, const ffi::RemainingRets& results, size_t n) {
   if (n < arguments.size()) {
     const auto found = arguments.get<ffi::AnyBuffer>(n);
@@ -33,8 +75,16 @@ void* address_of(const ffi::RemainingArgs& arguments, const ffi::RemainingRets& 
 }
 
 ffi::Error launch(void* stream, const ffi::RemainingArgs& arguments, const ffi::RemainingRets& results,
-                  int64_t launcher, int64_t function, int64_t blocks, int64_t threads, int64_t shared,
+                  std::string_view key, int64_t blocks, int64_t threads, int64_t shared,
                   ffi::Span<const int32_t> numbers, ffi::Span<const int64_t> slots) {
+  const std::optional<Kernel> kernel = kernels().find(key);
+  if (!kernel) {
+    return ffi::Error(
+        ffi::ErrorCode::kNotFound,
+        "cellerate: the kernel " + std::string(key) +
+            " is not loaded in this process; a program does not bring its kernels along: call or "
+            "lower the function with JAX here, in place of a program that another process exported");
+  }
   // Numbers first, and addresses from the next multiple of their size on, as a compiler lays them out.
   const size_t first = (numbers.size() * sizeof(int32_t) + sizeof(void*) - 1) / sizeof(void*);
   std::vector<void*> structure(first + slots.size(), nullptr);
@@ -54,17 +104,16 @@ ffi::Error launch(void* stream, const ffi::RemainingArgs& arguments, const ffi::
                             nullptr,
                             0};
   void* only = structure.data();
-  const int code =
-      reinterpret_cast<Launcher>(launcher)(&config, reinterpret_cast<void*>(function), &only, nullptr);
+  const int code = kernel->launcher(&config, kernel->function, &only, nullptr);
   if (code == 0) return ffi::Error::Success();
   return ffi::Error::Internal("cellerate: the CUDA driver did not start a kernel, and says " +
                               std::to_string(code));
 }
 
-ffi::Error launch_on_host(ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t launcher,
-                          int64_t function, int64_t blocks, int64_t threads, int64_t shared,
-                          ffi::Span<const int32_t> numbers, ffi::Span<const int64_t> slots) {
-  return launch(nullptr, arguments, results, launcher, function, blocks, threads, shared, numbers, slots);
+ffi::Error launch_on_host(ffi::RemainingArgs arguments, ffi::RemainingRets results, std::string_view key,
+                          int64_t blocks, int64_t threads, int64_t shared, ffi::Span<const int32_t> numbers,
+                          ffi::Span<const int64_t> slots) {
+  return launch(nullptr, arguments, results, key, blocks, threads, shared, numbers, slots);
 }
 
 template <class Bound>
@@ -72,8 +121,7 @@ auto with_attributes(Bound bound) {
   return std::move(bound)
       .RemainingArgs()
       .RemainingRets()
-      .template Attr<int64_t>("launcher")
-      .template Attr<int64_t>("function")
+      .template Attr<std::string_view>("kernel")
       .template Attr<int64_t>("blocks")
       .template Attr<int64_t>("threads")
       .template Attr<int64_t>("shared")
@@ -81,10 +129,16 @@ auto with_attributes(Bound bound) {
       .template Attr<ffi::Span<const int64_t>>("slots");
 }
 
-XLA_FFI_DEFINE_HANDLER(kLaunch, launch, with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()));
+// A call does nothing but start that one kernel, so XLA may record it into a CUDA graph.
+XLA_FFI_DEFINE_HANDLER(kLaunch, launch, with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()),
+                       {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kLaunchOnHost, launch_on_host, with_attributes(ffi::Ffi::Bind()));
 
 }  // namespace
+
+void xla_register_kernel(const std::string& key, uintptr_t launcher, uintptr_t function) {
+  kernels().add(key, {reinterpret_cast<Launcher>(launcher), reinterpret_cast<void*>(function)});
+}
 
 void* xla_launch() { return reinterpret_cast<void*>(kLaunch); }
 void* xla_launch_on_host() { return reinterpret_cast<void*>(kLaunchOnHost); }

@@ -6,6 +6,7 @@ device.
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cellerate.kernels import cpu
-from cellerate.kernels.cuda import choice, launch, plan
+from cellerate.kernels.cuda import build, choice, launch, plan
 from cellerate.kernels.spec import LstmOptions
 
 Arrays = Mapping[str, Any]
@@ -57,7 +58,12 @@ class Call:
         found = self.given.get(name)
         return jnp.flip(found, 1) if found is not None and self.options.go_backwards else found
 
-    def variant(self, direction: plan.Direction, device: int = 0) -> plan.Variant:
+    @functools.cached_property
+    def device(self) -> int:
+        """The number of the GPU that it runs on."""
+        return gpu_number(*self.given.values())
+
+    def variant(self, direction: plan.Direction) -> plan.Variant:
         """The kernel for it."""
         return choice.variant_of(
             direction,
@@ -66,7 +72,7 @@ class Call:
             self.options,
             masked="mask" in self.given,
             dropped="recurrent_dropout" in self.given,
-            device=device,
+            device=self.device,
         )
 
 
@@ -77,6 +83,30 @@ def number_name(dtype: Any) -> str:
 
 def _tf32() -> bool:
     return jax.config.jax_default_matmul_precision in ("tensorfloat32", "TF32_TF32_F32")
+
+
+def gpu(*arrays: Any) -> Any:
+    """The GPU that JAX runs a computation of these arrays on, a `jax.Device`; None without one.
+
+    That is where an array was put by name (`jax.device_put`), else the default device: JAX moves other arrays there,
+    and what is traced has no place yet.
+    """
+    for array in arrays:
+        if not isinstance(array, jax.core.Tracer) and getattr(array, "committed", False):
+            found = [each for each in array.devices() if each.platform == "gpu"]
+            if found:
+                # The GPUs that share an array are of one kind, and have one kernel.
+                return min(found, key=lambda each: each.local_hardware_id)
+    default = jax.config.jax_default_device
+    # It may be the name of a platform, too.
+    devices = jax.local_devices() if default is None or isinstance(default, str) else [default]
+    return next((each for each in devices if each.platform == "gpu"), None)
+
+
+def gpu_number(*arrays: Any) -> int:
+    """CUDA's number of that GPU; 0 without one. JAX's first GPU need not be CUDA's: a process may be given another."""
+    found = gpu(*arrays)
+    return 0 if found is None else found.local_hardware_id
 
 
 @functools.cache
@@ -198,15 +228,13 @@ def _run(
     places = {name: n for n, name in enumerate((*there, *wanted))}
     numbers |= launch.numbers_of(call.shape, call.options)
     names = [field[0] for field in structure._fields_]
-    launcher, function = launch.handles(variant, 0)
     results = jax.ffi.ffi_call(
         _TARGET,
         [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in wanted.values()],
         vmap_method="sequential",
     )(
         *there.values(),
-        launcher=np.int64(launcher),
-        function=np.int64(function),
+        kernel=_loaded(variant, call.device),
         blocks=np.int64(plan.clusters(variant.rows, call.shape[0]) * variant.blocks),
         threads=np.int64(variant.threads),
         shared=np.int64(variant.shared_bytes),
@@ -214,6 +242,22 @@ def _run(
         slots=np.array([places.get(name, -1) for name in names if name not in numbers], np.int64),
     )
     return dict(zip(wanted, results, strict=True))
+
+
+def _loaded(variant: plan.Variant, device: int) -> str:
+    """Loads a kernel; the key by which programs name it, which is the same in every process.
+
+    An address in its place would make a program another one in each process, and what JAX compiled is kept on disk.
+    """
+    key = _key(variant, launch.gpu_name(device))
+    cpu.core().xla_register_kernel(key, *launch.handles(variant, device))
+    return key
+
+
+@functools.lru_cache(maxsize=1024)
+def _key(variant: plan.Variant, gpu: str) -> str:
+    digest = hashlib.sha256(f"{gpu}\n{build.source(variant)}".encode()).hexdigest()
+    return f"{build.kernel_name(variant)}-{variant.number}-{variant.units}-{digest[:16]}"
 
 
 def _gates_last(weights: Any, units: int) -> Any:
@@ -261,8 +305,7 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
     batch, steps, units = call.shape
     given = call.given
     if "ids" in given:
-        d_table = jnp.zeros((given["embeddings"].shape[0], 4 * units), jnp.float32)
-        d_table = d_table.at[call.walked("ids").reshape(-1)].add(d.astype(jnp.float32))
+        d_table = _d_table(call.walked("ids").reshape(-1), d, given["embeddings"].shape[0])
         kernel = _gates_last(given["kernel"], units)
         return {
             "embeddings": _product(d_table, kernel.T),
@@ -285,3 +328,12 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
         found["kernel"] = jnp.concatenate(parts, 1)
     found["x"] = jnp.flip(d_x, 1) if call.options.go_backwards else d_x
     return found
+
+
+def _d_table(ids: Any, d: Any, count: int) -> Any:
+    """The gradient of the table (V, 4H) of embeddings·kernel: the sum of d (B·T, 4H) over the places of each id."""
+    if count <= choice.MOST_ONES:
+        ones = ids == jnp.arange(count)[:, None]
+        return _product(ones.astype(d.dtype), d)
+    d_table = jnp.zeros((count, d.shape[1]), jnp.float32)
+    return d_table.at[ids].add(d.astype(jnp.float32))

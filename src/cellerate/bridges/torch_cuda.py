@@ -12,9 +12,6 @@ from cellerate.kernels.cuda import choice, launch, plan
 from cellerate.kernels.spec import LstmOptions
 
 Tensors = Mapping[str, torch.Tensor | None]
-# Up to so many rows the gradient of a table is a product with the ids as ones and zeros; beyond, rows are added one
-# by one, in an order that differs from run to run.
-_MOST_ONES = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +346,7 @@ def _d_table(call: Call, d: torch.Tensor) -> dict[str, torch.Tensor]:
     assert ids is not None  # noqa: S101 (who calls has looked)
     rows = ids.flatten().long()
     count = embeddings.shape[0]
-    if count <= _MOST_ONES:
+    if count <= choice.MOST_ONES:
         ones = rows.unsqueeze(0) == torch.arange(count, device=rows.device).unsqueeze(1)
         d_table = _product(ones.to(d.dtype), d)
     else:

@@ -10,6 +10,10 @@ from cellerate.kernels.cuda import launch, plan, trials
 from cellerate.kernels.cuda.plan import Direction, Variant
 from cellerate.kernels.spec import LstmOptions
 
+MOST_ONES = 1024
+"""Up to so many rows the gradient of a table is a product with the ids as ones and zeros; beyond, rows are added one by
+one, in an order that differs from run to run."""
+
 
 def variant_of(
     direction: Direction,
