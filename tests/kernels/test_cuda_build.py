@@ -1,9 +1,12 @@
 """The CUDA kernels without a GPU: what is planned, and that NVIDIA's compiler takes each of them."""
 
 import dataclasses
+import importlib
 import itertools
 import re
 import sys
+import tomllib
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from cellerate.kernels import reference
 from cellerate.kernels.cuda import build
 from cellerate.kernels.cuda.plan import (
     MOST_UNITS,
+    ROWS,
     SHARED_BYTES,
     Variant,
     choose,
@@ -120,6 +124,14 @@ def test_every_activation_and_its_derivative_equal_the_oracle(name):
     np.testing.assert_allclose(derivatives, expected.derivative(x.astype(np.float64)), rtol=1e-5, atol=1e-5)
 
 
+def test_slope_of_tanh_of_a_large_cell_is_exact_in_short_storage_too():
+    c = np.concatenate([np.linspace(-9, 9, 997), [0, 1e-4, -1e-4]]).astype(np.float32)
+    values, slopes = emulated_gpu.tanh_of_cell(c)
+    exact = np.tanh(c.astype(np.float64))
+    np.testing.assert_allclose(values, exact, rtol=1e-3)
+    np.testing.assert_allclose(slopes, 1 / np.cosh(c.astype(np.float64)) ** 2, rtol=1e-5)
+
+
 def test_what_was_compiled_is_kept_on_disk_and_known_by_its_source():
     first = build.build(PLAIN, "sm_90a").code
     (entry,) = [path for path in (cache_dir() / "cuda").rglob("*") if path.is_file()]
@@ -146,6 +158,49 @@ def test_no_compiler_is_an_error_that_says_what_to_install(monkeypatch):
         build.build(PLAIN, "sm_90a")
 
 
+@pytest.mark.parametrize("version", ["0.3.2", "0.7.0", "0.10.0.dev3+g1a2b"])
+def test_cuda_core_that_is_too_old_is_missing_and_the_reason_says_what_to_install(monkeypatch, version):
+    monkeypatch.setattr(build, "package_version", {"cuda-core": version}.get)
+    # Where those of its modules are that the kernels use makes no difference.
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    reason = build.missing.__wrapped__()
+    assert reason.startswith(f"cuda-core {version} is installed; the kernels need 1.0 or later: pip install")
+    assert reason.endswith("'cellerate[cuda]'")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.0.0rc1", "1.2.2", "2.0.dev1", "10.1"])
+def test_cuda_core_of_the_first_version_that_is_enough_or_later_is_taken(monkeypatch, version):
+    monkeypatch.setattr(build, "package_version", {"cuda-core": version}.get)
+    assert build.missing.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("version", "called"), [(None, "a cuda-core without a version"), ("unknown", "cuda-core unknown")]
+)
+def test_cuda_core_whose_version_cannot_be_read_is_judged_by_what_it_has(monkeypatch, version, called):
+    monkeypatch.setattr(build, "package_version", {"cuda-core": version}.get)
+    assert build.missing.__wrapped__() is None
+    utils = importlib.import_module("cuda.core.utils")
+    # An older one has the module without the cache, and one older still has neither.
+    for has in (types.ModuleType("cuda.core.utils"), None):
+        monkeypatch.setitem(sys.modules, "cuda.core.utils", has)
+        assert build.missing.__wrapped__().startswith(f"{called} is installed; the kernels need 1.0 or later")
+    monkeypatch.setitem(sys.modules, "cuda.core.utils", utils)
+    assert build.missing.__wrapped__() is None
+
+
+def test_cuda_core_that_the_package_asks_for_is_the_one_that_is_needed():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    needed = f"cuda-core>={build.CUDA_CORE[0]}.{build.CUDA_CORE[1]}"
+    assert needed in project["project"]["optional-dependencies"]["cuda"]
+
+
+def test_cuda_core_that_is_not_there_is_missing(monkeypatch):
+    monkeypatch.setattr(build, "package_version", lambda name: None)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    assert "not installed (import of cuda.core halted" in build.missing.__wrapped__()
+
+
 def test_architecture_without_clusters_is_refused_in_words():
     with pytest.raises(BackendError, match="could not be compiled"):
         build.build(PLAIN, "sm_80")
@@ -158,7 +213,7 @@ def test_architecture_without_clusters_is_refused_in_words():
         ({"units": 500}, "multiple of 32"),
         ({"units": 544}, "one of 64"),
         ({"units": 1088}, "at most 1024"),
-        ({"rows": 12}, "expected one of 8, 16, 32"),
+        ({"rows": 12}, "expected one of 8, 16, 24, 32, 40"),
         ({"activation": "maxout"}, "'maxout' is none"),
     ],
 )
@@ -177,22 +232,22 @@ def test_units_are_padded_to_whole_blocks(units, padded):
 def test_rows_are_those_whose_memory_a_block_has():
     dropped = Variant("forward", "bfloat16", 1024, 8, dropped=True)
     assert [one.rows for one in fitting(dropped)] == [8, 16]
-    assert [one.rows for one in fitting(PLAIN)] == [8, 16, 32]
+    assert [one.rows for one in fitting(PLAIN)] == [8, 16, 24, 32, 40]
     large = Variant("backward", "bfloat16", 1024, 8)
     assert [one.rows for one in fitting(large)] == [8, 16]
     assert all(one.shared_bytes <= SHARED_BYTES for one in fitting(dropped) + fitting(PLAIN) + fitting(large))
     # There is memory for 32 rows, but there are too few registers.
     smaller = dataclasses.replace(large, units=768)
-    assert [one.rows for one in fitting(smaller)] == [8, 16]
+    assert [one.rows for one in fitting(smaller)] == [8, 16, 24]
     assert dataclasses.replace(smaller, rows=32).shared_bytes <= SHARED_BYTES
 
 
 def test_weights_lie_as_near_as_there_is_room():
     assert dataclasses.astuple(PLAIN.tiers) == (32, 0, 0)
-    for rows in (8, 16, 32):
+    for rows in ROWS:
         variant = Variant("forward", "bfloat16", 1024, rows)
         tiers = variant.tiers
-        assert 12 <= tiers.registers <= 16
+        assert 9 <= tiers.registers <= 16
         # Another product of 512 threads would not fit.
         assert variant.shared_bytes + 16 * 512 > SHARED_BYTES
         assert tiers.registers + tiers.shared + tiers.streamed == 64
@@ -200,7 +255,10 @@ def test_weights_lie_as_near_as_there_is_room():
 
 @pytest.mark.parametrize(
     ("batch", "rows"),
-    [(1, 8), (56, 8), (57, 16), (112, 16), (113, 32), (224, 32), (225, 32), (448, 32), (449, 32)],
+    [
+        *((1, 8), (56, 8), (57, 16), (112, 16), (113, 24), (128, 24), (168, 24), (169, 32), (224, 32)),
+        *((225, 40), (256, 40), (280, 40), (281, 24), (448, 32), (449, 40), (560, 40), (561, 32)),
+    ],
 )
 def test_fewest_waves_and_of_those_the_fewest_rows_are_chosen(batch, rows):
     chosen = choose(PLAIN, batch, lambda variant: 7, lambda variant: 1.0)

@@ -9,6 +9,7 @@ import re
 from importlib import resources
 from typing import Any
 
+from cellerate.environment import package_version
 from cellerate.errors import BackendError
 from cellerate.files import cache_dir
 from cellerate.kernels.cuda.generation import ROW_BYTES, Generator
@@ -18,6 +19,9 @@ from cellerate.kernels.spec import ACTIVATIONS
 Kernel = Variant | Generator
 """What a kernel is compiled for."""
 
+CUDA_CORE = (1, 0)
+"""The first cuda-core that keeps compiled programs; the extra `cuda` in pyproject.toml asks for the same."""
+
 _CACHE_BYTES = 256 << 20
 _NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
@@ -26,13 +30,31 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 @functools.cache
 def missing() -> str | None:
     """Why kernels cannot be compiled here, or None if they can."""
+    install = "pip install --upgrade 'cellerate[cuda]'"
+    version = package_version("cuda-core")
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    new_enough = (int(numbers[1]), int(numbers[2])) >= CUDA_CORE if numbers else None
+    # Of one that is too old the modules are elsewhere; it must not be told that there is none.
+    if new_enough is not False:
+        try:
+            importlib.import_module("cuda.core")
+            importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
+        # Without the library behind it the bindings raise errors of their own.
+        except (ImportError, RuntimeError) as error:
+            return f"NVIDIA's compiler for Python is not installed ({error}): {install}"
+        # What says no version that can be read is asked for what its versions differ in.
+        if new_enough or _keeps_programs():
+            return None
+    found = f"cuda-core {version}" if version else "a cuda-core without a version"
+    return f"{found} is installed; the kernels need {CUDA_CORE[0]}.{CUDA_CORE[1]} or later: {install}"
+
+
+def _keeps_programs() -> bool:
+    """Whether this cuda-core has what `_cache` takes."""
     try:
-        importlib.import_module("cuda.core")
-        importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    # Without the library behind it the bindings raise errors of their own.
-    except (ImportError, RuntimeError) as error:
-        return f"NVIDIA's compiler for Python is not installed ({error}): pip install 'cellerate[cuda]'"
-    return None
+        return hasattr(importlib.import_module("cuda.core.utils"), "FileStreamProgramCache")
+    except ImportError:
+        return False
 
 
 def kernel_name(kernel: Kernel) -> str:
