@@ -168,6 +168,42 @@ def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_p
 
 
 @pytest.mark.parametrize("suffix", ["keras", "cell"])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["-t", "0.8"], "--temperature"),  # the default, but said
+        (["--top-k", "3"], "--top-k"),
+        (["--top-p", "0.9"], "--top-p"),
+        (["--min-p", "0.1", "--implementation", "cellerate-cpu"], "--min-p"),
+        (["--repetition-penalty", "1.1"], "--repetition-penalty"),
+        (["--seed", "1", "--temperature", "1"], "--temperature and --seed"),
+    ],
+)
+def test_generate_with_beams_and_what_says_how_to_draw_is_refused(
+    cellerate, made, tmp_path, suffix, words, named
+):
+    cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
+    model = made / "text.keras" if suffix == "keras" else tmp_path / "t.cell"
+    code, out, err = cellerate("generate", model, "the ", "--beams", "2", *words)
+    assert (code, out) == (2, "")
+    assert f"would ignore {named}." in one_error(err)
+
+
+def test_generate_with_beams_takes_a_configuration_file_that_says_how_to_draw(cellerate, made, tmp_path):
+    (tmp_path / "c.toml").write_text("seed = 3\n[generate]\ntemperature = 0.5\n")
+    words = ["generate", made / "text.keras", "the ", "-n", "12", "--beams", "2"]
+    assert cellerate(*words, "--config", tmp_path / "c.toml") == cellerate(*words)
+
+
+def test_generate_with_beams_on_a_gpu_that_is_not_there_is_refused(cellerate, made, monkeypatch):
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is none")
+    words = ["--beams", "2", "--implementation", "cellerate-cuda"]
+    code, out, err = cellerate("generate", made / "text.keras", "the ", *words)
+    assert (code, out) == (5, "")
+    assert "there is none" in one_error(err)
+
+
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
 def test_generate_leaves_unknown_characters_out_where_asked(cellerate, made, tmp_path, suffix):
     cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell")
     model = made / "text.keras" if suffix == "keras" else tmp_path / "t.cell"
@@ -205,6 +241,9 @@ def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, celler
         (["the", "--seed", "-1"], 2, "seed"),
         (["the", "-n", "-1"], 2, "max_tokens"),
         (["the", "--implementation", "keras"], 2, "--implementation"),
+        (["the", "--implementation", "cellerate-cuda"], 2, "--device cuda"),
+        (["the", "--implementation", "cellerate-cpu", "--device", "cuda"], 2, "--device cpu"),
+        (["the", "--implementation", "cellerate-cuda", "--beams", "2"], 2, "--device cuda"),
         (["the", "--device", "gpu"], 2, "'cuda:N'"),
     ],
 )
@@ -425,7 +464,7 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
         (["generate", "{made}/text.keras", "the", "-t", "-1"], 2, "temperature"),
         (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "top_k"),
         (["generate", "{made}/text.keras", "the", "--min-p", "2"], 2, "min_p"),
-        (["generate", "{made}/text.keras", "the", "--device", "cuda"], 2, "is not packed"),
+        (["generate", "{made}/text.keras", "the", "--device", "cuda"], 2, "--implementation cellerate-cuda"),
         (["generate", "{made}/text.keras", "the", "--repetition-penalty", "0"], 2, "repetition_penalty"),
         (["generate", "{made}/series.keras", "the", "--implementation", "keras"], 4, "holds a series model"),
         (["generate", "{made}/series.keras", "the"], 4, "holds a series model"),

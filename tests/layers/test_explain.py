@@ -424,6 +424,34 @@ def test_explain_for_another_backend_says_what_would_run_there(other: str) -> No
     assert ("mask" in [c.name for c in masked.changes]) is (other != "jax")
 
 
+@pytest.mark.parametrize("other", [name for name in BACKENDS if name != BACKEND])
+def test_explain_of_an_accelerated_model_for_another_backend_says_nothing_of_the_one_that_runs(
+    other: str,
+) -> None:
+    inputs = keras.Input((T, F))
+    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(inputs)
+    model = keras.Model(inputs, layers.LSTM(4)(x))
+    plain = explain(model, backend=other)
+    explanation = explain(accelerate(model), backend=other)
+    assert explanation == plain
+    assert f"{BACKEND} computes on" not in str(explanation)
+    for report in explanation.layers[1:]:
+        assert (report.implementation, report.kernel != "custom", report.target) == ("keras", True, None)
+        unknown = report.conditions[0]
+        assert (unknown.name, unknown.holds) == ("accelerated", None)
+        assert f"where {other} runs" in unknown.found and f"KERAS_BACKEND={other}" in unknown.fix
+        assert unknown not in report.changes
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own path is cuDNN")
+def test_explain_of_a_model_accelerated_on_a_gpu_for_another_backend_is_that_of_a_plain_model() -> None:
+    model = model_of(layers.Bidirectional(layers.LSTM(4)))
+    others = [name for name in BACKENDS if name != BACKEND]
+    plain = [explain(model, backend=other) for other in others]
+    assert [explain(accelerate(model), backend=other) for other in others] == plain
+
+
 def test_explanation_text_and_dict_say_the_same() -> None:
     inputs = keras.Input((None, F))
     x = layers.LSTM(4, return_sequences=True, recurrent_dropout=0.5, name="slow")(inputs)

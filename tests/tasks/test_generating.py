@@ -371,8 +371,19 @@ def test_text_written_on_a_gpu_is_that_of_the_native_engine(monkeypatch):
 def test_gpu_that_is_demanded_and_not_there_or_cannot_run_the_model_is_refused(monkeypatch):
     with pytest.raises(BackendError, match="cuda"):
         generate_text(text_model(), "ab", implementation="cellerate-cuda")
-    with pytest.raises(ConfigError, match="loaded for the CPU"):
-        generate_text(packed(made(), RECORD), "ab", implementation="cellerate-cuda")
     emulated_gpu.replace_driver(monkeypatch)
     with pytest.raises(ModelError, match="layer_norm"):
         generate_text(text_model(), "ab", implementation="cellerate-cuda")
+
+
+def test_implementation_that_a_packed_model_does_not_run_where_it_was_loaded_is_refused(
+    path, tmp_path, monkeypatch
+):
+    emulated_gpu.replace_driver(monkeypatch)
+    cellerate.pack(path, tmp_path / "m.cell")
+    on_gpu, on_cpu = (cellerate.load(tmp_path / "m.cell", device=device) for device in ("cuda:0", "cpu"))
+    with pytest.raises(ConfigError, match=r"'cellerate-cpu', .* is on device 'cuda:0': .*device='cpu'"):
+        generate(on_gpu, "abc", implementation="cellerate-cpu")
+    for model in (on_cpu, tmp_path / "m.cell"):
+        with pytest.raises(ConfigError, match=r"'cellerate-cuda', .* is on device 'cpu': .*device='cuda'"):
+            generate(model, "abc", implementation="cellerate-cuda")

@@ -13,8 +13,12 @@ from cellerate.cli.output import emit_json, show
 from cellerate.errors import ConfigError
 from cellerate.training.settings import Implementation
 
+# What says how an id is drawn.
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
 
 def generate(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model of `train text`, or packed.", show_default=False)],
     prompt: Annotated[str, typer.Argument(help="What to continue.", show_default=False)],
     max_tokens: Annotated[
@@ -56,7 +60,8 @@ def generate(
     implementation: Annotated[
         Implementation,
         typer.Option(
-            help="Who computes: cellerate-cpu, the native engine; keras, step by step; auto, the first that can."
+            help="Who computes: cellerate-cpu, the native engine; cellerate-cuda, the same on an NVIDIA GPU (of a "
+            "packed model with --device cuda); keras, step by step; auto, the first that can."
         ),
     ] = "auto",
     device: Device = "cpu",
@@ -85,17 +90,20 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
+    if beams is not None:
+        _check_search(context, implementation)
     opened: Any
     if model.suffix == ".cell":
+        from cellerate.runtime.device import check_implementation
         from cellerate.runtime.packed import load
 
-        if implementation == "keras":
-            raise ConfigError(f"{model} is packed and has no Keras layers: leave --implementation keras out.")
+        check_implementation(implementation, device)
         opened = load(model, device=device)
     else:
         if device != "cpu":
             raise ConfigError(
-                f"{model} is not packed, and runs where its backend does: leave --device out, or pack it."
+                f"{model} is not packed, and --device is for a packed model: give --implementation cellerate-cuda to "
+                "generate on a GPU, or pack it."
             )
         start_backend(backend)
         from cellerate.tasks.text import load_text_model
@@ -125,15 +133,29 @@ def generate(
     show("\n")
 
 
+def _check_search(context: typer.Context, implementation: Implementation) -> None:
+    """Raises `ConfigError` for what the command line says beside --beams and a search cannot follow."""
+    if implementation == "keras":
+        raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
+    # A configuration file may say how to draw for other calls; what is said for this one would be ignored.
+    sources = {name: context.get_parameter_source(name) for name in _DRAWING}
+    said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if said:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ConfigError(
+            f"--beams draws nothing: it searches the likeliest continuation, and would ignore {options}. Leave out "
+            "either --beams or what says how to draw."
+        )
+
+
 def _searched(
     opened: Any, prompt: str, beams: int, max_tokens: int, stop: Sequence[str], implementation: Implementation
 ) -> list[str]:
-    """The best continuation that beam search finds, on the native engine."""
-    if implementation == "keras":
-        raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
+    """The best continuation that beam search finds, on the native engine or a GPU."""
     if not hasattr(opened, "beam_search"):
         from cellerate.models.storage import TaskRecord
         from cellerate.tasks.packing import packed
 
-        opened = packed(opened.model, TaskRecord("text", opened.record))
+        device = "cuda" if implementation == "cellerate-cuda" else "cpu"
+        opened = packed(opened.model, TaskRecord("text", opened.record), device=device)
     return [opened.beam_search(prompt, beams=beams, max_tokens=max_tokens, stop=stop)[0].text]

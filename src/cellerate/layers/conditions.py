@@ -106,17 +106,20 @@ def plain_kernel(layer: layers.RNN, here: Platform) -> str:
     return "tf-unrolled" if unrolled else "tf-while"
 
 
-def recurrent(layer: layers.RNN, mask: str | None, here: Platform) -> tuple[str, list[Condition]]:
+def recurrent(
+    layer: layers.RNN, mask: str | None, here: Platform, *, accelerated: bool = False
+) -> tuple[str, list[Condition]]:
     """The kernel of one recurrent layer, and its conditions.
 
     Args:
         layer: Any `keras.layers.RNN`.
         mask: None, `UNKNOWN`, or what makes the mask that reaches it.
         here: The backend and device.
+        accelerated: Whether the layer's inner loop is Cellerate's, and what is asked is what Keras's would be.
     """
     fused = {layers.LSTM: "lstm", layers.GRU: "gru"}
     kind = next((name for cls, name in fused.items() if isinstance(layer, cls)), None)
-    own_loop = _own_inner_loop(layer)
+    own_loop = None if accelerated else _own_inner_loop(layer)
     if own_loop is not None:
         return "custom", [Condition("Keras's inner loop", None, own_loop, matters=False)]
     if kind is None:

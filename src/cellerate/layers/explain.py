@@ -117,7 +117,8 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
         model: Any Keras model; submodels and wrappers are looked into. For a subclassed model, whose graph
             cannot be read, a mask is "unknown until called".
         backend: "tensorflow", "jax" or "torch"; None for the one that runs. Another than that one must be
-            installed, and tells what would change.
+            installed, and what is told is what Keras would run on it; whether Cellerate's kernels would, only
+            `explain` on that backend knows.
 
     Returns:
         The explanation; print it, or take `to_dict()`.
@@ -151,6 +152,9 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
 def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
     """The report of a layer, and after a wrapper's those of the layers in it."""
     layer = found.layer
+    # What `accelerate` put into a layer is for the backend that runs, and says nothing of another.
+    runs = here.backend == keras.backend.backend()
+    ours = implementation_of(layer)
 
     def report(kernel: str, met: list[Condition], wrapper: bool = False) -> LayerReport:
         other = "cudnn" if "cudnn" in kernel else "keras"
@@ -162,7 +166,7 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
 
     if isinstance(layer, layers.Bidirectional):
         kernel, met = conditions.bidirectional(layer, found.mask, here)
-        if keeps_from_cudnn(layer):
+        if runs and keeps_from_cudnn(layer):
             kernel, met = "two-passes", []
         yield report(kernel, met, wrapper=True)
         for inner in (layer.forward_layer, layer.backward_layer):
@@ -173,15 +177,15 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
         yield report(*conditions.time_distributed(layer, found.steps, here), wrapper=True)
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
-    elif (ours := implementation_of(layer)) is not None:
+    elif runs and ours is not None:
         met = [*fused.fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
         yield report(ours, [*met, *_contest(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
-        kernel, met = conditions.recurrent(layer, found.mask, here)
+        kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
         # TensorFlow has no kernels but its own on a GPU.
         ours_too = not here.gpu or here.backend != "tensorflow"
-        if isinstance(layer, layers.LSTM) and here.backend == keras.backend.backend() and ours_too:
-            met = [*_accelerating(layer), *met]
+        if isinstance(layer, layers.LSTM) and ours_too:
+            met = [*(_accelerating(layer) if runs else _elsewhere(here)), *met]
         yield report("cudnn" if in_cudnn else kernel, met)
 
 
@@ -209,6 +213,12 @@ def _accelerating(layer: layers.LSTM) -> list[Condition]:
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
     return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]
+
+
+def _elsewhere(here: Platform) -> list[Condition]:
+    """Of Cellerate's kernels on a backend that does not run: they ask the backend itself."""
+    found = f"Cellerate's kernels are asked where {here.backend} runs"
+    return [Condition("accelerated", None, found, f"KERAS_BACKEND={here.backend}, and explain there")]
 
 
 def _inside(layer: layers.TimeDistributed, found: Found) -> Iterator[Found]:

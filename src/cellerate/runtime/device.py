@@ -25,6 +25,27 @@ def check_device(device: str) -> None:
     check_gpu(number)
 
 
+def check_implementation(implementation: str, device: str) -> None:
+    """Raises `ConfigError` unless a packed model on a device runs what an implementation names.
+
+    Args:
+        implementation: "auto", "cellerate-cpu", "cellerate-cuda" or "keras".
+        device: "cpu", "cuda" or "cuda:N".
+    """
+    if implementation == "keras":
+        raise ConfigError(
+            "implementation is 'keras', but a packed model has no Keras layers: leave the implementation out "
+            "(on the command line --implementation)."
+        )
+    here = "cpu" if _gpu(device) is None else "cuda"
+    wanted = {"cellerate-cpu": "cpu", "cellerate-cuda": "cuda"}.get(implementation, here)
+    if wanted != here:
+        raise ConfigError(
+            f"implementation is {implementation!r}, but the packed model is on device {device!r}: load it with "
+            f"device={wanted!r} (on the command line --device {wanted}), or leave the implementation out."
+        )
+
+
 def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) -> Steps:
     """The model a time step at a time, its weights packed where it computes.
 

@@ -17,6 +17,7 @@ from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.drawing import SamplingRules
 from cellerate.layers.stepper import KerasStepper
 from cellerate.runtime.cell import PRECISIONS
+from cellerate.runtime.device import check_implementation
 from cellerate.runtime.generation import generate_ids
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.runtime.sampling import sampling_rules
@@ -111,7 +112,7 @@ def generate_text(
             NVIDIA GPU. "keras": Keras's own layers, compiled, a step at a time. "auto": the native engine, and Keras
             where the native core is not installed or the model is no chain of an Embedding, LSTMs and layers that the
             core knows between them and the logits (one-hot inputs, branches, other recurrent layers and layers of
-            one's own are not).
+            one's own are not). A packed model runs where it was loaded, and another implementation is refused.
         precision: What the engine keeps matrices and multiplies in: "float32", "bfloat16" or "int8". Another than
             "float32" demands the engine. A packed model has its own.
 
@@ -134,10 +135,7 @@ def generate_text(
             f"precision is {precision!r}, which the native engine has: leave it or implementation='keras' out."
         )
     if isinstance(model, PackedModel):
-        if implementation == "keras":
-            raise ConfigError("a packed model has no Keras layers: leave implementation='keras' out.")
-        if implementation == "cellerate-cuda" and model.device == "cpu":
-            raise ConfigError("the packed model was loaded for the CPU: give load the device 'cuda'.")
+        check_implementation(implementation, model.device)
         if precision not in ("float32", model.precision):
             raise ConfigError(f"precision is {precision!r}, but the packed model is of {model.precision}.")
         return model.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
