@@ -1,11 +1,12 @@
-"""Characters a second that a GPU generates, from Python: `generation(seconds)`, for `gpu_suite.py`.
+"""Characters a second that a GPU generates, from Python: `generation`, a part of the GPU suite.
 
-A module of its own because it needs no framework: the model is made by hand, an embedding 64, one LSTM, and a dense
-layer to 96 characters.
+It needs no framework: the models are made by hand, an embedding 64, one LSTM, and a dense layer to 96 characters.
 """
 
+import functools
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,23 @@ from cellerate.kernels import cpu
 from cellerate.kernels.cuda.stepping import CudaStepModel
 from cellerate.kernels.drawing import Request, SamplingRules
 from cellerate.kernels.stepping import StepModel
+from gpu_journal import Item, LeftOutError
+from gpu_sizes import EMBEDDING, GENERATED_BATCHES, GENERATED_UNITS, V
 
-UNITS = (512, 256)
-BATCHES = (1, 8, 56, 112, 224, 1024, 8192)
-V, EMBEDDING = 96, 64
+PRECISION, SECONDS = "bfloat16", 2.0
 # Of all rows together, and of one.
 CHARACTERS, MOST_STEPS, LEAST_STEPS = 1 << 24, 16384, 512
 CHECKED_STEPS = 200
+
+
+def generation() -> list[Item]:
+    """Speeds of each model and batch; and whether the characters are right."""
+    found = [Item(f"check H{units}", partial(check, units)) for units in GENERATED_UNITS]
+    return found + [
+        Item(f"H{units} B{batch}", partial(measure, units, batch))
+        for units in GENERATED_UNITS
+        for batch in GENERATED_BATCHES
+    ]
 
 
 def chain(units: int) -> list[dict[str, Any]]:
@@ -44,19 +55,28 @@ def chain(units: int) -> list[dict[str, Any]]:
     ]
 
 
+@functools.lru_cache(maxsize=1)
+def model_of(units: int) -> CudaStepModel:
+    """The model on the GPU; items of one model come one after the other."""
+    return CudaStepModel(chain(units), precision=PRECISION)
+
+
 def check(units: int) -> dict[str, Any]:
     """In how many rows the likeliest characters are those of the CPU, in float32."""
+    if reason := cpu.missing():
+        raise LeftOutError(f"there is nothing to compare with: {reason}")
     requests = [Request(CHECKED_STEPS, SamplingRules(temperature=0))] * 3
     found: dict[str, list[np.ndarray]] = {}
     for name, model in (("cpu", StepModel(chain(units))), ("gpu", CudaStepModel(chain(units)))):
         state, logits = model.read(model.initial_state(3), np.array([[1], [2], [3]]))
         found[name] = [one.ids for one in model.generate_rows(state, logits, requests)[0]]
     same = [bool((one == other).all()) for one, other in zip(found["gpu"], found["cpu"], strict=True)]
-    return {"units": units, "rows": 3, "steps": CHECKED_STEPS, "equal_rows": sum(same)}
+    return {"units": units, "rows": 3, "steps": CHECKED_STEPS, "equal_rows": sum(same), "right": all(same)}
 
 
-def measure(model: CudaStepModel, units: int, batch: int, seconds: float) -> dict[str, Any]:
+def measure(units: int, batch: int) -> dict[str, Any]:
     """Characters a second of so many rows, drawn at temperature 1, from the call to its results."""
+    model = model_of(units)
     steps = min(MOST_STEPS, max(LEAST_STEPS, CHARACTERS // batch))
     state, logits = model.read(model.initial_state(batch), np.full((batch, 1), 7))
     requests = [Request(steps, SamplingRules(seed=1, stream=row)) for row in range(batch)]
@@ -69,9 +89,12 @@ def measure(model: CudaStepModel, units: int, batch: int, seconds: float) -> dic
         # The first compiles the kernel and takes the memory.
         if run > 0:
             rates.append(batch * steps / taken)
-        if run > 1 and time.perf_counter() - began > seconds:
+        if run > 1 and time.perf_counter() - began > SECONDS:
             break
     return {
+        "precision": PRECISION,
+        "vocabulary": V,
+        "temperature": 1.0,
         "units": units,
         "batch": batch,
         "steps": steps,
@@ -82,14 +105,3 @@ def measure(model: CudaStepModel, units: int, batch: int, seconds: float) -> dic
         # From before it is started until its results can be read.
         "kernel_us_per_step": 1e6 * model.seconds_a_step,
     }
-
-
-def generation(seconds: float) -> dict[str, Any]:
-    """Checks, then times, within about so many seconds."""
-    # Where the package was not built there is nothing to compare with; tests/kernels hold the kernel against it.
-    checks, runs = [check(units) for units in UNITS] if cpu.missing() is None else [], []
-    each = seconds / (len(UNITS) * len(BATCHES))
-    for units in UNITS:
-        model = CudaStepModel(chain(units), precision="bfloat16")
-        runs += [measure(model, units, batch, each) for batch in BATCHES]
-    return {"precision": "bfloat16", "vocabulary": V, "temperature": 1.0, "checks": checks, "runs": runs}

@@ -1,69 +1,56 @@
-"""Keras models on a GPU through `model.fit`: the character model, and training time against the size of the batch.
+"""Keras models on a GPU through `model.fit`; parts of the GPU suite: `fit`, the character model, and `crossover`.
 
-A module of its own because each contestant is a process with Keras (`lstm.Contestant`), where `gpu_suite` has the
-kernels in its own.
+`crossover` is training time against the size of the batch, what `gpu_chart.py` draws. Each contestant is a process
+with Keras (`lstm.Contestant`).
 """
 
+import contextlib
+import importlib.util
 import itertools
+import os
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from cellerate.files import atomic_write
 from cellerate.measure import as_timing
-from lstm import Contestant, race
+from gpu_goals import losses_apart
+from gpu_journal import Item, LeftOutError, log_tail
+from gpu_sizes import CHART_BATCHES, CHART_UNITS, FIT_BACKENDS, FIT_POLICIES, FIT_UNITS
+from lstm import BATCH, Contestant
 
-BACKEND = "torch"
-# Of the chart: powers of four up to 4096, for layers that cuDNN has and one that it has not.
-BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+# Of the chart: layers that cuDNN has and one that it has not.
 KINDS = ("plain", "relu", "bidirectional")
-CHART_UNITS = 128
+CHART_BACKEND = "torch"
+# Of the curve, and of each of so many turns.
+STEPS, ROUNDS, ROUND_S = 50, 3, 1.5
+# Loading a framework and Keras, compiling, and measuring which implementation is faster.
+_LIMIT_S = 150
+Settings = dict[str, Any]
 
 
-@contextmanager
-def python_text() -> Iterator[Path]:
-    """A file of text that is wherever Python is: some of its library."""
-    with tempfile.TemporaryDirectory() as folder:
-        book = Path(folder) / "book.txt"
-        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
-        text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
-        # As many kinds of characters as English text has.
-        book.write_text("".join(c for c in text if c == "\n" or " " <= c <= "~"), encoding="utf-8")
-        yield book
-
-
-def character_model(book: Path, *, units: int = 512, seconds: float = 10, steps: int = 50) -> dict[str, Any]:
-    """The speed of training in characters/s, Keras's own beside Cellerate's, and their losses step by step."""
-    contestants = [
-        {"backend": BACKEND, "units": units, "implementation": implementation, "policy": policy, "batch": 128}
-        for implementation, policy in (
-            ("keras", "float32"),
-            ("keras", "mixed_bfloat16"),
-            ("auto", "float32"),
-            ("auto", "mixed_bfloat16"),
-        )
+def fit() -> list[Item]:
+    """Each backend and policy an item, the fastest policy first."""
+    _prepare()
+    return [
+        Item(f"{backend} {policy}", partial(character_model, backend, policy), _LIMIT_S)
+        for policy in FIT_POLICIES
+        for backend in FIT_BACKENDS
     ]
-    losses = []
-    for settings in contestants:
-        each = Contestant(book, **settings)
-        losses.append({**settings, "losses": each.steps(steps)})
-        each.close()
-    return {"races": race(book, contestants, seconds=seconds), "losses": losses}
 
 
-def crossover(book: Path, left: Callable[[], float]) -> list[dict[str, Any]]:
-    """Milliseconds of a training step against the batch, on the CPU and the GPU, Keras's own and accelerated.
-
-    Args:
-        book: A text.
-        left: How many seconds there are left; at 0 no further contestant begins.
-    """
-    found: list[dict[str, Any]] = []
+def crossover() -> list[Item]:
+    """A batch of a contestant each: layer by layer, ours and Keras's, on the GPU and the CPU."""
+    _prepare()
+    held = Held()
+    found = []
     for kind, device, implementation in itertools.product(KINDS, ("gpu", "cpu"), ("auto", "keras")):
         settings = {
-            "backend": BACKEND,
+            "backend": CHART_BACKEND,
             "units": CHART_UNITS,
             "implementation": implementation,
             "policy": "float32",
@@ -71,22 +58,137 @@ def crossover(book: Path, left: Callable[[], float]) -> list[dict[str, Any]]:
             "variant": kind,
             "device": device,
         }
-        each = Contestant(book, **settings)
-        try:
-            for batch in BATCHES:
-                if left() <= 0:
-                    return found
-                each.seconds.clear()
-                each.steps(3, timed=False, batch=batch)
-                each.steps(4, batch=batch)
-                # The first times tell whether more are to be had.
-                if sum(each.seconds) < 1:
-                    each.steps(31, batch=batch)
-                found.append({**settings, "batch": batch, **as_timing(each.seconds).summary()})
-                print(found[-1], flush=True)
-                # Four times the batch would take four times as long, which tells nothing new.
-                if found[-1]["median_s"] > 2:
-                    break
-        finally:
-            each.close()
+        name = f"{kind} {device} {implementation}"
+        found += [Item(f"{name} B{n}", partial(held.point, settings, n), _LIMIT_S) for n in CHART_BATCHES]
     return found
+
+
+def _prepare() -> None:
+    if importlib.util.find_spec("keras") is None:
+        raise LeftOutError("keras is not installed")
+    # Several contestants share the GPU, and JAX would take most of its memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def python_text() -> Path:
+    """A file of text that is wherever Python is: some of its library."""
+    book = Path(tempfile.gettempdir()) / "cellerate-python-library.txt"
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
+    text = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
+    with atomic_write(book) as beside:
+        # As many kinds of characters as English text has.
+        beside.write_text("".join(c for c in text if c == "\n" or " " <= c <= "~"), encoding="utf-8")
+    return book
+
+
+def character_model(
+    backend: str, policy: str, *, units: int = FIT_UNITS, batch: int = BATCH
+) -> dict[str, Any]:
+    """The speed of training and the losses step by step, beside Keras's own, which may fail without ours."""
+    if importlib.util.find_spec(backend) is None:
+        raise LeftOutError(f"{backend} is not installed")
+    book = python_text()
+    settings = {"backend": backend, "units": units, "policy": policy, "batch": batch}
+    racers = [_Racer(book, {**settings, "implementation": name}) for name in ("auto", "keras")]
+    try:
+        for racer in racers:
+            racer.begin()
+        for _ in range(ROUNDS):
+            for racer in racers:
+                racer.turn()
+    finally:
+        for racer in racers:
+            racer.close()
+    ours, keras = (racer.record for racer in racers)
+    return {
+        "backend": backend,
+        "policy": policy,
+        "characters_per_s": ours.get("characters_per_s"),
+        "losses_apart": losses_apart(ours, keras),
+        "contestants": [ours, keras],
+        "error": ours.get("error"),
+        "right": bool(np.isfinite(ours.get("losses", np.nan)).all()),
+    }
+
+
+class _Racer:
+    """A contestant of a race, which may fall out of it.
+
+    Attributes:
+        record: What a result file keeps.
+    """
+
+    def __init__(self, book: Path, settings: Settings) -> None:
+        self.record: dict[str, Any] = settings
+        self._contestant = Contestant(book, **settings)
+        self._count = 0
+
+    def begin(self) -> None:
+        """Runs the steps of the curve, and some to learn how long one takes."""
+        self._run(STEPS, timed=False)
+        if "error" not in self.record:
+            self.record = {**self.record, "losses": list(self._contestant.losses)}
+        self._run(4)
+
+    def turn(self) -> None:
+        """Runs as many steps as take a turn."""
+        if self._count == 0 and self._contestant.seconds:
+            self._count = max(3, min(200, round(ROUND_S / as_timing(self._contestant.seconds).median_s)))
+            self._contestant.seconds.clear()
+        self._run(self._count + 1)
+
+    def _run(self, count: int, *, timed: bool = True) -> None:
+        if "error" in self.record:
+            return
+        try:
+            self._contestant.steps(count, timed=timed)
+            if timed:
+                self.record |= self._contestant.record()
+        except (RuntimeError, OSError) as error:
+            self.record = {**self.record, "error": f"{type(error).__name__}: {error}", "log": log_tail()}
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(OSError):
+            self._contestant.close()
+
+
+class Held:
+    """The contestant that is open, for as long as items are of it."""
+
+    def __init__(self) -> None:
+        self._settings: Settings = {}
+        self._contestant: Contestant | None = None
+        self._too_slow = False
+
+    def point(self, settings: Settings, batch: int) -> dict[str, Any]:
+        """Milliseconds of a training step of such a batch."""
+        if settings != self._settings:
+            self._close()
+            self._settings, self._too_slow = settings, False
+        if self._too_slow:
+            raise LeftOutError(
+                "a smaller batch took more than 2 s a step, and so many times more tell nothing new"
+            )
+        if self._contestant is None:
+            self._contestant = Contestant(python_text(), **settings)
+        each = self._contestant
+        try:
+            each.seconds.clear()
+            each.steps(3, timed=False, batch=batch)
+            each.steps(4, batch=batch)
+            # The first times tell whether more are to be had.
+            if sum(each.seconds) < 1:
+                each.steps(31, batch=batch)
+        except (RuntimeError, OSError):
+            self._close()
+            raise
+        found = {**settings, "batch": batch, **as_timing(each.seconds).summary()}
+        self._too_slow = found["median_s"] > 2
+        return found
+
+    def _close(self) -> None:
+        if self._contestant is not None:
+            with contextlib.suppress(OSError):
+                self._contestant.close()
+        self._contestant = None

@@ -1,134 +1,208 @@
-"""Checks and times the GPU kernels: `python benchmarks/gpu_suite.py [--seconds 480]`; one JSON in `results/`.
+"""Checks and times the GPU kernels: `python benchmarks/gpu_suite.py -o FOLDER [--minutes 9]`.
 
-For a machine with an NVIDIA GPU from Hopper on, torch, and this package; one call checks first and gives all figures.
-The parts with Keras models need Keras, too. Ends with 1 if a check fails; whether the goals are reached stands in the
-result. `--only small` is for compute-sanitizer, under which all else would take hours.
+For a machine with an NVIDIA GPU from Hopper on that one has for minutes: whatever fails, hangs or breaks the GPU's
+state loses one item, and whatever ends the run leaves all that was found, in journals and in `gpu-<date>.json`, which
+`--summarise` makes anew from the journals. The parts with Keras models need Keras. Ends with 1 if something failed,
+with 2 if there is no GPU; whether the goals are reached stands in the record.
 """
 
 import argparse
+import contextlib
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import gpu_compile
+import gpu_summary
+import gpu_watch
+from cellerate.environment import processors
+from gpu_device import KERNELS
+from gpu_journal import append, journal
+from gpu_watch import Line, Part
+from records import new_record, write_record
 
-import gpu_checks
-import gpu_generation
-import gpu_layers
-import gpu_timings
-from records import RESULTS, new_record, write_record
+DEVICE = Part("device", "gpu_device", 20, 60)
+PARTS = (
+    Part("compiled", "gpu_compile", 40, 120, workers=processors(), gpu=False),
+    Part("selfcheck", "gpu_device", 10, 60),
+    Part("recurrence", "gpu_timings", 25, 90),
+    Part("checks", "gpu_checks", 45, 120),
+    Part("generation", "gpu_generation", 40, 90),
+    Part("fit", "gpu_layers", 110, 200),
+    Part("sizes", "gpu_timings", 70, 150),
+    Part("variants", "gpu_timings", 20, 60),
+    Part("robustness", "gpu_checks", 15, 60),
+    Part("crossover", "gpu_layers", 60, 600),
+)
+# Under compute-sanitizer all else would take hours.
+SMALL = Part("small", "gpu_checks", 60, 3600)
+# To end what runs and to write the record; of a short run a tenth.
+_ENDING_S = 12.0
+# Hundreds of kernels are compiled: of so many one is told.
+_COMPILED_TOLD = 25
+
+
+def planned(parts: Sequence[Part], seconds: float) -> list[Part]:
+    """Of the parts, the first ones first, those that likely fit into so many seconds."""
+    found: list[Part] = []
+    for part in parts:
+        if sum(one.expected_s for one in [DEVICE, *found, part]) <= seconds:
+            found.append(part)
+    return found
+
+
+def share(part: Part, after: Sequence[Part], left_s: float) -> float:
+    """How long a part may take: what is expected, and up to its most what no part after it is expected to need."""
+    spare = left_s - sum(one.expected_s for one in after)
+    return min(left_s, part.most_s, max(part.expected_s, spare))
 
 
 class Suite:
-    """What was found, part by part.
+    """A run.
 
     Args:
-        seconds: When to begin nothing more.
+        folder: Of the journals and the record.
+        parts: What is to run, in this order.
+        left_out: The names of those that do not fit.
+        seconds: After so many no process runs any more.
 
     Attributes:
-        result: The same.
-        failed: Whether a check failed.
+        record: What was found so far.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-        self.result: dict[str, Any] = {}
-        self.failed = False
+    def __init__(self, folder: Path, parts: Sequence[Part], left_out: Sequence[str], seconds: float) -> None:
+        self._folder, self._parts, self._compiled = folder, parts, 0
+        self._began = time.monotonic()
+        self._end = self._began + seconds
+        expected = {part.name: part.expected_s for part in parts}
+        self.record = new_record("gpu")
+        self.record["plan"] = {"seconds": seconds, "expected_s": expected, "left_out": list(left_out)}
+        told = ", ".join(f"{name} {expected_s:.0f} s" for name, expected_s in expected.items())
+        _say(
+            f"planned for {seconds:.0f} s: {told or 'nothing'}; left out: {', '.join(left_out) or 'nothing'}"
+        )
+        self.write()
 
-    def left(self) -> float:
-        """How many seconds there are."""
-        return self._end - time.monotonic()
+    def run(self) -> bool:
+        """Runs the parts; gives whether there is a GPU, if they need one."""
+        if any(part.gpu for part in self._parts):
+            self._run(DEVICE, self._parts)
+            kernels = [one for one in self.record["result"].get("device", ()) if one["item"] == KERNELS]
+            if not kernels:
+                return False
+            os.environ[gpu_compile.ARCHITECTURE] = kernels[0]["architecture"]
+        for nth, part in enumerate(self._parts):
+            self._run(part, self._parts[nth + 1 :])
+        return True
 
-    def small(self) -> None:
-        """A few short calls."""
-        self._check("small", gpu_checks.small())
+    def _run(self, part: Part, after: Sequence[Part]) -> None:
+        left_s = self._end - time.monotonic()
+        seconds = share(part, after, left_s)
+        if seconds <= 0:
+            file = journal(self._folder, part.module)
+            append(file, part=part.name, event="left out", item=None, reason="there was no time left")
+            return
+        _say(f"== {part.name}, at most {seconds:.0f} s; {left_s:.0f} s are left")
+        gpu_watch.run(part, self._folder, seconds, self._tell)
+        self.write()
 
-    def checks(self) -> None:
-        """Every variant against the oracle."""
-        self._check("checks", gpu_checks.checks())
-
-    def robustness(self) -> None:
-        """NaNs, and a very long sequence."""
-        for name, check in (("poisoned", gpu_checks.poisoned), ("soak", gpu_checks.soak)):
-            found = self.result[name] = check()
-            print(name, found, flush=True)
-            self.failed |= not all(found[key] for key in found if isinstance(found[key], bool))
-
-    def timings(self) -> None:
-        """Beside cuDNN, for at most half of the time."""
-        self._collect("timings", gpu_timings.beside_cudnn_everywhere(), until=self.left() / 2)
-
-    def variants(self) -> None:
-        """Beside the plain layer."""
-        self._collect("variants", gpu_timings.variants())
-
-    def generation(self) -> None:
-        """Characters a second."""
-        found = self.result["generation"] = gpu_generation.generation(min(60.0, self.left()))
-        print(found, flush=True)
-        self.failed |= any(check["equal_rows"] < check["rows"] for check in found["checks"])
-
-    def layers(self) -> None:
-        """Keras models through `fit`."""
-        with gpu_layers.python_text() as book:
-            self.result["character_model"] = gpu_layers.character_model(book)
-            self.result["crossover"] = gpu_layers.crossover(book, self.left)
-
-    def _check(self, name: str, found: Iterator[dict[str, Any]]) -> None:
-        self.result[name] = []
-        for one in found:
-            worst = max(one["errors"].values())
-            right = worst < 1
-            self.failed |= not right
-            print(f"{'ok   ' if right else 'WRONG'} {worst:.2f} of what is allowed: {one}", flush=True)
-            self.result[name].append(one)
-
-    def _collect(self, name: str, found: Iterator[dict[str, Any]], until: float = 0) -> None:
-        self.result[name] = []
-        for one in found:
-            print(one, flush=True)
-            self.result[name].append(one)
-            if self.left() <= until:
+    def _tell(self, line: Line) -> None:
+        if line["part"] == "compiled" and line["event"] == "done":
+            self._compiled += 1
+            if self._compiled % _COMPILED_TOLD:
                 return
+        told = gpu_summary.line_told(line)
+        if told is not None:
+            _say(f"{time.monotonic() - self._began:6.1f} s  {told}")
+
+    def write(self) -> Path:
+        """Writes the record of what there is so far."""
+        head = self.record | {"seconds": time.monotonic() - self._began}
+        self.record = gpu_summary.summarised(self._folder, head)
+        return write_record(self.record, self._folder)
 
 
-PARTS = ("checks", "robustness", "timings", "generation", "variants", "layers")
+def _say(text: str) -> None:
+    # Nobody may be listening any more.
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
-def main() -> int:
-    """Runs the parts, and writes what there is when the time is up or something fails."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=480, help="when to begin no further timing")
-    parser.add_argument("--only", action="append", choices=("small", *PARTS), help="a part; may be repeated")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="the folder of the result")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("torch sees no GPU; `cellerate env` says why")
-    suite, began = Suite(arguments.seconds), time.monotonic()
-    record = new_record("gpu")
-    record["gpu"] = torch.cuda.get_device_name()
-    record["versions"] |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    record["result"] = suite.result
-    for part in arguments.only or PARTS:
-        print(f"== {part}", flush=True)
-        run: Callable[[], None] = getattr(suite, part)
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Has the signals that end a process interrupt it, once: what is written then is not interrupted again."""
+
+    def interrupt(*_: Any) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for one in before:
+            signal.signal(one, interrupt)
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is asked for and prints what came of it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="the folder of the journals and the record, an empty one"
+    )
+    parser.add_argument("--minutes", type=float, default=9.0, help="when everything is written; default: 9")
+    names = [part.name for part in (*PARTS, SMALL)]
+    parser.add_argument("--only", action="append", choices=names, help="a part; may be repeated")
+    parser.add_argument(
+        "--summarise", type=Path, metavar="FOLDER", help="only make the record of journals anew"
+    )
+    given = parser.parse_args(arguments)
+    if given.summarise is not None:
+        record = gpu_summary.summarised(given.summarise)
+        return _ended(record, write_record(record, given.summarise))
+    if given.output is None:
+        parser.error("-o FOLDER is missing: where the journals and the record go")
+    if any(given.output.glob("*.jsonl")):
+        parser.error(f"{given.output} has the journals of another run; -o takes an empty folder")
+    return _run(given.output, given.only, given.minutes * 60)
+
+
+def _run(folder: Path, only: Sequence[str] | None, seconds: float) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds -= min(_ENDING_S, seconds / 10)
+    parts = [part for part in (*PARTS, SMALL) if part.name in only] if only else planned(PARTS, seconds)
+    left_out = [part.name for part in PARTS if part not in parts]
+    there, interrupted = True, False
+    with _interruptible():
+        suite = Suite(folder, parts, left_out, seconds)
         try:
-            if part in ("small", "checks", "robustness") or suite.left() > 0:
-                run()
-        # What one part could not do is written beside what the others did.
-        except Exception as error:
-            suite.failed = True
-            suite.result.setdefault("errors", {})[part] = f"{type(error).__name__}: {error}"
-            print(f"FAILED {part}: {error}", flush=True)
-    suite.result["goals"] = list(gpu_timings.goals(suite.result))
-    for one in suite.result["goals"]:
-        figure = "not measured" if one["figure"] is None else f"{one['figure']:,.2f}"
-        print(f"{'reached' if one['reached'] else 'MISSED '} {one['goal']}: {figure} (goal {one['limit']:,})")
-    record["seconds"] = time.monotonic() - began
-    print(f"written: {write_record(record, arguments.output)}")
-    return int(suite.failed)
+            there = suite.run()
+        except KeyboardInterrupt:
+            interrupted = suite.record["interrupted"] = True
+        path = suite.write()
+        code = _ended(suite.record, path)
+    if not there:
+        why = [error["message"] for _, error in gpu_summary.failures(suite.record)]
+        _say(f"there is no GPU that the kernels run on: {why[0] if why else 'it did not answer'}")
+        return 2
+    return 130 if interrupted else code
+
+
+def _ended(record: gpu_summary.Record, path: Path) -> int:
+    """Prints a record; gives what the program ends with."""
+    for line in gpu_summary.told(record):
+        _say(line)
+    _say(f"written: {path}")
+    return int(any(gpu_summary.failures(record)))
 
 
 if __name__ == "__main__":

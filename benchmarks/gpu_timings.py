@@ -1,23 +1,165 @@
-"""How fast the GPU kernels are, beside cuDNN in the same run, and which of the goals that reaches.
+"""How fast the GPU kernels are, beside cuDNN in the same run.
 
-A module of its own because it is fast or slow, where `gpu_checks` is right or wrong.
+Parts of the GPU suite: `recurrence`, `sizes`, `variants`. Works are timed in turn, as CUDA graphs: what the GPU takes,
+without the Python that starts it.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+import gpu_sizes
 from cellerate.bridges import torch_cuda
-from gpu_checks import VARIANTS, arrays, call_of
+from cellerate.kernels.cuda import trials
+from cellerate.kernels.spec import LstmOptions
+from gpu_goals import BOTH
+from gpu_journal import Item
+from gpu_sizes import STEPS
 
-STEPS = 100
-UNITS, BATCHES = (512, 256, 128, 1024), (112, 224, 16, 64, 256, 1024)
-# Of the layer whose variants are compared: units and batch.
-COMPARED = (512, 112)
 Work = Callable[[], Any]
+
+
+def recurrence() -> list[Item]:
+    """The size of which most is asked, beside cuDNN in both narrow types."""
+    return _items([("bfloat16", gpu_sizes.FIRST_UNITS, batch) for batch in gpu_sizes.FIRST_BATCHES])
+
+
+def sizes() -> list[Item]:
+    """The others, bfloat16 first: that is what most of the goals are of."""
+    return _items(
+        [
+            (number, units, batch)
+            for number in ("bfloat16", "float32", "float16")
+            for units in gpu_sizes.TIMED_UNITS
+            for batch in gpu_sizes.TIMED_BATCHES
+            if number != "bfloat16" or units != gpu_sizes.FIRST_UNITS or batch not in gpu_sizes.FIRST_BATCHES
+        ]
+    )
+
+
+def variants() -> list[Item]:
+    """Variants of the layer, forward and backward, beside the plain one in the same run."""
+    return [
+        Item(f"{number} {name}", partial(beside_plain, number, name))
+        for number in gpu_sizes.VARIED_NUMBERS
+        for name in gpu_sizes.TIMED_VARIANTS
+    ]
+
+
+def _items(every: list[tuple[str, int, int]]) -> list[Item]:
+    """Each size beside cuDNN, and after all of them each kernel alone: a profiler slows down what comes after it."""
+    names = [f"{number} H{units} B{batch}" for number, units, batch in every]
+    both = [Item(name, partial(beside_cudnn, *size)) for name, size in zip(names, every, strict=True)]
+    alone = [
+        Item(f"{name}, kernels alone", partial(kernels_alone, *size))
+        for name, size in zip(names, every, strict=True)
+    ]
+    return both + alone
+
+
+def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
+    """Forward and forward with backward, of Cellerate's kernels and of cuDNN, as graphs and as called."""
+    call, works = layer_works(number, units, batch)
+    for theirs in dict.fromkeys((number, "float16") if number == "bfloat16" else (number,)):
+        works |= cudnn_works(theirs, units, batch)
+    graphs, refused = {}, {}
+    for name, work in works.items():
+        try:
+            graphs[name] = as_graph(work)
+        # Of cuDNN alone: what of ours cannot be captured has failed.
+        except RuntimeError as error:
+            if not name.startswith("cuDNN"):
+                raise
+            refused[name] = str(error)
+    return {
+        "number": number,
+        "units": units,
+        "batch": batch,
+        "steps": STEPS,
+        "rows": {direction: call.variant(direction, 0).rows for direction in ("forward", "backward")},
+        "times": timed(graphs),
+        "times_as_called": timed(works, rounds=5),
+        "not_captured": refused,
+        "cudnn_takes_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def kernels_alone(number: str, units: int, batch: int) -> dict[str, Any]:
+    """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once."""
+    call, works = layer_works(number, units, batch)
+    full = {name: trials.step_us(call.variant(name, 0), 0) for name in ("forward", "backward")}
+    return {
+        "number": number,
+        "units": units,
+        "batch": batch,
+        "full_wave_us_a_step": full,
+        "kernel_us_a_step": kernel_us(works[BOTH]),
+    }
+
+
+def beside_plain(number: str, name: str) -> dict[str, Any]:
+    """A variant and the plain layer, in turn."""
+    size = (number, gpu_sizes.VARIED_UNITS, gpu_sizes.VARIED_BATCH)
+    _, plain = layer_works(*size)
+    _, varied = layer_works(*size, **gpu_sizes.VARIANTS[name])
+    times = timed({"plain": as_graph(plain[BOTH]), "variant": as_graph(varied[BOTH])})
+    return {"number": number, "variant": name, "times": times}
+
+
+def layer_works(
+    number: str,
+    units: int,
+    batch: int,
+    *,
+    with_: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    options: LstmOptions = LstmOptions(),  # noqa: B008 (frozen)
+) -> tuple[torch_cuda.Call, dict[str, Work]]:
+    """A call of a layer with as many inputs as units, its forward pass, and both passes."""
+    dtype = getattr(torch, number)
+    normal = partial(torch.randn, device="cuda")
+    given = {
+        "x": normal(batch, STEPS, units, dtype=dtype),
+        "kernel": normal(units, 4 * units) * units**-0.5,
+        "recurrent_kernel": normal(units, 4 * units) * 0.8 * units**-0.5,
+        "bias": normal(4 * units) * 0.5,
+        "h0": torch.zeros(batch, units, device="cuda", dtype=dtype),
+        "c0": torch.zeros(batch, units, device="cuda", dtype=dtype),
+        "mask": torch.rand(batch, STEPS, device="cuda") < 0.8,
+        "recurrent_dropout": (torch.rand(4, batch, units, device="cuda") < 0.7) / 0.7,
+    }
+    left = {"mask", "recurrent_dropout", *without} - set(with_)
+    call = torch_cuda.Call({n: tensor for n, tensor in given.items() if n not in left}, options, True)
+    d_outputs = normal(batch, STEPS, units, dtype=dtype)
+
+    def forward() -> Any:
+        return torch_cuda.forward(call, keep=True)
+
+    def both() -> Any:
+        outputs, _, _, reserve = forward()
+        return torch_cuda.backward(call, outputs, reserve, d_outputs, None, None)
+
+    return call, {"forward": forward, BOTH: both}
+
+
+def cudnn_works(number: str, units: int, batch: int) -> dict[str, Work]:
+    """The same of cuDNN, through torch."""
+    dtype = getattr(torch, number)
+    cudnn = torch.nn.LSTM(units, units, batch_first=True, device="cuda", dtype=dtype)
+    x = torch.randn(batch, STEPS, units, device="cuda", dtype=dtype, requires_grad=True)
+    d_outputs = torch.randn(batch, STEPS, units, device="cuda", dtype=dtype)
+
+    def forward() -> Any:
+        return cudnn(x)[0]
+
+    def both() -> Any:
+        return torch.autograd.grad(forward(), [x, *cudnn.parameters()], d_outputs)
+
+    return {f"cuDNN {number} forward": forward, f"cuDNN {number} {BOTH}": both}
 
 
 def timed(works: dict[str, Work], rounds: int = 15) -> dict[str, dict[str, float]]:
@@ -45,7 +187,7 @@ def timed(works: dict[str, Work], rounds: int = 15) -> dict[str, dict[str, float
 
 
 def as_graph(work: Work) -> Work:
-    """A work as a CUDA graph: what the GPU takes, without the Python that starts it."""
+    """A work as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,117 +212,3 @@ def kernel_us(work: Work) -> dict[str, float]:
         for event in profile.key_averages()
         if event.key.startswith("cellerate_lstm")
     }
-
-
-def layer_works(
-    number: torch.dtype, units: int, batch: int, **variant: Any
-) -> tuple[torch_cuda.Call, Work, Work]:
-    """A call of a layer, its forward pass, and both passes."""
-    options = {"options": variant.pop("options")} if "options" in variant else {}
-    call = call_of(arrays(batch, STEPS, units, units, **variant), number, **options)
-    d_outputs = torch.randn(batch, STEPS, units, device="cuda", dtype=number)
-
-    def forward() -> Any:
-        return torch_cuda.forward(call, keep=True)
-
-    def both() -> Any:
-        outputs, _, _, reserve = forward()
-        return torch_cuda.backward(call, outputs, reserve, d_outputs, None, None)
-
-    return call, forward, both
-
-
-def beside_cudnn(number: torch.dtype, units: int, batch: int) -> dict[str, Any]:
-    """Forward and forward with backward, of Cellerate's kernels and of cuDNN, in turn, all as graphs and as called."""
-    call, forward, both = layer_works(number, units, batch)
-    x = call.need("x").clone().requires_grad_()
-    cudnn = torch.nn.LSTM(units, units, batch_first=True, device="cuda", dtype=number)
-    d_outputs = torch.randn(batch, STEPS, units, device="cuda", dtype=number)
-
-    def cudnn_forward() -> Any:
-        return cudnn(x)[0]
-
-    def cudnn_both() -> Any:
-        return torch.autograd.grad(cudnn_forward(), [x, *cudnn.parameters()], d_outputs)
-
-    works = {
-        "forward": forward,
-        "forward and backward": both,
-        "cuDNN forward": cudnn_forward,
-        "cuDNN forward and backward": cudnn_both,
-    }
-    return {
-        "number": str(number).removeprefix("torch."),
-        "units": units,
-        "batch": batch,
-        "steps": STEPS,
-        "rows": {d: call.variant(d, 0).rows for d in ("forward", "backward")},
-        "times": timed({name: as_graph(work) for name, work in works.items()}),
-        "times_as_called": timed(works, rounds=5),
-        "kernel_us_a_step": kernel_us(both),
-    }
-
-
-def beside_cudnn_everywhere() -> Iterator[dict[str, Any]]:
-    """Every size, bfloat16 first: that is what most of the goals are of."""
-    for number in (torch.bfloat16, torch.float16, torch.float32):
-        for units in UNITS:
-            for batch in BATCHES:
-                yield beside_cudnn(number, units, batch)
-
-
-def variants() -> Iterator[dict[str, Any]]:
-    """Each variant of the layer, forward and backward, beside the plain one in the same run."""
-    for number in (torch.bfloat16, torch.float32):
-        _, _, plain = layer_works(number, *COMPARED)
-        plain = as_graph(plain)
-        for name, variant in VARIANTS.items():
-            _, _, both = layer_works(number, *COMPARED, **variant)
-            times = timed({"plain": plain, "variant": as_graph(both)})
-            yield {"number": str(number).removeprefix("torch."), "variant": name, "times": times}
-
-
-def goals(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each goal with the figure of this run, and whether that reaches it; a figure that is missing does not."""
-
-    def goal(name: str, figure: float | None, limit: float, *, most: bool) -> dict[str, Any]:
-        reached = figure is not None and (figure <= limit if most else figure >= limit)
-        return {"goal": name, "figure": figure, "limit": limit, "reached": reached}
-
-    found = {(t["number"], t["units"], t["batch"]): t for t in result.get("timings", ())}
-
-    def median_ms(number: str, units: int, batch: int, name: str) -> float | None:
-        timing = found.get((number, units, batch))
-        return None if timing is None else timing["times"][name]["median_ms"]
-
-    for batch, most in ((112, 1.5), (224, 2.6)):
-        kernels = found.get(("bfloat16", 512, batch), {}).get("kernel_us_a_step", {})
-        figure = kernels.get("cellerate_lstm_forward")
-        yield goal(f"µs a step, forward recurrence, bf16, H=512, B={batch}", figure, most, most=True)
-    for batch, most in ((112, 6.5), (224, 12.0)):
-        both = median_ms("bfloat16", 512, batch, "forward and backward")
-        figure = None if both is None else both * 1e3 / STEPS
-        yield goal(f"µs a step, all of training, bf16, H=512, B={batch}", figure, most, most=True)
-    for units in sorted(UNITS):
-        for batch in (16, 64, 256, 1024):
-            for name in ("forward", "forward and backward"):
-                ours = median_ms("bfloat16", units, batch, name)
-                for theirs in ("bfloat16", "float16"):
-                    cudnn = median_ms(theirs, units, batch, f"cuDNN {name}")
-                    figure = None if ours is None or cudnn is None else cudnn / ours
-                    small = units <= 512 and batch <= 256
-                    least = {"bfloat16": 3.0, "float16": 1.5}[theirs] if small else 1.0
-                    if units == 1024 and theirs == "bfloat16":
-                        least = 1.2
-                    what = f"times cuDNN's {theirs}, {name}, bf16, H={units}, B={batch}"
-                    yield goal(what, figure, least, most=False)
-    for one in result.get("variants", ()):
-        ratio = one["times"]["variant"]["median_ms"] / one["times"]["plain"]["median_ms"]
-        yield goal(f"times the plain layer, {one['variant']}, {one['number']}", ratio, 1.3, most=True)
-    races = (result.get("character_model") or {}).get("races", ())
-    ours_first = [r["characters_per_s"] for r in races if r["implementation"] != "keras"]
-    yield goal("characters/s of training", max(ours_first, default=None), 8e6, most=False)
-    drawn = {(g["units"], g["batch"]): g for g in (result.get("generation") or {}).get("runs", ())}
-    for units, batch, least in ((512, 1, 4e5), (512, 8192, 6e7), (256, 1, 7e5)):
-        figure = drawn.get((units, batch), {}).get("characters_per_s")
-        yield goal(f"characters/s of generation, H={units}, B={batch}", figure, least, most=False)

@@ -1,0 +1,38 @@
+"""Compiles all kernels of the GPU suite beforehand: `compiled`, a part whose items several processes share.
+
+It needs no GPU. What is compiled stays in the cache on disk, where the other parts find it.
+"""
+
+import os
+from functools import partial
+from typing import Any
+
+import gpu_sizes
+from cellerate.kernels.cuda import build
+from cellerate.kernels.cuda.build import Kernel
+from cellerate.kernels.cuda.generation import Generator
+from gpu_journal import Item, LeftOutError
+
+ARCHITECTURE = "GPU_SUITE_ARCHITECTURE"
+"""The variable with the architecture; without it, that of Hopper."""
+
+
+def compiled() -> list[Item]:
+    """A kernel an item."""
+    if reason := build.missing():
+        raise LeftOutError(reason)
+    return [Item(_name(kernel), partial(_compile, kernel)) for kernel in gpu_sizes.kernels()]
+
+
+def _name(kernel: Kernel) -> str:
+    if isinstance(kernel, Generator):
+        what = "+".join(str(layer.units) for layer in kernel.layers)
+        return f"generate {kernel.number} H{what} V{kernel.vocabulary} rows {kernel.rows}"
+    extra = [kernel.activation] * (kernel.activation != "tanh") + ["masked"] * kernel.masked
+    extra += ["recurrent dropout"] * kernel.dropped
+    return " ".join([kernel.direction, kernel.number, f"H{kernel.units}", *extra, f"rows {kernel.rows}"])
+
+
+def _compile(kernel: Kernel) -> dict[str, Any]:
+    code = build.build(kernel, os.environ.get(ARCHITECTURE, "sm_90a"))
+    return {"bytes": len(code.code)}

@@ -1,0 +1,19 @@
+"""The benchmarks are programs beside each other, and so are the parts that stand in for those of a GPU."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+BENCHMARKS = HERE.parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the fake parts are found, and where one says which process it has started."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    file = tmp_path / "sleeper"
+    monkeypatch.setenv("FAKE_SLEEPER", str(file))
+    return file
