@@ -54,9 +54,14 @@ inline F hyperbolic_tangent(F x) {
   return Simd::div(Simd::mul(x, p), q);
 }
 
-// 1 / (1 + e^-x) within 4 ulp.
+// 1 / (1 + e^-x) within 4 ulp, and e^-x.
+inline F logistic(F x, F& e) {
+  e = exponential(Simd::sub(set(0.0f), x), 88.0f);
+  return Simd::div(set(1.0f), Simd::add(set(1.0f), e));
+}
 inline F logistic(F x) {
-  return Simd::div(set(1.0f), Simd::add(set(1.0f), exponential(Simd::sub(set(0.0f), x), 88.0f)));
+  F e;
+  return logistic(x, e);
 }
 
 // Activations that are rare in an LSTM: through the C library, one lane at a time.
@@ -218,6 +223,12 @@ inline F activate(Activation kind, F x) {
   if (kind == Activation::kTanh) return hyperbolic_tangent(x);
   if (kind == Activation::kSigmoid) return logistic(x);
   return activate_other(kind, x);
+}
+// The same; of a sigmoid also e^-x, of others zero.
+inline F activate(Activation kind, F x, F& e) {
+  if (kind == Activation::kSigmoid) return logistic(x, e);
+  e = set(0.0f);
+  return activate(kind, x);
 }
 
 // The derivative at pre-activation x, where the value is y. If derivative_from_value(kind), x is not looked at.

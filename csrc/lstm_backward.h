@@ -8,7 +8,7 @@
 
 #include <stdexcept>
 
-#include "activations.h"
+#include "lstm_gates.h"
 #include "lstm_layout.h"
 
 #define CELLERATE_STRING_OF(name) #name
@@ -40,8 +40,9 @@ class BackwardJob {
         input_panels_(ceil_div(plan.inputs, kWidth)),
         gates_deep_(plan.unit_panels * kRun),
         x_rows_(plan.vocabulary > 0 ? 0 : plan.inputs + (in.d_bias != nullptr ? 1 : 0)),
-        values_(derivative_from_value(in.activation)),
-        recurrent_values_(derivative_from_value(in.recurrent_activation)) {}
+        candidate_(in.activation),
+        gate_(in.recurrent_activation),
+        usual_(has_usual_gates(in)) {}
 
   // Takes the working memory; called without memory first, to learn how much.
   void lay_out(Layout& memory) {
@@ -78,8 +79,10 @@ class BackwardJob {
       const Index begin = larger(0, end - chunk_);
       for (Index step = end - 1; step >= begin; --step) {
         add_output_gradients(step, rows, panels);
-        for (Index panel = panels.begin; panel < panels.end; ++panel)
-          differentiate(step, step - begin, panel, rows);
+        for (Index panel = panels.begin; panel < panels.end; ++panel) {
+          usual_ ? differentiate<true>(step, step - begin, panel, rows)
+                 : differentiate<false>(step, step - begin, panel, rows);
+        }
         if (plan_.split_units) barrier_.wait();
         multiply_back(step, step - begin, rows, panels);
       }
@@ -163,42 +166,41 @@ class BackwardJob {
 
   // The gradients of the gates of one row and panel of units; leaves in d_c and d_h what the step before gets
   // past the product.
+  template <bool kUsual>
   Gates differentiate_row(Index step, Index panel, Index row) {
+    if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
     const Index position = (step * plan_.unit_panels + panel) * plan_.batch + row;
     const auto* kept = reserve_.gates + position * kWidth;
-    F x[4], y[4];
-    for (int j = 0; j < 4; ++j) {
-      x[j] = y[j] = Computed::load(kept + j * kLanes);
-      const bool is_value = j == 2 ? values_ : recurrent_values_;
-      if (!is_value) y[j] = activate(j == 2 ? in_.activation : in_.recurrent_activation, x[j]);
-    }
+    const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
+    const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
+    const Activation activation = kUsual ? Activation::kTanh : in_.activation;
+    const auto i = gate.at(Computed::load(kept)), f = gate.at(Computed::load(kept + kLanes));
+    const auto g = candidate.at(Computed::load(kept + 2 * kLanes));
+    const auto o = gate.at(Computed::load(kept + 3 * kLanes));
     const F c = Simd::load(reserve_.cells + position * kLanes);
     const F before = step > 0
                          ? Simd::load(reserve_.cells + (position - plan_.unit_panels * plan_.batch) * kLanes)
                          : given(in_.c0, row, panel);
-    const F a = activate(in_.activation, c);
+    const F a = activate(activation, c);
     const F dh = Simd::load(d_h(panel, row));
-    const F dc =
-        Simd::fma(Simd::mul(dh, y[3]), derivative(in_.activation, c, a), Simd::load(d_c(panel, row)));
-    if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
-    const auto recurrent = [&](int j) { return derivative(in_.recurrent_activation, x[j], y[j]); };
-    Simd::store(d_c(panel, row), Simd::mul(dc, y[1]));
+    const F dc = Simd::fma(Simd::mul(dh, o.value), derivative(activation, c, a), Simd::load(d_c(panel, row)));
+    Simd::store(d_c(panel, row), Simd::mul(dc, f.value));
     // Only a masked row's dh outlives this step; see multiply_back.
     if (in_.mask != nullptr) Simd::store(d_h(panel, row), Simd::set(0));
-    return {{Simd::mul(Simd::mul(dc, y[2]), recurrent(0)), Simd::mul(Simd::mul(dc, before), recurrent(1)),
-             Simd::mul(Simd::mul(dc, y[0]), derivative(in_.activation, x[2], y[2])),
-             Simd::mul(Simd::mul(dh, a), recurrent(3))}};
+    return {{Simd::mul(Simd::mul(dc, g.value), i.slope), Simd::mul(Simd::mul(dc, before), f.slope),
+             Simd::mul(Simd::mul(dc, i.value), g.slope), Simd::mul(Simd::mul(dh, a), o.slope)}};
   }
 
   // Writes dz of one panel of units for the given rows.
+  template <bool kUsual>
   void differentiate(Index step, Index step_of_chunk, Index panel, Range rows) {
     const Index first = step_of_chunk * rows_;
     for (Index row = rows.begin; row < rows.end; row += kEach) {
       float* paired = d_paired_ + (panel * depth_ + (first + row) / kEach) * kWidth;
-      const Gates even = differentiate_row(step, panel, row);
+      const Gates even = differentiate_row<kUsual>(step, panel, row);
       Gates odd = {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
       if constexpr (kPairs) {
-        if (row + 1 < rows.end) odd = differentiate_row(step, panel, row + 1);
+        if (row + 1 < rows.end) odd = differentiate_row<kUsual>(step, panel, row + 1);
         write_row(panel, first + row, even);
         if (row + 1 < rows.end) write_row(panel, first + row + 1, odd);
       }
@@ -445,7 +447,8 @@ class BackwardJob {
   const Index state_panels_, input_panels_;
   const Index gates_deep_;  // words of K where the gates are summed
   const Index x_rows_;      // of the left factor [x 1]^T
-  const bool values_, recurrent_values_;
+  const GateFunction<kPairs> candidate_, gate_;
+  const bool usual_;
 
   float* recurrent_ = nullptr;  // R^T, packed
   float* kernel_ = nullptr;     // W^T, packed; with lookups always floats

@@ -4,7 +4,7 @@
 // sums of the four gates into the new c and h without leaving the registers.
 #pragma once
 
-#include "activations.h"
+#include "lstm_gates.h"
 #include "lstm_layout.h"
 
 namespace cellerate::CELLERATE_TARGET {
@@ -28,8 +28,9 @@ class ForwardJob {
         x_row_(spread(x_depth_)),
         h_row_(spread(words<kPairs>(plan.unit_panels * kLanes))),
         chunk_(plan.all_rows_together() ? larger(1, smaller(plan.steps, kRowsAtOnce / plan.batch)) : 1),
-        keeps_values_(derivative_from_value(in.activation)),
-        keeps_recurrent_values_(derivative_from_value(in.recurrent_activation)) {}
+        candidate_(in.activation),
+        gate_(in.recurrent_activation),
+        usual_(has_usual_gates(in)) {}
 
   // Takes the working memory; called without memory first, to learn how much.
   void lay_out(Layout& memory) {
@@ -168,7 +169,6 @@ class ForwardJob {
   template <int kCount>
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
     const float* h = h_[step % 2];
-    float* next_h = h_[(step + 1) % 2];
     Tile<kPairs, kCount> tile;
     for (int r = 0; r < kCount; ++r) {
       const Index row = first_row + r;
@@ -189,25 +189,34 @@ class ForwardJob {
     }
     alignas(64) float sums[kCount][kWidth];
     for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
+    const Range rows{first_row, first_row + kCount};
+    usual_ ? activate_rows<true>(step, panel, rows, sums[0])
+           : activate_rows<false>(step, panel, rows, sums[0]);
+  }
 
-    const Index position = (step * plan_.unit_panels + panel) * plan_.batch + first_row;
+  // Turns the sums of the four gates into the new c and h of these rows, and keeps what backward needs.
+  template <bool kUsual>
+  void activate_rows(Index step, Index panel, Range rows, const float* sums) {
+    const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
+    const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
+    const float* h = h_[step % 2];
+    float* next_h = h_[(step + 1) % 2];
+    const Index position = (step * plan_.unit_panels + panel) * plan_.batch;
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, plan_.units);
-    for (int r = 0; r < kCount; ++r) {
-      const Index row = first_row + r;
-      F sum[4];
-      for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums[r] + j * kLanes);
-      F i = activate(in_.recurrent_activation, sum[0]);
-      F f = activate(in_.recurrent_activation, sum[1]);
-      F g = activate(in_.activation, sum[2]);
-      F o = activate(in_.recurrent_activation, sum[3]);
+    for (Index row = rows.begin; row < rows.end; ++row, sums += kWidth) {
+      F sum[4], e[4];
+      for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums + j * kLanes);
+      const F i = gate.value(sum[0], e[0]);
+      const F f = gate.value(sum[1], e[1]);
+      const F g = candidate.value(sum[2], e[2]);
+      const F o = gate.value(sum[3], e[3]);
       F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
-      F new_h = Simd::mul(o, activate(in_.activation, c));
-      if (lanes < kLanes) {
-        // Lanes without a unit have weights of zero, which an infinity among the inputs turns into NaN.
-        for (F* each : {&i, &f, &g, &o, &c, &new_h, &sum[0], &sum[1], &sum[2], &sum[3]})
-          *each = first_lanes(*each, lanes);
-      }
+      F new_h = Simd::mul(o, activate(kUsual ? Activation::kTanh : in_.activation, c));
+      // Lanes without a unit have weights of zero, which an infinity among the inputs turns into NaN.
+      const auto units_of = [lanes](F x) { return lanes < kLanes ? first_lanes(x, lanes) : x; };
+      c = units_of(c);
+      new_h = units_of(new_h);
       if (masked(row, step)) {
         c = Simd::load(cell(panel, row));
         new_h = Computed::load(state(const_cast<float*>(h), row) + unit);
@@ -215,12 +224,12 @@ class ForwardJob {
       Simd::store(cell(panel, row), c);
       Computed::store(state(next_h, row) + unit, new_h);
       if (in_.reserve != nullptr) {
-        auto* kept = reserve_.gates + (position + r) * kWidth;
-        Computed::store(kept, keeps_recurrent_values_ ? i : sum[0]);
-        Computed::store(kept + kLanes, keeps_recurrent_values_ ? f : sum[1]);
-        Computed::store(kept + 2 * kLanes, keeps_values_ ? g : sum[2]);
-        Computed::store(kept + 3 * kLanes, keeps_recurrent_values_ ? o : sum[3]);
-        Simd::store(reserve_.cells + (position + r) * kLanes, c);
+        auto* kept = reserve_.gates + (position + row) * kWidth;
+        Computed::store(kept, units_of(gate.kept(sum[0], i, e[0])));
+        Computed::store(kept + kLanes, units_of(gate.kept(sum[1], f, e[1])));
+        Computed::store(kept + 2 * kLanes, units_of(candidate.kept(sum[2], g, e[2])));
+        Computed::store(kept + 3 * kLanes, units_of(gate.kept(sum[3], o, e[3])));
+        Simd::store(reserve_.cells + (position + row) * kLanes, c);
       }
     }
   }
@@ -280,7 +289,8 @@ class ForwardJob {
   const Index x_depth_, h_depth_;  // words of K
   const Index x_row_, h_row_;      // words from row to row
   const Index chunk_;              // steps projected at once
-  const bool keeps_values_, keeps_recurrent_values_;
+  const GateFunction<kPairs> candidate_, gate_;
+  const bool usual_;
 
   float* kernel_ = nullptr;     // packed
   float* recurrent_ = nullptr;  // packed

@@ -69,8 +69,8 @@ struct Reserve {
 
   uint64_t* layout;  // kReserveLayout, as the target that wrote it has it
   float* cells;      // [step][unit panel][row][kLanes]
-  Gate* gates;    // [step][unit panel][row][kWidth]: values, or pre-activations (see derivative_from_value)
-  State* states;  // [step][row][unit]: h, where the outputs do not tell it; else null
+  Gate* gates;       // [step][unit panel][row][kWidth]: in the form of lstm_gates.h
+  State* states;     // [step][row][unit]: h, where the outputs do not tell it; else null
   size_t bytes;
 
   Reserve(const LstmInputs& in, void* memory) {

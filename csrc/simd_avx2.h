@@ -39,6 +39,8 @@ struct Simd {
   static F where_greater(F a, F b, F yes, F no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
   }
+  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  static F where_negative(F x, F yes, F no) { return _mm256_blendv_ps(no, yes, x); }
 
   static F load_bf16(const uint16_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

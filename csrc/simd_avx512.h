@@ -45,6 +45,10 @@ struct Simd {
   static F where_greater(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
   }
+  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  static F where_negative(F x, F yes, F no) {
+    return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(x)), no, yes);
+  }
 
   static F load_bf16(const uint16_t* p) {
     return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

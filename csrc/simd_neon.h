@@ -45,6 +45,10 @@ struct Simd {
   }
   // a > b ? yes : no, in each lane; no where either is NaN.
   static F where_greater(F a, F b, F yes, F no) { return vbslq_f32(vcgtq_f32(a, b), yes, no); }
+  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  static F where_negative(F x, F yes, F no) {
+    return vbslq_f32(vcltzq_s32(vreinterpretq_s32_f32(x)), yes, no);
+  }
 
   static F load_bf16(const uint16_t* p) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16));

@@ -72,6 +72,12 @@ struct Simd {
     for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] > b.v[i] ? yes.v[i] : no.v[i];
     return r;
   }
+  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  static F where_negative(F x, F yes, F no) {
+    F r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = std::signbit(x.v[i]) ? yes.v[i] : no.v[i];
+    return r;
+  }
 
   static F load_bf16(const uint16_t* p) { return load_bf16_n(p, kLanes); }
   static F load_bf16_n(const uint16_t* p, int n) {

@@ -1,4 +1,4 @@
-// One LSTM layer written out in double precision, for the tests of the kernels; kernels/reference.py in C++.
+// One LSTM layer written out in double precision, for the tests of the kernels; kernels/lstm/reference.py in C++.
 //
 // A second oracle, so that the sanitizers and valgrind can see every kernel run without Python. Only the activations
 // tanh, sigmoid, ReLU and SiLU.

@@ -1,0 +1,113 @@
+// The activation of a gate, and how forward keeps the gate for backward.
+//
+// A header of its own because both passes must agree on it. Floats are kept as they are: the value, or the
+// pre-activation where the value does not tell the derivative. bfloat16 rounds a gate of 0.9975 to 0.9961: its slope
+// s(1 - s) is 56 % off, and d_c, which a forget gate multiplies at every step, 13 % after a hundred. So in bfloat16 a
+// value close to where the activation levels out is kept as its distance from there.
+#pragma once
+
+#include "activations.h"
+
+namespace cellerate::CELLERATE_TARGET {
+
+template <bool kBfloat16>
+class GateFunction {
+ public:
+  struct Point {
+    F value, slope;
+  };
+
+  explicit GateFunction(Activation kind) : kind_(kind), kept_as_(kept_as(kind)) {}
+
+  // The value at x, and what kept() wants to know besides.
+  F value(F x, F& e) const { return activate(kind_, x, e); }
+
+  // What to keep of the gate whose value at x is y.
+  F kept(F x, F y, F e) const {
+    if (kBfloat16 && kind_ == Activation::kSigmoid) {
+      // 1 - s = e^-x s, without the rounding of a difference.
+      return Simd::where_greater(x, set(0.0f), Simd::mul(e, Simd::sub(set(0.0f), y)), y);
+    }
+    if (kBfloat16 && kind_ == Activation::kTanh) return from_the_ends(y);
+    if (kept_as_ == KeptAs::kFromOne) return from_one(y);
+    return kept_as_ == KeptAs::kValue ? y : x;
+  }
+
+  // The value of the gate and its derivative there.
+  Point at(F kept) const {
+    if (kBfloat16 && kind_ == Activation::kSigmoid) {
+      const F smaller = Simd::where_negative(kept, Simd::sub(set(0.0f), kept), kept);
+      const F larger = Simd::sub(set(1.0f), smaller);
+      return {Simd::where_negative(kept, larger, smaller), Simd::mul(smaller, larger)};
+    }
+    F y = kept;
+    if (kBfloat16 && kind_ == Activation::kTanh) {
+      y = of_the_ends(kept);
+    } else if (kept_as_ == KeptAs::kFromOne) {
+      y = Simd::where_negative(kept, Simd::add(set(1.0f), kept), kept);
+    } else if (kept_as_ == KeptAs::kPreActivation) {
+      y = activate(kind_, kept);
+    }
+    return {y, derivative(kind_, kept, y)};
+  }
+
+ private:
+  enum class KeptAs {
+    kValue,
+    kPreActivation,
+    kFromOne,  // of a value in [0, 1]: y up to 1/2, and beyond y - 1, which for 1 is -0
+    kFromEnds,  // of tanh: y up to 1/2 in size, and beyond its distance from 1 or -1, with its sign, times kFar
+  };
+
+  static KeptAs kept_as(Activation kind) {
+    if (kBfloat16) {
+      switch (kind) {
+        case Activation::kTanh:
+          return KeptAs::kFromEnds;
+        case Activation::kSigmoid:
+        case Activation::kHardSigmoid:
+        case Activation::kSparseSigmoid:
+          return KeptAs::kFromOne;
+        case Activation::kElu:
+        case Activation::kCelu:
+        case Activation::kSelu:
+          // They have a limit on one side only; what rounding does to x changes the slope there little.
+          return KeptAs::kPreActivation;
+        default:
+          break;
+      }
+    }
+    return derivative_from_value(kind) ? KeptAs::kValue : KeptAs::kPreActivation;
+  }
+
+  static F from_one(F y) {
+    return Simd::where_greater(y, set(0.5f), Simd::mul(Simd::sub(set(1.0f), y), set(-1.0f)), y);
+  }
+
+  // Times this, every distance of a float from 1 is larger than 1, and so is kLeastFar, which adds nothing to 1.
+  static constexpr float kFar = 0x1p32f, kLeastFar = 0x1p6f;
+
+  static F from_the_ends(F y) {
+    const F zero = set(0.0f);
+    const F size = Simd::max(y, Simd::sub(zero, y));
+    const F distance = Simd::max(set(kLeastFar), Simd::fma(size, set(-kFar), set(kFar)));  // exact
+    return Simd::where_greater(y, set(0.5f), distance,
+                               Simd::where_greater(set(-0.5f), y, Simd::sub(zero, distance), y));
+  }
+  static F of_the_ends(F kept) {
+    const F one = set(1.0f), minus_one = set(-1.0f), back = set(-1 / kFar);
+    return Simd::where_greater(kept, one, Simd::fma(kept, back, one),
+                               Simd::where_greater(minus_one, kept, Simd::fma(kept, back, minus_one), kept));
+  }
+
+  const Activation kind_;
+  const KeptAs kept_as_;
+};
+
+// Whether the activations are those of nearly every LSTM. These have code of their own: beside the calls to the rare
+// ones, for which registers are saved, the forward pass takes a tenth more instructions.
+inline bool has_usual_gates(const LstmInputs& in) {
+  return in.activation == Activation::kTanh && in.recurrent_activation == Activation::kSigmoid;
+}
+
+}  // namespace cellerate::CELLERATE_TARGET
