@@ -1,4 +1,4 @@
-"""Writes the tables of README.md from the newest record of each case in `results/`, and from nothing else."""
+"""Writes the tables of README.md and docs/benchmarks.md and the README's chart: the newest records in `results/`."""
 
 import json
 import re
@@ -6,15 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import headline
 from cellerate.format import number, quantity
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+CHART = ROOT / "docs" / "headline.svg"
 
 
-def newest(case: str) -> dict[str, Any] | None:
-    """The last record of a case; file names sort by date."""
+def path_of(case: str) -> Path:
+    """The newest record of a case, whose file names sort by date. Raises `FileNotFoundError` if there is none."""
     files = sorted((ROOT / "benchmarks" / "results").glob(f"{case}-*.json"))
-    return json.loads(files[-1].read_text()) if files else None
+    if not files:
+        raise FileNotFoundError(f"no record of {case} in benchmarks/results: run benchmarks/run.py {case}.")
+    return files[-1]
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:
@@ -264,32 +269,63 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
 }
 
 
-def table(case: str) -> str:
-    """A Markdown table, and what it was measured on."""
-    record = newest(case)
-    if record is None:
-        return "Not measured yet."
-    head, *rows = TABLES[case](record["result"])
-    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
+def markdown(rows: list[list[str]], note: str) -> str:
+    """A Markdown table, and below it what it was measured on."""
+    head, *rest = rows
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest]]
+    return "\n".join([*lines, "", note])
+
+
+def measured_on(record: dict[str, Any]) -> str:
+    """The machine, in words, and the versions."""
     machine, versions = record["machine"], record["versions"]
     used = ", ".join(
         f"{name} {versions[name]}" for name in ("keras", "tensorflow", "jax", "torch") if name in versions
     )
-    lines += ["", f"{machine['cpu']}, {machine['cores']} cores; {used}; {record['date'][:10]}."]
-    return "\n".join(lines)
+    return f"{machine['cpu']}, {machine['cores']} cores; {used}; {record['date'][:10]}."
+
+
+def table(case: str) -> str:
+    """The table of a case."""
+    try:
+        record = json.loads(path_of(case).read_text())
+    except FileNotFoundError:
+        return "Not measured yet."
+    return markdown(TABLES[case](record["result"]), measured_on(record))
+
+
+def first_table(records: headline.Records) -> str:
+    """The README's table, with links to the records that it is made of."""
+    links = ", ".join(
+        f"[{case}]({path_of(case).relative_to(ROOT)}) at commit {record['commit']}"
+        for case, record in records.items()
+    )
+    machines = " ".join(dict.fromkeys(measured_on(record) for record in records.values()))
+    return markdown(headline.table(records), f"{machines} Records: {links}.")
+
+
+def pages() -> dict[Path, str]:
+    """Each file that is made of the records, and what it should hold.
+
+    In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
+    """
+    records = {case: json.loads(path_of(case).read_text()) for case in headline.CASES}
+    made = {CHART: headline.chart(records)}
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{found[1]}{first_table(records) if found[2] == 'headline' else table(found[2])}\n{found[3]}"
+
+    for page in PAGES:
+        made[page] = re.sub(
+            r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", fill, page.read_text(), flags=re.DOTALL
+        )
+    return made
 
 
 def main() -> None:
-    """Replaces what stands between `<!-- table: CASE -->` and `<!-- end -->`."""
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)",
-        lambda found: f"{found[1]}{table(found[2])}{found[3]}",
-        old,
-        flags=re.DOTALL,
-    )
-    readme.write_text(new)
+    """Writes them."""
+    for path, text in pages().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":
