@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # What the native core is built from.
 NATIVE := CMakeLists.txt $(wildcard cmake/* csrc/*.h csrc/*.cpp csrc/third_party/*/*/*/*.h)
 NATIVE_FORMATTED := $(wildcard csrc/*.h csrc/*.cpp tests/csrc/*.h tests/csrc/*.cpp \
-	src/cellerate/kernels/cuda/*.cuh tests/kernels/*.h)
+	src/cellerate/kernels/cuda/*.cuh src/cellerate/kernels/*/cuda/*.cuh tests/support/*.h)
 # A comma cannot stand in the arguments of $(call).
 comma := ,
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -24,7 +24,7 @@ help:
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine; results go to benchmarks/results/"
-	@echo "make docs       the tables in README.md, from benchmarks/results/"
+	@echo "make docs       the tables and the chart of README.md and docs/benchmarks.md, from benchmarks/results/"
 	@echo "make setup      only prepare .venv for all of these"
 
 $(BIN)/python:

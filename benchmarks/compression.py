@@ -139,7 +139,7 @@ class _Work:
 
     def __init__(self, path: Path, file: Path, steps: int, seed: int = 0) -> None:
         from cellerate.data.pipeline import KerasBatches
-        from cellerate.optimize.workload import open_workload
+        from cellerate.optimize.workloads.opening import open_workload
 
         self.workload = open_workload(path, [file], seed=seed)
         self.steps = steps
@@ -318,7 +318,7 @@ def speed(*, quick: bool) -> dict[str, Any]:
     import numpy as np
 
     from cellerate.compress.prune import prune
-    from cellerate.kernels.drawing import SamplingRules
+    from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.measure import time_alternating
     from cellerate.models.text import build_text_model
     from cellerate.tasks.packing import packed

@@ -45,14 +45,14 @@ SPINNING_S = 0.25
 
 def generate(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> int:
     """Draws `count` characters of one stream in one native call."""
-    from cellerate.kernels.drawing import SamplingRules
+    from cellerate.kernels.decoder.sampling import SamplingRules
 
     return len(model.steps.generate(state, logits, count, SamplingRules(temperature=TEMPERATURE, seed=1))[0])
 
 
 def streams(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> int:
     """Draws `count` characters in all of `STREAMS` streams in one native call."""
-    from cellerate.kernels.drawing import Request, SamplingRules
+    from cellerate.kernels.decoder.sampling import Request, SamplingRules
 
     each = -(-count // STREAMS)
     requests = [Request(each, SamplingRules(temperature=TEMPERATURE, seed=seed)) for seed in range(STREAMS)]
@@ -115,7 +115,7 @@ def build(folder: Path, units: int) -> None:
 
     import cellerate
     from cellerate.data.tokenizer import CharacterTokenizer
-    from cellerate.kernels import reference
+    from cellerate.kernels.lstm import reference
     from cellerate.models.storage import TaskRecord
 
     keras.utils.set_random_seed(0)

@@ -37,7 +37,8 @@ B=$PWD/{folder}; T=$(mktemp -d); OUT=${{OUT:-$PWD/gpu-results}}
 I="python3 -m pip install -q --no-index --no-deps --no-compile --disable-pip-version-check --root-user-action ignore"
 export PYTHONUNBUFFERED=1 PYTHONPATH=$T:$B/project/src PATH=$T/bin:$PATH
 $I --target $T $B/wheels/*.whl
-python3 -c 'from cellerate.kernels.cuda import build; exit(build.missing())' || $I --target $T $B/wheels/cuda/*.whl
+python3 -c 'from cellerate.kernels.cuda import build; exit(build.why_unavailable())' ||
+$I --target $T $B/wheels/cuda/*.whl
 cd $B/project; timeout 150 $I --target $T --no-build-isolation . || echo 'the package is not installed: no native core'
 python3 benchmarks/gpu_suite.py -o "$OUT" --minutes $(python3 -c "print(({seconds}-$SECONDS)/60)")
 """

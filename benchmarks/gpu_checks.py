@@ -13,9 +13,9 @@ import torch
 
 import gpu_sizes
 from cellerate.bridges import torch_cuda
-from cellerate.kernels import reference
-from cellerate.kernels.cuda import trials
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels.lstm import reference
+from cellerate.kernels.lstm.cuda import selfcheck
+from cellerate.kernels.lstm.spec import LstmOptions
 from gpu_journal import Item
 from gpu_sizes import NUMBERS, VARIANTS
 
@@ -129,7 +129,7 @@ def check(
     narrow = [torch.from_numpy(a).to(DEVICE, dtype) for a in cotangents]
     wanted = reference.backward(done, *(a.double().cpu().numpy() for a in narrow))
     found = torch_cuda.backward(call, outputs, reserve, *narrow)
-    allowed, of_gradients = trials.ALLOWED[number]
+    allowed, of_gradients = selfcheck.ALLOWED[number]
     results = {
         "outputs": (outputs, done.outputs), "h_T": (h_T, done.h_T), "c_T": (c_T, done.c_T)
     }  # fmt: skip

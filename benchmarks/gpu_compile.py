@@ -9,8 +9,8 @@ from typing import Any
 
 import gpu_sizes
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.build import Kernel
-from cellerate.kernels.cuda.generation import Generator
+from cellerate.kernels.cuda.kernel import Kernel
+from cellerate.kernels.decoder.cuda.plan import Generator
 from gpu_journal import Item, LeftOutError
 
 ARCHITECTURE = "GPU_SUITE_ARCHITECTURE"
@@ -19,7 +19,7 @@ ARCHITECTURE = "GPU_SUITE_ARCHITECTURE"
 
 def compiled() -> list[Item]:
     """A kernel an item."""
-    if reason := build.missing():
+    if reason := build.why_unavailable():
         raise LeftOutError(reason)
     return [Item(_name(kernel), partial(_compile, kernel)) for kernel in gpu_sizes.kernels()]
 

@@ -7,11 +7,12 @@ import subprocess
 from functools import partial
 from typing import Any
 
-from cellerate import gpu
-from cellerate.environment import package_version
 from cellerate.errors import BackendError
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda import launch, trials
+from cellerate.kernels import native
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.lstm.cuda import selfcheck as kernels_check
+from cellerate.machine import gpu
+from cellerate.machine.environment import package_version
 from gpu_journal import Item, LeftOutError
 
 KERNELS = "kernels"
@@ -34,18 +35,18 @@ def selfcheck() -> list[Item]:
             f"{case.number} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",
             partial(_try, case),
         )
-        for case in trials.CASES
+        for case in kernels_check.CASES
     ]
 
 
-def _try(case: trials.Case) -> dict[str, Any]:
-    worst = trials.check(case, 0)
+def _try(case: kernels_check.Case) -> dict[str, Any]:
+    worst = kernels_check.check(case, 0)
     return {"worst": worst, "right": 0 < worst < 1}
 
 
 def _kernels() -> dict[str, Any]:
     facts = gpu.facts()
-    if reason := next(iter(facts.problems), None) or launch.missing(0):
+    if reason := next(iter(facts.problems), None) or launch.why_unavailable(0):
         raise BackendError(reason)
     major, minor = facts.devices[0].compute_capability or gpu.KERNELS_CAPABILITY
     versions = {name: package_version(name) for name in _PACKAGES}
@@ -54,7 +55,7 @@ def _kernels() -> dict[str, Any]:
         "driver": facts.driver,
         "architecture": f"sm_{major}{minor}a",
         "versions": {name: version for name, version in versions.items() if version is not None},
-        "native_core": cpu.missing() or "there",
+        "native_core": native.why_unavailable() or "there",
     }
 
 

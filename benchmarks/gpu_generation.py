@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda.stepping import CudaStepModel
-from cellerate.kernels.drawing import Request, SamplingRules
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels import native
+from cellerate.kernels.decoder.cpu import StepModel
+from cellerate.kernels.decoder.cuda.model import CudaStepModel
+from cellerate.kernels.decoder.sampling import Request, SamplingRules
 from gpu_journal import Item, LeftOutError
 from gpu_sizes import EMBEDDING, GENERATED_BATCHES, GENERATED_UNITS, V
 
@@ -63,7 +63,7 @@ def model_of(units: int) -> CudaStepModel:
 
 def check(units: int) -> dict[str, Any]:
     """In how many rows the likeliest characters are those of the CPU, in float32."""
-    if reason := cpu.missing():
+    if reason := native.why_unavailable():
         raise LeftOutError(f"there is nothing to compare with: {reason}")
     requests = [Request(CHECKED_STEPS, SamplingRules(temperature=0))] * 3
     found: dict[str, list[np.ndarray]] = {}

@@ -4,11 +4,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from cellerate.kernels.cuda import generation, plan, trials
-from cellerate.kernels.cuda.build import Kernel
-from cellerate.kernels.cuda.generation import Generator, Layer
-from cellerate.kernels.cuda.plan import Variant
-from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.cuda.kernel import Kernel
+from cellerate.kernels.decoder.cuda import plan as decoder_plan
+from cellerate.kernels.decoder.cuda.plan import Generator, Layer
+from cellerate.kernels.lstm.cuda import plan, selfcheck
+from cellerate.kernels.lstm.cuda.plan import Variant
+from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
 
 NUMBERS = ("bfloat16", "float16", "float32")
 # Beyond the plain layer: the arguments that it has more, or not, and its options.
@@ -52,7 +53,7 @@ def kernels() -> Iterator[Kernel]:
     """What the parts need, in their order; each with every number of rows, since which is used is measured there."""
     seen: set[Kernel] = set()
     for one in _wanted():
-        fitting = generation.fitting(one) if isinstance(one, Generator) else plan.fitting(one)
+        fitting = decoder_plan.fitting(one) if isinstance(one, Generator) else plan.fitting(one)
         for kernel in fitting:
             if kernel not in seen:
                 seen.add(kernel)
@@ -60,7 +61,7 @@ def kernels() -> Iterator[Kernel]:
 
 
 def _wanted() -> Iterator[Kernel]:
-    for case in trials.CASES:
+    for case in selfcheck.CASES:
         yield from (case.variant("forward"), case.variant("backward"))
     yield from _layer("bfloat16", FIRST_UNITS)
     # In float32 the logits are checked, in bfloat16 times are taken.

@@ -19,7 +19,7 @@ from typing import Any
 import gpu_compile
 import gpu_summary
 import gpu_watch
-from cellerate.environment import processors
+from cellerate.machine.environment import processors
 from gpu_device import KERNELS
 from gpu_journal import append, journal
 from gpu_watch import Line, Part

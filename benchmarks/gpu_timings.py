@@ -14,8 +14,8 @@ import torch
 
 import gpu_sizes
 from cellerate.bridges import torch_cuda
-from cellerate.kernels.cuda import trials
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels.lstm.cuda import selfcheck
+from cellerate.kernels.lstm.spec import LstmOptions
 from gpu_goals import BOTH
 from gpu_journal import Item
 from gpu_sizes import STEPS
@@ -80,7 +80,7 @@ def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
         "units": units,
         "batch": batch,
         "steps": STEPS,
-        "rows": {direction: call.variant(direction, 0).rows for direction in ("forward", "backward")},
+        "rows": {direction: call.plan.kernel(direction).rows for direction in ("forward", "backward")},
         "times": timed(graphs),
         "times_as_called": timed(works, rounds=5),
         "not_captured": refused,
@@ -91,7 +91,7 @@ def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
 def kernels_alone(number: str, units: int, batch: int) -> dict[str, Any]:
     """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once."""
     call, works = layer_works(number, units, batch)
-    full = {name: trials.step_us(call.variant(name, 0), 0) for name in ("forward", "backward")}
+    full = {name: selfcheck.step_us(call.plan.kernel(name), 0) for name in ("forward", "backward")}
     return {
         "number": number,
         "units": units,

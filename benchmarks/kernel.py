@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.environment import keep_freed_memory
-from cellerate.kernels import cpu
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu
+from cellerate.machine.environment import keep_freed_memory
 from cellerate.measure import Timing, time_alternating
 
 STEPS, VOCABULARY, EMBEDDING = 100, 96, 256
@@ -19,10 +20,10 @@ def run(*, quick: bool) -> dict[str, Any]:
     # The arrays of the results are the caller's; where they come from the operating system each time, clearing their
     # pages is a third of the time.
     keep_freed_memory()
-    peaks = {"float32": cpu.measure_peak(), "bfloat16": cpu.measure_peak(bfloat16=True)}
+    peaks = {"float32": native.measure_peak(), "bfloat16": native.measure_peak(bfloat16=True)}
     found: dict[str, Any] = {
-        "target": cpu.target(),
-        "threads": cpu.num_threads(),
+        "target": native.target(),
+        "threads": native.num_threads(),
         "peak_operations_per_s": peaks,
         "steps": STEPS,
         "sizes": [],

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.windows import WindowSource
-from cellerate.environment import resident_memory_bytes
+from cellerate.machine.environment import resident_memory_bytes
 from cellerate.measure import Timing, as_timing, time_alternating
 
 WINDOW, FEATURES, BATCH = 50, 5, 64

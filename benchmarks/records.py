@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from cellerate.environment import machine, versions
 from cellerate.files import atomic_write
+from cellerate.machine.environment import machine, versions
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[1]

@@ -134,7 +134,7 @@ size_t reserve_bytes(int64_t batch, int64_t steps, int64_t units, bool bfloat16,
 }  // namespace
 
 NB_MODULE(_core, module) {
-  module.doc() = "Cellerate's native core; cellerate.kernels.cpu is its face.";
+  module.doc() = "Cellerate's native core; cellerate.kernels.lstm.cpu is its face.";
   module.def(
       "target", [] { return std::string(cellerate::target().name); }, "The name of the target in use.");
   module.def("available_targets", &cellerate::available_targets,

@@ -15,7 +15,7 @@ namespace cellerate {
 
 enum class Storage : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
-// The order is that of cellerate.kernels.spec.ACTIVATIONS.
+// The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
 enum class Activation : int32_t {
   kLinear,
   kTanh,
@@ -45,7 +45,7 @@ enum class Activation : int32_t {
   kCount,
 };
 
-// What stands in the output of a masked step; the order is that of cellerate.kernels.spec.MASKED_OUTPUTS.
+// What stands in the output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int32_t {
   kPreviousOutput,  // the output before, zeros at the start
   kPreviousState,   // the state before, h0 at the start

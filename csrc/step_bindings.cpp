@@ -1,4 +1,4 @@
-// step_model.h for Python: cellerate.kernels.stepping is its face and checks shapes and types.
+// step_model.h for Python: cellerate.kernels.decoder.cpu is its face and checks shapes and types.
 #include "step_bindings.h"
 
 #include <nanobind/ndarray.h>
@@ -118,7 +118,7 @@ std::tuple<int64_t, float> sample(const In<float>& logits, const Rules& rules, c
 }  // namespace
 
 void bind_steps(nb::module_& module) {
-  nb::class_<StepModel>(module, "StepModel", "A next-token chain; see cellerate.kernels.stepping.")
+  nb::class_<StepModel>(module, "StepModel", "A next-token chain; see cellerate.kernels.decoder.cpu.")
       .def("__init__", &make, nb::arg("nodes"), nb::arg("precision"), nb::arg("threads"))
       .def_prop_ro("vocabulary", &StepModel::vocabulary)
       .def_prop_ro("outputs", &StepModel::outputs)

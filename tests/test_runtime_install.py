@@ -12,8 +12,8 @@ import pytest
 
 import cellerate
 from cellerate.data.tokenizer import CharacterTokenizer
-from cellerate.kernels import cpu
-from cellerate.kernels.program import Node, Program
+from cellerate.kernels import native
+from cellerate.program import Node, Program
 from cellerate.runtime.cell import write_cell
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ for package in (cellerate.data, cellerate.kernels, cellerate.runtime):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         if module.name != "cellerate.data.pipeline":  # Keras's own batches
             importlib.import_module(module.name)
-import cellerate.environment, cellerate.files, cellerate.measure
+import cellerate.machine.environment, cellerate.files, cellerate.measure
 """
 
 
@@ -83,7 +83,7 @@ def install(wheel, tmp_path_factory):
         checked(sys.executable, "-m", "venv", "--without-pip", folder)
         python = folder / "bin" / "python"
         checked(*PIP, "--python", python, "install", f"{wheel}{extra}")
-        core = Path(cpu.core().__file__)
+        core = Path(native.core().__file__)
         shutil.copy(core, packages(folder / "bin") / "cellerate" / "kernels" / core.name)
         return folder / "bin"
 
@@ -185,9 +185,9 @@ def test_modules_of_the_runtime_import_nothing_that_is_not_theirs():
         ("cellerate.select_backend('torch')", "torch"),
         ("import pathlib, cellerate.data.tables as t; t.open_table(pathlib.Path('t.csv'))", "train"),
         ("import cellerate.data.line_files as f; f.read_lines(sys.argv[1])", "train"),
-        ("import cellerate.environment as e; e.resident_memory_bytes()", "train"),
+        ("import cellerate.machine.environment as e; e.resident_memory_bytes()", "train"),
         (
-            "import cellerate.data.tokenizer as t; t.tokenizer_from_config({'kind': 'file', 'json': '{}'})",
+            "import cellerate.data.tokenizers as t; t.tokenizer_from_config({'kind': 'file', 'json': '{}'})",
             "tokenizers",
         ),
     ],

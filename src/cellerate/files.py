@@ -9,6 +9,7 @@ import csv
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ _REASONS = {
     errno.EISDIR: "a folder of that name is in the way; choose another name",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
+
+
+# A file that is being written is touched all the time; an hour is also more than clocks of machines differ by.
+_ABANDONED_AFTER_S = 3600
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -62,7 +67,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        handle, name = tempfile.mkstemp(prefix=f".{target.stem}.", suffix=target.suffix, dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent)
         os.close(handle)
         beside = Path(name)
         yield beside
@@ -94,14 +99,18 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises `OutputError` at once if `path` could not be written: before hours of training, not after."""
+    """Raises `OutputError` at once if `path` could not be written: before hours of training, not after.
+
+    What writes of `path` left behind that were killed is removed, once no write can still be at it.
+    """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        with tempfile.NamedTemporaryFile(prefix=f".{target.stem}.", dir=target.parent):
+        with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent):
             pass
+        _sweep(target)
     except OSError as error:
         raise output_error(target, error) from error
 
@@ -112,6 +121,22 @@ def cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cellerate"
+
+
+def _unfinished(target: Path) -> str:
+    """How the names of files begin that become `target` when they are whole."""
+    return f".{target.stem}.unfinished-"
+
+
+def _sweep(target: Path) -> None:
+    """Removes the files that became no `target`, for they were not touched for longer than any write pauses."""
+    for left in target.parent.iterdir():
+        if not (left.name.startswith(_unfinished(target)) and left.suffix == target.suffix):
+            continue
+        # Another process may sweep, too, or finish after all.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
+                left.unlink()
 
 
 def _flush(path: Path) -> None:

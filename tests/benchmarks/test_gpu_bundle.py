@@ -23,7 +23,7 @@ def test_bundle_has_the_project_without_what_was_made_of_it(bundle):
     files = {str(file.relative_to(bundle / "project")) for file in bundle.rglob("*") if file.is_file()}
     assert files >= {
         "pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cmake/extension.cmake", "csrc/bindings.cpp",
-        "src/cellerate/kernels/cuda/lstm.cuh", "benchmarks/gpu_suite.py", "benchmarks/lstm.py", "BUNDLE",
+        "src/cellerate/kernels/lstm/cuda/lstm.cuh", "benchmarks/gpu_suite.py", "benchmarks/lstm.py", "BUNDLE",
     }  # fmt: skip
     assert not [name for name in files if name.endswith((".pyc", ".so", ".json"))]
     assert sum(file.stat().st_size for file in bundle.rglob("*")) < 10 << 20

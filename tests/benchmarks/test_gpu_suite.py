@@ -16,7 +16,7 @@ import gpu_sizes
 import gpu_suite
 import gpu_summary
 import gpu_watch
-from cellerate.kernels.cuda.generation import Generator
+from cellerate.kernels.decoder.cuda.plan import Generator
 from gpu_watch import Part
 
 HERE = Path(__file__).parent

@@ -12,10 +12,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from gpu_cases import emulate
-
 import gpu_checks
 import gpu_device
 import gpu_generation
@@ -23,7 +20,8 @@ import gpu_goals
 import gpu_layers
 import gpu_sizes
 import gpu_timings
-from cellerate.kernels.cuda import plan
+from cellerate.kernels.lstm.cuda import plan
+from support.gpu_cases import emulate
 
 pytestmark = pytest.mark.keras
 

@@ -1,6 +1,7 @@
 """The LSTM layer on a GPU as JAX calls it, held against the oracle; the GPU is an emulated one."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import types
@@ -18,12 +19,10 @@ import jax.numpy as jnp
 
 from cellerate.bridges import jax as jax_bridge
 from cellerate.bridges import jax_cuda
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda import choice, launch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gpu_cases import ALLOWED, CASES, emulate, emulated_gpu, error
+from cellerate.kernels import native
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.lstm.cuda import select
+from support.gpu_cases import ALLOWED, CASES, emulate, emulated_gpu, error
 
 pytestmark = pytest.mark.keras
 
@@ -35,7 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def launcher() -> None:
-    jax.ffi.register_ffi_target("cellerate_launch", cpu.core().xla_launch_on_host(), platform="cpu")
+    jax.ffi.register_ffi_target("cellerate_launch", native.core().xla_launch_on_host(), platform="cpu")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -76,14 +75,14 @@ def test_float32_is_tf32_where_jax_is_told_so_and_only_there():
 def test_program_of_a_call_is_the_same_in_every_process_and_has_no_address():
     program = "import pytest, test_jax_cuda as t; t.emulate(pytest.MonkeyPatch()); print(t.lowered(), end='')"
     command = [sys.executable, "-W", "ignore", "-c", program]
-    other = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    ).stdout
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     here = lowered()
     assert here == other
     assert here.count('kernel = "cellerate_lstm_forward-float16-64-') == 1
     call = jax_cuda.Call(CASES["float16"].given(), CASES["float16"].options, True)
-    launcher, _ = launch.handles(call.variant("forward"), 0)
+    launcher, _ = launch.handles(call.plan.kernel("forward"), 0)
     assert str(launcher) not in here and str(launcher) not in other
 
 
@@ -96,8 +95,8 @@ def lowered() -> str:
 
 def test_kernels_of_other_sources_and_other_gpus_have_other_keys():
     call = jax_cuda.Call(CASES["float16"].given(), CASES["float16"].options, True)
-    forward = call.variant("forward")
-    others = [call.variant("backward"), dataclasses.replace(forward, masked=True)]
+    forward = call.plan.kernel("forward")
+    others = [call.plan.kernel("backward"), dataclasses.replace(forward, masked=True)]
     keys = [jax_cuda._key(forward, "one"), jax_cuda._key(forward, "another")]
     assert len({*keys, *(jax_cuda._key(one, "one") for one in others)}) == 4
 
@@ -123,7 +122,7 @@ def test_kernel_is_chosen_and_loaded_for_the_gpu_that_jax_computes_on(monkeypatc
         return noted
 
     monkeypatch.setattr(jax_cuda, "gpu_number", lambda *arrays: 2)
-    monkeypatch.setattr(choice, "variant_of", noting(choice.variant_of, None))
+    monkeypatch.setattr(select, "variant_of", noting(select.variant_of, None))
     monkeypatch.setattr(launch, "handles", noting(launch.handles, 1))
     lowered()
     assert asked == [("variant_of", 2), ("handles", 2)]
@@ -157,7 +156,7 @@ def test_gpu_is_that_of_arrays_that_were_put_there_else_of_the_default_device(mo
     assert jax.jit(lambda x: x + number(x))(1) == 1
 
 
-@pytest.mark.parametrize(("rows", "adds"), [(choice.MOST_ONES, False), (choice.MOST_ONES + 1, True)])
+@pytest.mark.parametrize(("rows", "adds"), [(select.MOST_ONES, False), (select.MOST_ONES + 1, True)])
 def test_gradient_of_a_table_is_a_product_up_to_so_many_rows(rows, adds):
     # In bfloat16 itself a sum of ones ends at 256.
     ids, d = jnp.full(3000, rows - 1), jnp.ones((3000, 8), jnp.bfloat16)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from cellerate.kernels import cpu, reference
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.layers.fused import bridge
 
 pytestmark = [
@@ -163,6 +164,38 @@ def test_lstm_equals_the_oracle(name: str, dtype: str) -> None:
         assert rms(numpy_of(gradients[argument]) - exact) <= backward * rms(exact), argument
 
 
+@tensorflow_only
+@pytest.mark.parametrize("graph", [False, True])
+def test_inference_on_tensorflow_keeps_nothing_and_can_be_differentiated(
+    monkeypatch: pytest.MonkeyPatch, graph: bool
+) -> None:
+    import tensorflow as tf
+
+    arrays, kept = tensors_of(arrays_of()), []
+    forward = cpu.forward
+
+    def noted(*given: Any, **keywords: Any) -> Any:
+        kept.append(keywords["keep"])
+        return forward(*given, **keywords)
+
+    monkeypatch.setattr(cpu, "forward", noted)
+
+    def slope(training: bool) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(arrays["x"])
+            outputs = bridge().lstm(arrays, LstmOptions(), True, training=training)[0]
+        return outputs, tape.gradient(outputs, arrays["x"])
+
+    slope = tf.function(slope) if graph else slope
+    wanted = [numpy_of(one) for one in slope(True)]
+    assert kept == [True]
+    bridge().lstm(arrays, LstmOptions(), True, training=False)
+    assert kept == [True, False]
+    for found, right in zip(slope(False), wanted, strict=True):
+        np.testing.assert_array_equal(numpy_of(found), right)
+    assert kept == [True, False, False, True]
+
+
 def test_two_runs_give_the_same_bits() -> None:
     arrays = tensors_of(arrays_of(add=ALL))
     (first, first_gradients), (second, second_gradients) = (run(arrays, LstmOptions()) for _ in range(2))
@@ -301,8 +334,8 @@ def test_torch_keeps_memory_for_backward_only_where_there_is_one(
 ) -> None:
     import torch
 
-    kept, forward = [], cpu.core().forward
-    monkeypatch.setattr(cpu.core(), "forward", lambda *a: kept.append(a[2][3] is not None) or forward(*a))
+    kept, forward = [], native.core().forward
+    monkeypatch.setattr(native.core(), "forward", lambda *a: kept.append(a[2][3] is not None) or forward(*a))
     arrays = tensors_of(arrays_of())
     bridge().lstm(arrays, LstmOptions(), True)
     arrays["kernel"].requires_grad_()

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellerate import accelerate
 from cellerate.bridges.torch_capture import CapturedStep
-from cellerate.layers.captured import seeding
+from cellerate.layers.cuda_graph_step import seeding
 
 pytestmark = pytest.mark.keras
 V, B, T = 12, 4, 6

@@ -1,8 +1,5 @@
 """The LSTM layer on a GPU as torch calls it, held against the oracle; the GPU is an emulated one."""
 
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -14,11 +11,9 @@ import torch
 from torch.library import opcheck
 
 from cellerate.bridges import torch_cuda, torch_operators
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda import trials
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.cuda import selfcheck
+from support.gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
 
 pytestmark = pytest.mark.keras
 EVERY_CASE = CASES | LARGE_CASES
@@ -56,7 +51,7 @@ def compiled() -> None:
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
         calls = [call_of(case) for case in EVERY_CASE.values()]
-        emulated_gpu.prepare(call.variant(d, 0) for call in calls for d in ("forward", "backward"))
+        emulated_gpu.prepare(call.plan.kernel(d) for call in calls for d in ("forward", "backward"))
 
 
 @pytest.fixture
@@ -72,7 +67,7 @@ def test_layer_equals_the_oracle(case):
 
 
 def test_layer_in_tf32_with_saturated_gates_equals_the_oracle(tf32):
-    check(CASES["saturated-float32"], trials.ALLOWED["tf32"])
+    check(CASES["saturated-float32"], selfcheck.ALLOWED["tf32"])
 
 
 def check(case: Case, bounds: tuple[float, float]) -> None:
@@ -92,7 +87,11 @@ def check(case: Case, bounds: tuple[float, float]) -> None:
     assert gradients.keys() == wanted_gradients.keys()
     for name, found in gradients.items():
         assert found.dtype == call.need(name).dtype
-        assert error(numbers(found), wanted_gradients[name]) < allowed_of_gradients, name
+        # A gate near its limit has small gradients, which those of the others would hide.
+        by_gate = 4 if name in ("kernel", "recurrent_kernel", "bias") and any(case.saturated) else 1
+        parts = (np.split(array, by_gate, axis=-1) for array in (numbers(found), wanted_gradients[name]))
+        for gate, (one, wanted_one) in enumerate(zip(*parts, strict=True)):
+            assert error(one, wanted_one) < allowed_of_gradients, (name, gate)
 
 
 def test_cotangents_that_are_not_there_are_zeros():
@@ -153,9 +152,9 @@ def test_any_order_in_which_threads_take_turns_gives_the_same(monkeypatch, seed)
 def test_float32_is_tf32_where_torch_allows_that_and_only_there(request):
     case = Case(number="float32", with_=("bias", "c0", "mask"))
     call = call_of(case)
-    assert call.variant("forward", 0).number == "float32"
+    assert call.plan.kernel("forward").number == "float32"
     exact = torch_cuda.forward(call, keep=False)[0]
     request.getfixturevalue("tf32")
-    assert call.variant("backward", 0).number == "tf32"
-    found = torch_cuda.forward(call, keep=False)[0]
+    assert call_of(case).plan.kernel("backward").number == "tf32"
+    found = torch_cuda.forward(call_of(case), keep=False)[0]
     assert 1e-5 < error(numbers(found), numbers(exact)) < 1e-3

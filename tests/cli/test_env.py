@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from cellerate import gpu
-from cellerate.environment import installed_backends
+from cellerate.machine import gpu
+from cellerate.machine.environment import installed_backends
 
 NO_GPU = gpu.GpuFacts(
     None, None, (), (), {"JAX_PLATFORMS": "cpu"}, ("no NVIDIA driver was found (libcuda.so.1)",)
@@ -51,7 +51,7 @@ def test_env_with_a_wrong_setting_of_the_native_core_is_one_clear_error(name, va
 
 
 def test_env_without_the_native_core_says_what_is_missing(cellerate, monkeypatch):
-    monkeypatch.setattr("cellerate.kernels.cpu.missing", lambda: "not compiled: install g++")
+    monkeypatch.setattr("cellerate.kernels.native.why_unavailable", lambda: "not compiled: install g++")
     code, out, _ = cellerate("env")
     assert code == 0
     assert "not compiled: install g++" in out
@@ -65,7 +65,7 @@ def test_env_in_words_shows_the_same(cellerate):
 
 
 def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
-    monkeypatch.setattr("cellerate.gpu.facts", lambda: NO_GPU)
+    monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: NO_GPU)
     code, out, _ = cellerate("env")
     assert code == 0
     said = out.splitlines()
@@ -76,8 +76,10 @@ def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
 
 
 def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypatch):
-    monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is no compiler")
+    monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: TWO_GPUS)
+    monkeypatch.setattr(
+        "cellerate.kernels.cuda.launch.why_unavailable", lambda device: "there is no compiler"
+    )
     code, out, _ = cellerate("env")
     assert code == 0
     said = out.splitlines()
@@ -95,16 +97,18 @@ def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypat
 
 
 def test_env_says_what_the_kernels_are_compiled_with_where_they_run(cellerate, monkeypatch):
-    monkeypatch.setattr("cellerate.gpu.facts", lambda: TWO_GPUS)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: None)
+    monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: TWO_GPUS)
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.why_unavailable", lambda device: None)
     monkeypatch.setattr("cellerate.cli.env._compiler", lambda: {"cuda-core": "1.0"})
     assert "  kernels        Cellerate's own can run on the GPU (cuda-core 1.0)\n" in cellerate("env")[1]
 
 
 @pytest.mark.parametrize("facts", [NO_GPU, TWO_GPUS], ids=["no GPU", "two GPUs"])
 def test_env_json_has_the_same_of_gpus(cellerate, monkeypatch, facts):
-    monkeypatch.setattr("cellerate.gpu.facts", lambda: facts)
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is no compiler")
+    monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: facts)
+    monkeypatch.setattr(
+        "cellerate.kernels.cuda.launch.why_unavailable", lambda device: "there is no compiler"
+    )
     code, out, _ = cellerate("env", "--json")
     assert code == 0
     found = json.loads(out)["gpu"]

@@ -196,7 +196,7 @@ def test_generate_with_beams_takes_a_configuration_file_that_says_how_to_draw(ce
 
 
 def test_generate_with_beams_on_a_gpu_that_is_not_there_is_refused(cellerate, made, monkeypatch):
-    monkeypatch.setattr("cellerate.kernels.cuda.launch.missing", lambda device: "there is none")
+    monkeypatch.setattr("cellerate.kernels.cuda.launch.why_unavailable", lambda device: "there is none")
     words = ["--beams", "2", "--implementation", "cellerate-cuda"]
     code, out, err = cellerate("generate", made / "text.keras", "the ", *words)
     assert (code, out) == (5, "")

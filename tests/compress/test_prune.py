@@ -12,8 +12,8 @@ from keras import layers
 from cellerate.compress import prune as pruning
 from cellerate.compress.prune import magnitude, prune, saliency, without
 from cellerate.errors import ConfigError, DataError, ModelError, TrainingError
+from cellerate.keras_graph.ties import Units, units_of
 from cellerate.layers.accelerate import accelerate, is_accelerated
-from cellerate.layers.units import Units, units_of
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model

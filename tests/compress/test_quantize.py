@@ -13,13 +13,13 @@ from keras import layers
 from cellerate.compress.quantize import quantize
 from cellerate.compress.record import QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels import cpu
-from cellerate.kernels.program import Program
+from cellerate.keras_graph.to_program import read_program
+from cellerate.kernels import native
 from cellerate.layers.accelerate import accelerate, is_accelerated
-from cellerate.layers.reading import read_program
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
+from cellerate.program import Program
 from cellerate.runtime.cell import narrowed, read_cell, write_cell
 
 pytestmark = pytest.mark.keras
@@ -295,7 +295,7 @@ def test_model_that_is_given_stays_as_it_is() -> None:
     assert not found.get_layer("lstm").trainable
     accelerate(model)
     quantize(model, data, precision="bfloat16")
-    assert is_accelerated(model.get_layer("lstm")) == (cpu.missing() is None)
+    assert is_accelerated(model.get_layer("lstm")) == (native.why_unavailable() is None)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from keras import layers
 
 from cellerate.compress.sparsify import sparsify
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.keras_graph.to_program import read_program
 from cellerate.layers.accelerate import is_accelerated
-from cellerate.layers.reading import read_program
 from cellerate.models.text import build_text_model
 from cellerate.runtime.cell import write_cell
 

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellerate.data import tokenizer as module
+from cellerate.data import tokenizers as module
 from cellerate.data.file_tokenizer import FileTokenizer
-from cellerate.data.tokenizer import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    Tokenizer,
-    open_tokenizer,
-    tokenizer_from_config,
-)
+from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
+from cellerate.data.tokenizers import open_tokenizer, tokenizer_from_config
 from cellerate.errors import BackendError, DataError, ModelError
 
 encodable = st.text(st.characters(exclude_categories=["Cs"]))

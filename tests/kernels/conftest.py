@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellerate.kernels import cpu
+from cellerate.kernels import native
 
 
 @pytest.fixture
 def native_settings() -> Iterator[None]:
     """Two threads whatever the machine has, and what a test sets is put back."""
-    target, threads = cpu.target(), cpu.num_threads()
-    cpu.set_num_threads(2)
+    target, threads = native.target(), native.num_threads()
+    native.set_num_threads(2)
     yield
-    cpu.set_target(target)
-    cpu.set_num_threads(threads)
+    native.set_target(target)
+    native.set_num_threads(threads)

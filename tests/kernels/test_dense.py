@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.kernels import cpu
+from cellerate.kernels import dense, native
 
 # Rows beyond one chunk, odd sizes, and each tile of rows that is left over.
 SHAPES = [(1, 1, 1), (5, 7, 3), (13, 65, 33), (101, 40, 96), (771, 64, 17), (2000, 33, 129)]
@@ -13,13 +13,15 @@ SHAPES = [(1, 1, 1), (5, 7, 3), (13, 65, 33), (101, 40, 96), (771, 64, 17), (200
 LIMITS = {"float32": 1e-6, "bfloat16": 3e-3}
 
 
-@pytest.fixture(params=cpu.available_targets() if cpu.missing() is None else ["none"], autouse=True)
+@pytest.fixture(
+    params=native.available_targets() if native.why_unavailable() is None else ["none"], autouse=True
+)
 def target(request):
-    before = cpu.target()
-    cpu.set_target(request.param)
-    assert cpu.target() == request.param
+    before = native.target()
+    native.set_target(request.param)
+    assert native.target() == request.param
     yield request.param
-    cpu.set_target(before)
+    native.set_target(before)
 
 
 def case(shape, dtype, bias=True):
@@ -45,8 +47,8 @@ def test_value_and_gradients_equal_float64(shape, dtype, bias):
     x, kernel, b, d_y = case(shape, dtype, bias)
     wide = [None if a is None else a.astype(np.float64) for a in (x, kernel, b, d_y)]
     limit = LIMITS[np.dtype(dtype).name]
-    assert error(cpu.dense(x, kernel, b), wide[0] @ wide[1] + (0 if b is None else wide[2])) < limit
-    d_x, d_kernel, d_bias = cpu.dense_backward(x, kernel, b, d_y)
+    assert error(dense.dense(x, kernel, b), wide[0] @ wide[1] + (0 if b is None else wide[2])) < limit
+    d_x, d_kernel, d_bias = dense.dense_backward(x, kernel, b, d_y)
     assert error(d_x, wide[3] @ wide[1].T) < limit
     assert error(d_kernel, wide[0].T @ wide[3]) < 1e-6
     if b is None:
@@ -58,14 +60,14 @@ def test_value_and_gradients_equal_float64(shape, dtype, bias):
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_bits_do_not_depend_on_the_number_of_threads(dtype):
     arguments = case((1999, 65, 97), dtype)
-    before, found = cpu.num_threads(), []
+    before, found = native.num_threads(), []
     try:
         for threads in (1, 2, 3):
-            cpu.set_num_threads(threads)
-            results = (cpu.dense(*arguments[:3]), *cpu.dense_backward(*arguments))
+            native.set_num_threads(threads)
+            results = (dense.dense(*arguments[:3]), *dense.dense_backward(*arguments))
             found.append([array.tobytes() for array in results])
     finally:
-        cpu.set_num_threads(before)
+        native.set_num_threads(before)
     assert found[0] == found[1] == found[2]
 
 
@@ -81,5 +83,5 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype):
 def test_wrong_argument_is_named_with_both_shapes(change, words):
     x, kernel, bias, _ = case((5, 7, 3), np.float32)
     with pytest.raises(ConfigError) as raised:
-        cpu.dense(**({"x": x, "kernel": kernel, "bias": bias} | change))
+        dense.dense(**({"x": x, "kernel": kernel, "bias": bias} | change))
     assert words in str(raised.value)

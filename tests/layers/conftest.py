@@ -1,15 +1,10 @@
 """The emulated GPU for tests of Keras layers."""
 
-import sys
-from pathlib import Path
-
 import keras
 import pytest
 
 from cellerate.layers import fused
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "bridges"))
-import gpu_cases
+from support import gpu_cases
 
 
 @pytest.fixture
@@ -20,6 +15,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if keras.backend.backend() == "jax":
         import jax
 
-        from cellerate.kernels import cpu
+        from cellerate.kernels import native
 
-        jax.ffi.register_ffi_target("cellerate_launch", cpu.core().xla_launch_on_host(), platform="cpu")
+        jax.ffi.register_ffi_target("cellerate_launch", native.core().xla_launch_on_host(), platform="cpu")

@@ -15,7 +15,7 @@ from keras import layers, ops
 
 import cellerate
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.kernels import cpu
+from cellerate.kernels import native
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate, disable, enable, is_accelerated, restore, restored
 from cellerate.layers.explain import explain
@@ -303,6 +303,33 @@ def test_enable_accelerates_what_is_created_loaded_and_cloned_until_disable(tmp_
     np.testing.assert_allclose(ops.convert_to_numpy(made[1](x)), ops.convert_to_numpy(plain(x)), atol=1e-6)
 
 
+def test_enable_accelerates_what_is_around_the_lstms_when_a_model_is_compiled() -> None:
+    original = keras.Model.compile
+    enable()
+    model = keras.Sequential([keras.Input((8, 4)), layers.LSTM(6), layers.Dense(3)])
+    plain = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    for one in (model, plain):
+        assert "call" not in vars(one.layers[-1])
+        one.compile("sgd", "mse")
+    disable()
+    assert keras.Model.compile is original
+    assert "call" in vars(model.layers[-1]) and "call" not in vars(plain.layers[-1])
+    model.fit(np.zeros((2, 8, 4)), np.zeros((2, 3)), verbose=0)
+    assert "call" not in vars(restore(model).layers[-1])
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the other backends compile a step themselves")
+def test_enable_captures_the_training_step_on_a_gpu(gpu: None) -> None:
+    enable()
+    model = keras.Sequential([keras.Input((8, 4)), layers.LSTM(6), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    disable()
+    planned = "a CUDA graph, once three steps of its shape have run"
+    assert explain(model).training_step == planned
+    restore(model)
+    assert "make_train_function" not in vars(model)
+
+
 def test_enable_leaves_what_it_cannot_run_and_named_refuses_it() -> None:
     class Mine(layers.LSTM):
         def inner_loop(self, *args: Any, **keywords: Any) -> Any:
@@ -370,12 +397,12 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_number_of_threads_changes_no_bit_of_a_small_batch() -> None:
-    model, before = accelerate(text_model()), cpu.num_threads()
+    model, before = accelerate(text_model()), native.num_threads()
     try:
         results = []
         for count in (1, 2, 3):
             cellerate.set_num_threads(count)
-            assert cpu.num_threads() == count
+            assert native.num_threads() == count
             results.append(model.predict_on_batch(IDS[:B]))
     finally:
         cellerate.set_num_threads(before)
@@ -386,7 +413,7 @@ def test_number_of_threads_changes_no_bit_of_a_small_batch() -> None:
 def test_without_the_native_core_keras_runs_and_everything_says_so(
     monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
-    monkeypatch.setattr(cpu, "missing", lambda: "the native core is not installed (test)")
+    monkeypatch.setattr(native, "why_unavailable", lambda: "the native core is not installed (test)")
     model = compiled(text_model())
     for use in (lambda name: accelerate(model, name), enable):
         use("auto")

@@ -13,12 +13,12 @@ import pytest
 from keras import layers
 from keras.src import backend as keras_backend
 
-from cellerate.environment import BACKENDS
 from cellerate.errors import BackendError, ModelError
-from cellerate.kernels import cpu
+from cellerate.kernels import native
 from cellerate.layers.accelerate import accelerate, is_accelerated, restore
 from cellerate.layers.explain import Explanation, LayerReport, explain
 from cellerate.layers.fused import bridge
+from cellerate.machine.environment import BACKENDS
 
 pytestmark = [
     pytest.mark.keras,
@@ -512,14 +512,14 @@ def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() 
         assert (report.kernel, report.implementation, report.target) == (
             "cellerate-cpu",
             "cellerate-cpu",
-            cpu.target(),
+            native.target(),
         )
         assert report.changes == ()
         assert condition(report, "dtype").found == "float16, computed in float32"
-    assert f"kernel  cellerate-cpu ({cpu.target()}): Cellerate's native core" in str(explanation)
+    assert f"kernel  cellerate-cpu ({native.target()}): Cellerate's native core" in str(explanation)
     assert explanation.summary == "2 recurrent layers; 0 could run faster."
     values = json.loads(json.dumps(explanation.to_dict()))
-    assert [given["target"] for given in values["layers"]] == [None, cpu.target(), cpu.target()]
+    assert [given["target"] for given in values["layers"]] == [None, native.target(), native.target()]
     assert explain(restore(model)) == dataclasses.replace(explanation, layers=plain)
 
 
@@ -553,7 +553,7 @@ def test_explain_claims_the_native_core_exactly_where_it_is_called(
     model = accelerate(model_of(LAYERS[name](), masked=True))
     report = only(explain(model))
     calls, lstm = [], bridge().lstm
-    monkeypatch.setattr(bridge(), "lstm", lambda *a: calls.append(1) or lstm(*a))
+    monkeypatch.setattr(bridge(), "lstm", lambda *a, **k: calls.append(1) or lstm(*a, **k))
     watch = Watch(monkeypatch)
     model(ones())
     assert report.kernel == "cellerate-cpu"

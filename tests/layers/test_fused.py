@@ -13,8 +13,8 @@ import pytest
 from keras import layers, ops
 from keras.src.activations import ALL_OBJECTS_DICT
 
-from cellerate.kernels.spec import ACTIVATIONS
-from cellerate.layers import contest, fused
+from cellerate.kernels.lstm.spec import ACTIVATIONS
+from cellerate.layers import cudnn_choice, fused
 from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated
 
 pytestmark = [
@@ -59,7 +59,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.param == "cellerate-cuda":
         request.getfixturevalue("gpu")
         # Beside an emulated GPU cuDNN would always win.
-        monkeypatch.setattr(contest, "cudnn_is_faster", lambda *_: False)
+        monkeypatch.setattr(cudnn_choice, "cudnn_is_faster", lambda *_: False)
     return request.param
 
 

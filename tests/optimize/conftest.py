@@ -2,6 +2,9 @@
 
 import csv
 import json
+import sys
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -93,6 +96,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "_WARM_S", 0.0)
 
 
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, type]], None]:
+    """Puts other passes in the place of all: a class for each name, in their order."""
+    from cellerate.optimize.passes import registry
+
+    def plant(kinds: Mapping[str, type]) -> None:
+        monkeypatch.setitem(sys.modules, "planted", types.ModuleType("planted"))
+        for name, kind in kinds.items():
+            setattr(sys.modules["planted"], name, kind)
+        monkeypatch.setattr(registry, "PASSES", {name: f"planted:{name}" for name in kinds})
+
+    return plant
+
+
 class HereProbe:
     """Answers as a process of its own would, in this one; trains for a few steps only."""
 
@@ -109,7 +126,7 @@ class HereProbe:
         return
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
-        from cellerate.optimize.probe import _Work
+        from cellerate.optimize.probe_process import _Work
 
         self.asked.append((kind, options))
         key = json.dumps(self._question)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import DataError, ModelError
-from cellerate.optimize.judging import Judged, interval, judged, relative_loss
+from cellerate.optimize.judging import Judged, interval, judged, paired_loss
 
 
 def test_judged_of_few_items_keeps_each_in_its_order():
@@ -73,13 +73,13 @@ def test_interval_covers_the_true_mean_in_95_of_100_draws(items, weighted):
     assert 0.935 <= inside / draws <= 0.965
 
 
-def test_relative_loss_covers_the_true_difference_and_is_far_narrower_than_two_means_apart():
+def test_paired_loss_covers_the_true_difference_and_is_far_narrower_than_two_means_apart():
     random = np.random.default_rng(3)
     draws, inside = 1000, 0
     for _ in range(draws):
         before = random.normal(2.0, 0.5, 256)
         after = before + 0.02 + random.normal(0.0, 0.02, 256)
-        found = relative_loss(judged(before), judged(after), higher_is_better=False)
+        found = paired_loss(judged(before), judged(after), higher_is_better=False)
         inside += found.low <= 0.01 <= found.high
     assert 0.93 <= inside / draws <= 0.97
     alone = interval(judged(before))
@@ -87,25 +87,25 @@ def test_relative_loss_covers_the_true_difference_and_is_far_narrower_than_two_m
 
 
 @pytest.mark.parametrize(("higher", "sign"), [(False, 1), (True, -1)])
-def test_relative_loss_is_above_zero_where_it_became_worse(higher, sign):
+def test_paired_loss_is_above_zero_where_it_became_worse(higher, sign):
     before, after = Judged((1.0, 3.0), (1.0, 1.0)), Judged((1.1, 3.3), (1.0, 1.0))
-    found = relative_loss(before, after, higher_is_better=higher)
+    found = paired_loss(before, after, higher_is_better=higher)
     assert found.value == pytest.approx(sign * 0.1)
     assert found.low < found.value < found.high
 
 
-def test_relative_loss_weighs_blocks_by_what_is_in_them():
+def test_paired_loss_weighs_blocks_by_what_is_in_them():
     before, after = Judged((1.0, 1.0), (3.0, 1.0)), Judged((1.0, 2.0), (3.0, 1.0))
-    assert relative_loss(before, after, higher_is_better=False).value == pytest.approx(0.25)
+    assert paired_loss(before, after, higher_is_better=False).value == pytest.approx(0.25)
 
 
-def test_relative_loss_to_itself_is_exactly_zero():
+def test_paired_loss_to_itself_is_exactly_zero():
     one = judged(np.random.default_rng(0).normal(size=300))
-    found = relative_loss(one, one, higher_is_better=False)
+    found = paired_loss(one, one, higher_is_better=False)
     assert (found.low, found.value, found.high) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("after", "sign"), [(0.0, 0), (0.1, 1), (-0.1, -1)])
-def test_relative_loss_to_a_perfect_model_is_nothing_or_beyond_every_gate(after, sign):
-    found = relative_loss(Judged((0.0,), (1.0,)), Judged((after,), (1.0,)), higher_is_better=False)
+def test_paired_loss_to_a_perfect_model_is_nothing_or_beyond_every_gate(after, sign):
+    found = paired_loss(Judged((0.0,), (1.0,)), Judged((after,), (1.0,)), higher_is_better=False)
     assert (found.low, found.value, found.high) == (sign * 1e9,) * 3

@@ -11,7 +11,7 @@ import cellerate
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimize import workflow
 from cellerate.optimize.passes import sweeps
-from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.probe_client import ProbeError
 from cellerate.optimize.settings import OptimizeSettings
 from cellerate.report.record import Verdict
 
@@ -58,6 +58,7 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     ]
     original, *packed = found.candidates
     assert original.loss is None
+    assert original.parameters == packed[0].parameters
     for one in packed:
         assert one.error == ""
         assert one.file_bytes == (folder / one.file).stat().st_size
@@ -134,7 +135,7 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
 
             return found
 
-    from cellerate.optimize.text import TextWorkload
+    from cellerate.optimize.workloads.text import TextWorkload
 
     judged = TextWorkload.judge
     monkeypatch.setattr(TextWorkload, "judge", Worse())
@@ -408,9 +409,9 @@ class MadeUp(HereProbe):
 def tuned(made, tmp_path, monkeypatch):
     """Runs one pass over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
     from cellerate.optimize import context as module
-    from cellerate.optimize.progress import Progress
+    from cellerate.optimize.listener import Listener
     from cellerate.optimize.state import Choices, State
-    from cellerate.optimize.workload import open_workload
+    from cellerate.optimize.workloads.opening import open_workload
     from cellerate.report.record import TrainingStep
 
     monkeypatch.setattr(module, "Probe", MadeUp)
@@ -432,7 +433,7 @@ def tuned(made, tmp_path, monkeypatch):
             data=[str(made / "t.txt")],
             backend=keras.config.backend(),
             state=state,
-            progress=Progress(),
+            listener=Listener(),
             deadline=float("inf"),
         )
         return one.run(context), state
@@ -570,7 +571,7 @@ def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
 ):
     from cellerate.measure import Timing
     from cellerate.optimize.judging import Judged
-    from cellerate.optimize.text import TextWorkload
+    from cellerate.optimize.workloads.text import TextWorkload
     from cellerate.training.trial import Trial
 
     tried = []

@@ -21,7 +21,7 @@ class Machine:
         self.tried = []
 
     def __call__(self, size):
-        from cellerate.optimize.probes import ProbeError
+        from cellerate.optimize.probe_client import ProbeError
 
         self.tried.append(size)
         if self.broken and size >= self.broken:
@@ -72,7 +72,7 @@ def test_sweep_out_of_memory_looks_for_the_largest_that_fits():
 
 
 def test_sweep_with_no_batch_that_fits_says_so():
-    from cellerate.optimize.probes import ProbeError
+    from cellerate.optimize.probe_client import ProbeError
 
     def full(size):
         raise ProbeError("MemoryError", memory=True)
@@ -87,7 +87,7 @@ def test_sweep_whose_first_batch_does_not_fit_looks_for_a_smaller_one():
 
 
 def test_sweep_of_another_error_raises_it():
-    from cellerate.optimize.probes import ProbeError
+    from cellerate.optimize.probe_client import ProbeError
 
     with pytest.raises(ProbeError, match="no kernel"):
         swept(Machine(lambda size: float(size), broken=32))

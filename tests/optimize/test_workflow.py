@@ -14,8 +14,9 @@ import pytest
 from cellerate.errors import ConfigError, OutputError
 from cellerate.models.storage import load_model
 from cellerate.optimize import workflow
+from cellerate.optimize.listener import Listener
+from cellerate.optimize.passes import registry
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimize.progress import Progress
 from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import load_state
 from cellerate.report.record import Pass, TrainingStep, Verdict, read_run
@@ -43,14 +44,14 @@ class Stand(OptimizerPass):
 
 
 @pytest.fixture
-def stands(monkeypatch):
+def stands(plant, monkeypatch):
     """Three stand-ins, and a verdict that looks at nothing."""
     kinds = {
         name: type(name, (Stand,), {"name": name, "title": name.title()})
         for name in ("kernels", "quantize", "prune")
     }
     monkeypatch.setattr(Stand, "begun", [])
-    monkeypatch.setattr(workflow, "_PASSES", tuple(kinds.values()))
+    plant(kinds)
     # It asks a process of its own, which starts the backend.
     monkeypatch.setattr(
         workflow,
@@ -73,7 +74,7 @@ def after_baseline(made, tmp_path_factory):
         patch.setattr(context, "Probe", HereProbe)
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
-        patch.setattr(workflow, "_PASSES", ())
+        patch.setattr(registry, "PASSES", {})
         patch.setattr(
             workflow,
             "verdict",
@@ -362,8 +363,8 @@ def test_a_full_disk_raises_output_error_and_leaves_what_was_there(go, stands, o
     assert go().status == "finished"
 
 
-def test_progress_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
-    class Heard(Progress):
+def test_listener_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
+    class Heard(Listener):
         def __init__(self):
             self.told = []
 
@@ -385,7 +386,7 @@ def test_progress_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
 
     stands["prune"].does = staticmethod(interrupt)
     heard = Heard()
-    go(only=["kernels", "prune"], progress=heard)
+    go(only=["kernels", "prune"], listener=heard)
     assert heard.told == [
         ("start", "Kernels", "Prune", "Verdict"),
         ("begin", "Kernels"),
@@ -393,15 +394,3 @@ def test_progress_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
         ("begin", "Prune"),
         ("stop",),
     ]
-
-
-def test_the_names_that_can_be_chosen_are_those_of_the_passes():
-    from cellerate.optimize.settings import PASSES
-
-    kinds = workflow._PASSES
-    assert tuple(kind.name for kind in kinds) == PASSES
-    from cellerate.optimize.state import Choices, State
-
-    known = {field.name for kind in (State, Choices) for field in dataclasses.fields(kind)}
-    for kind in (workflow.Baseline, *kinds):
-        assert {*kind.reads, *kind.writes} <= known

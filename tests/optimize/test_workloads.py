@@ -11,8 +11,8 @@ from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
-from cellerate.optimize.judging import relative_loss
-from cellerate.optimize.workload import open_workload
+from cellerate.optimize.judging import paired_loss
+from cellerate.optimize.workloads.opening import open_workload
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
 from cellerate.tasks.packing import packed
 from cellerate.tasks.series import evaluate_series, load_series_model
@@ -52,7 +52,7 @@ def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task)
     assert len(here.values) > 5
     assert here.weights == there.weights
     np.testing.assert_allclose(here.values, there.values, rtol=ROUNDING)
-    assert abs(relative_loss(here, there, higher_is_better=False).value) < ROUNDING
+    assert abs(paired_loss(here, there, higher_is_better=False).value) < ROUNDING
 
 
 def test_text_judge_is_what_evaluate_says_and_the_bits_by_hand(work, made):

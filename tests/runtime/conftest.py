@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.tokenizer import CharacterTokenizer
-from cellerate.kernels.program import Node, Program
+from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell, narrowed
 from cellerate.runtime.packed import PackedModel
 

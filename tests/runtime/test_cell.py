@@ -10,7 +10,7 @@ import pytest
 import safetensors
 
 from cellerate.errors import ConfigError, ModelError, OutputError
-from cellerate.kernels.program import OPERATIONS, Node, Program
+from cellerate.program import OPERATIONS, Node, Program
 from cellerate.runtime import cell_format
 from cellerate.runtime.cell import PRECISIONS, narrowed, read_cell, write_cell
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import DataError
-from cellerate.kernels.program import OPERATIONS, Node, Program
+from cellerate.program import OPERATIONS, Node, Program
 from cellerate.runtime.cell import PRECISIONS, Cell, read_cell, write_cell
 from cellerate.runtime.cell_format import LARGEST_HEADER
 

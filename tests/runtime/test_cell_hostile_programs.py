@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
-from cellerate.kernels.program import OPERATIONS, Node, Program
+from cellerate.program import OPERATIONS, Node, Program
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.engine import Engine
 from cellerate.runtime.packed import PackedModel, load

@@ -7,8 +7,8 @@ import pytest
 
 from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels.drawing import Cancellation
-from cellerate.kernels.stepping import StepModel
+from cellerate.kernels.decoder.cpu import StepModel
+from cellerate.kernels.decoder.sampling import Cancellation
 
 PROMPTS = ["abc", "a", "the quick brown fox", "zé☃", "b" * 300]
 

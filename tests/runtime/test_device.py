@@ -1,21 +1,17 @@
 """A packed model that generates on a GPU, on the emulated one."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.cuda import launch
-from cellerate.kernels.drawing import Request, SamplingRules
-from cellerate.kernels.program import Node
+from cellerate.kernels.decoder.sampling import Request, SamplingRules
+from cellerate.program import Node
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-import emulated_gpu
+from support import emulated_gpu
 
 PROMPTS = ["abc", "zé☃", "the quick brown fox"]
 
@@ -115,13 +111,13 @@ def test_device_that_is_none_is_refused(packed, device):
 
 
 def test_gpu_that_is_not_there_is_refused_when_the_model_is_loaded(packed, monkeypatch):
-    monkeypatch.setattr(launch, "missing", lambda device: "there is none")
+    monkeypatch.setattr(launch, "why_unavailable", lambda device: "there is none")
     with pytest.raises(BackendError, match=r"'cuda:1'.*there is none.*device='cpu'"):
         PackedModel(packed().cell, "cuda:1")
 
 
 def test_without_a_driver_the_error_says_so(packed):
-    if launch.missing(0) is None:
+    if launch.why_unavailable(0) is None:
         pytest.skip("this machine has a GPU that the kernels run on")
     with pytest.raises(BackendError, match="device='cpu'"):
         PackedModel(packed().cell, "cuda")

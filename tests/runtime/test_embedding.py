@@ -12,7 +12,7 @@ import pytest
 
 from cellerate.data.lines import LineVocabulary
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
-from cellerate.kernels.program import Node, Program
+from cellerate.program import Node, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.embedding import save_vectors
 from cellerate.runtime.packed import PackedModel

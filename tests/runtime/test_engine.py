@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels import cpu, reference
-from cellerate.kernels.program import Node, Program
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.program import Node, Program
 from cellerate.runtime import engine as engine_module
 from cellerate.runtime import operations
 from cellerate.runtime.engine import Engine
@@ -26,8 +27,8 @@ V, E, H, C = 11, 6, 9, 4
 
 @pytest.fixture
 def numpy_alone(monkeypatch):
-    monkeypatch.setattr(cpu, "missing", lambda: "the test wants none")
-    monkeypatch.setattr(cpu, "core", None)
+    monkeypatch.setattr(native, "why_unavailable", lambda: "the test wants none")
+    monkeypatch.setattr(native, "core", None)
 
 
 def draw(*shape, seed=0):
@@ -145,7 +146,7 @@ def test_run_without_the_core_equals_the_oracle_and_the_core(numpy_alone, monkey
     alone = Engine(program).run(ids)
     assert_near(alone, text_expected(program, ids))
     monkeypatch.undo()
-    assert cpu.missing() is None
+    assert native.why_unavailable() is None
     assert_near(alone, Engine(program).run(ids))
 
 
@@ -635,7 +636,7 @@ def test_run_with_a_wrong_setting_of_the_core_blames_the_setting():
     code = (
         "import numpy as np\n"
         "from cellerate.errors import ConfigError\n"
-        "from cellerate.kernels.program import Node, Program\n"
+        "from cellerate.program import Node, Program\n"
         "from cellerate.runtime.engine import Engine\n"
         "x = Node('input', 'x', options={'shape': (-1, 3), 'dtype': 'float32'})\n"
         "y = Node('dense', 'y', {'x': 0}, {'kernel': np.ones((3, 2), np.float32)}, {'activation': 'linear'})\n"

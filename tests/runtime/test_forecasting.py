@@ -12,7 +12,7 @@ import pytest
 
 from cellerate.data.scaler import Scaler
 from cellerate.errors import DataError, ModelError
-from cellerate.kernels.program import Node, Program
+from cellerate.program import Node, Program
 from cellerate.runtime import forecasting
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.forecasting import next_times

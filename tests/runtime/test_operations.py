@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ModelError
-from cellerate.kernels import cpu, reference
-from cellerate.kernels.program import OPERATIONS, OUTPUT_ACTIVATIONS, Node
-from cellerate.kernels.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels import dense, native
+from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
+from cellerate.program import OPERATIONS, OUTPUT_ACTIVATIONS, Node
 from cellerate.runtime import operations
 
 ROUNDING = 2.0**-24
@@ -24,19 +25,20 @@ B, T, F = 5, 7, 3
 
 @pytest.fixture(params=["core", "numpy"])
 def where(request, monkeypatch):
-    assert cpu.missing() is None
+    assert native.why_unavailable() is None
     if request.param == "numpy":
-        monkeypatch.setattr(cpu, "missing", lambda: "the test wants none")
-        monkeypatch.setattr(cpu, "_call", None)
+        monkeypatch.setattr(native, "why_unavailable", lambda: "the test wants none")
+        for module in (cpu, dense):
+            monkeypatch.setattr(module, "call", None)
     return request.param
 
 
-@pytest.fixture(params=cpu.available_targets())
+@pytest.fixture(params=native.available_targets())
 def target(request):
-    before = cpu.target()
-    cpu.set_target(request.param)
+    before = native.target()
+    native.set_target(request.param)
     yield
-    cpu.set_target(before)
+    native.set_target(before)
 
 
 def draw(*shape, seed=0):

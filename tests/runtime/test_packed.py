@@ -9,7 +9,7 @@ import pytest
 
 from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels.drawing import SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels import drawing
-from cellerate.kernels.drawing import SamplingRules
+from cellerate.kernels.decoder import sampling
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.sampling import sample, sampling_rules, uniform
 
 # Far apart and out of order, so that a wrong sort or a wrong id is seen.
@@ -34,7 +34,7 @@ def drawn_natively(
     """The same by the native core, a row after the other."""
     position, previous = (*arguments, 0, None)[:2]
     pairs = [
-        drawing.sample(
+        sampling.sample(
             row,
             dataclasses.replace(rules, stream=rules.stream + number),
             position,

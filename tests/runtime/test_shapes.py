@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cellerate.kernels.program import OPERATIONS, Node
+from cellerate.program import OPERATIONS, Node
 from cellerate.runtime import operations, shapes
 
 B, T, F = 5, 7, 3

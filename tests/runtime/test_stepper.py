@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels.drawing import Request, SamplingRules
+from cellerate.kernels.decoder.sampling import Request, SamplingRules
 
 
 def _ids(batch, length, seed=0):

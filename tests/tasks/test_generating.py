@@ -1,8 +1,5 @@
 """Generating text, on the native engine, on a GPU and by Keras: three ways, one text."""
 
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -13,15 +10,13 @@ import cellerate
 import cellerate.tasks.generating as generating
 from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from cellerate.errors import BackendError, CellerateError, ConfigError, DataError, ModelError
-from cellerate.kernels.drawing import SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.generating import generate, generate_text
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text import TextModel, load_text_model
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-import emulated_gpu
+from support import emulated_gpu
 
 pytestmark = [
     pytest.mark.keras,
@@ -103,7 +98,7 @@ def without_core(monkeypatch):
     def core():
         raise BackendError("the native core is not installed (test)")
 
-    monkeypatch.setattr("cellerate.kernels.stepping.core", core)
+    monkeypatch.setattr("cellerate.kernels.decoder.cpu.core", core)
 
 
 # --- two ways, one text

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cellerate.bridges import jax_cuda
-from cellerate.kernels import cpu
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.spec import LstmOptions
 
 # Options, whether all outputs are returned, and whether the kernels for GPUs compute.
 Static = tuple[LstmOptions, bool, bool]
@@ -59,20 +60,24 @@ def in_place_changes(tensor: Any) -> int:
     return 0
 
 
-def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
+def lstm(
+    arrays: dict[str, Any], options: LstmOptions, return_sequences: bool, *, training: bool = True
+) -> tuple[Any, Any, Any]:
     """One LSTM layer on the native core, inside or outside `jax.jit`, with gradients.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+        arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
             kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout. With ids, h0 is needed: the
             results have its type.
         options: Activations, direction and masked outputs.
         return_sequences: Whether to return all outputs or the last.
+        training: As the other bridges take it; JAX knows itself whether gradients are asked for.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of x. First derivatives in reverse mode
         are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
     """
+    del training
     _register()
     return _lstm((options, return_sequences, False), arrays)
 
@@ -126,7 +131,7 @@ def blocking(
 
 @functools.cache
 def _register() -> None:
-    core = cpu.core()
+    core = native.core()
     handlers = {
         "lstm_forward": core.xla_forward(),
         "lstm_backward": core.xla_backward(),
@@ -140,7 +145,7 @@ def _register() -> None:
 def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """Calls the core; `results` has the shapes and types of the results that are wanted."""
     options, return_sequences, _ = static
-    core = cpu.core()
+    core = native.core()
     names = core.FORWARD_ARGUMENTS if name == "forward" else core.BACKWARD_ARGUMENTS
     result_names = core.FORWARD_RESULTS if name == "forward" else core.BACKWARD_RESULTS
     activation, recurrent_activation, masked_output, go_backwards, _ = cpu.codes(options, return_sequences)

@@ -14,9 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda import build, choice, launch, plan
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import native
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.cuda.kernel import clusters
+from cellerate.kernels.lstm.cuda import select
+from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
+from cellerate.kernels.lstm.cuda.layer import LayerPlan, Results
+from cellerate.kernels.lstm.cuda.plan import Direction, Variant
+from cellerate.kernels.lstm.spec import LstmOptions
 
 Arrays = Mapping[str, Any]
 _TARGET = "cellerate_launch"
@@ -27,7 +32,7 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        given: The arguments of `cellerate.kernels.spec` that are there, by name. h0 is needed: bfloat16, float16 or
+        given: The arguments of `kernels.lstm.spec` that are there, by name. h0 is needed: bfloat16, float16 or
             float32, and so are the results.
         options: Activations, direction and masked outputs.
         return_sequences: Whether all outputs are wanted or the last.
@@ -48,31 +53,22 @@ class Call:
         like = self.given["x"] if "x" in self.given else self.given["ids"]
         return like.shape[0], like.shape[1], self.given["recurrent_kernel"].shape[0]
 
-    @property
-    def keeps_states(self) -> bool:
-        """Whether backward needs h after each step beside the outputs."""
-        return "mask" in self.given or not self.return_sequences
-
     def walked(self, name: str) -> Any:
         """An argument with an axis of time, in the order in which time is walked; None if it is not there."""
         found = self.given.get(name)
         return jnp.flip(found, 1) if found is not None and self.options.go_backwards else found
 
     @functools.cached_property
-    def device(self) -> int:
-        """The number of the GPU that it runs on."""
-        return gpu_number(*self.given.values())
-
-    def variant(self, direction: plan.Direction) -> plan.Variant:
-        """The kernel for it."""
-        return choice.variant_of(
-            direction,
-            number_name(self.number),
+    def plan(self) -> LayerPlan:
+        """Its kernels, and what they read and write."""
+        return LayerPlan(
             self.shape,
+            number_name(self.number),
             self.options,
+            self.return_sequences,
             masked="mask" in self.given,
             dropped="recurrent_dropout" in self.given,
-            device=self.device,
+            device=gpu_number(*self.given.values()),
         )
 
 
@@ -112,7 +108,7 @@ def gpu_number(*arrays: Any) -> int:
 @functools.cache
 def register() -> None:
     """Makes the kernels known to XLA."""
-    jax.ffi.register_ffi_target(_TARGET, cpu.core().xla_launch(), platform="CUDA")
+    jax.ffi.register_ffi_target(_TARGET, native.core().xla_launch(), platform="CUDA")
 
 
 def forward(call: Call, *, keep: bool) -> dict[str, Any]:
@@ -142,28 +138,9 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
         projected = _product(x, kernel, number)
     if "bias" in given:
         projected = projected + _gates_last(given["bias"], units).astype(number)
-    variant = call.variant("forward")
-    sequence, state = (batch, steps, units), (batch, units)
-    wanted: dict[str, Any] = {
-        "outputs" if call.return_sequences else "last_output": (
-            sequence if call.return_sequences else state,
-            number,
-        ),
-        "h_T": (state, number),
-        "c_T": (state, jnp.float32),
-    }
-    if keep:
-        wanted |= {"gates": ((*sequence, 4), number), "cells": (sequence, jnp.float32)}
-        wanted |= {"states": (sequence, number)} if call.keeps_states else {}
-    inputs = {
-        "projected": projected,
-        "ids": ids,
-        "weights": _packed(given["recurrent_kernel"], variant, number),
-        "h0": given["h0"],
-        "mask": call.walked("mask"),
-    }
-    vocabulary = 0 if ids is None else projected.shape[0]
-    found = _run(variant, launch.ForwardArguments, call, inputs, wanted, vocabulary=vocabulary)
+    inputs = {"projected": projected, "ids": ids, "h0": given["h0"]}
+    results = call.plan.forward_results() | (call.plan.kept() if keep else {})
+    found = _run(call, "forward", ForwardArguments, inputs, results, vocabulary=projected.shape[0])
     found["c_T"] = found["c_T"].astype(number)
     if not call.return_sequences:
         found["outputs"] = found.pop("last_output")
@@ -186,78 +163,75 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
     """
     batch, steps, units = call.shape
     number, given = call.number, call.given
-    variant = call.variant("backward")
-    wanted = {
-        "d_projected": ((batch, steps, units, 4), number),
-        "d_h0": ((batch, units), number),
-        "d_c0": ((batch, units), jnp.float32),
-    }
     inputs = {
         "gates": done["gates"],
         "cells": done["cells"],
-        "weights": _packed(given["recurrent_kernel"], variant, number),
-        "mask": call.walked("mask"),
-        "d_outputs" if call.return_sequences else "d_last_output": d_outputs.astype(number),
+        f"d_{call.plan.outputs}": d_outputs.astype(number),
         "d_h_T": d_h_T.astype(number),
         "d_c_T": d_c_T.astype(jnp.float32),
     }
-    results = _run(variant, launch.BackwardArguments, call, inputs, wanted)
+    results = _run(call, "backward", BackwardArguments, inputs, call.plan.backward_results())
     d = results["d_projected"]
     found = {"h0": results["d_h0"], "c0": results["d_c0"]}
-    found["recurrent_kernel"] = _d_recurrent(call, done["states" if call.keeps_states else "outputs"], d)
+    found["recurrent_kernel"] = _d_recurrent(call, done[call.plan.h_of_steps], d)
     found |= _d_inputs(call, d.reshape(batch * steps, 4 * units))
     return {name: gradient.astype(given[name].dtype) for name, gradient in found.items() if name in given}
 
 
 def _run(
-    variant: plan.Variant,
-    structure: type[launch.Arguments],
     call: Call,
+    direction: Direction,
+    structure: type[launch.Arguments],
     inputs: Arrays,
-    wanted: Mapping[str, tuple[tuple[int, ...], Any]],
-    **numbers: int,
+    results: Results,
+    **integers: int,
 ) -> dict[str, Any]:
-    """Starts a kernel with these inputs and those that both directions read; the results that are wanted, by name."""
-    c0 = call.given.get("c0")
+    """Starts a kernel with these inputs and those that both directions read; its results by name."""
+    kernel, c0 = call.plan.kernel(direction), call.given.get("c0")
     every = {
         **inputs,
+        "weights": _packed(call, kernel),
+        "mask": call.walked("mask"),
         "c0": None if c0 is None else c0.astype(jnp.float32),
         "recurrent_dropout": call.given.get("recurrent_dropout"),
     }
     there = {name: array for name, array in every.items() if array is not None}
-    places = {name: n for n, name in enumerate((*there, *wanted))}
-    numbers |= launch.numbers_of(call.shape, call.options)
+    places = {name: n for n, name in enumerate((*there, *results))}
+    integers |= call.plan.integers()
     names = [field[0] for field in structure._fields_]
-    results = jax.ffi.ffi_call(
+    found = jax.ffi.ffi_call(
         _TARGET,
-        [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in wanted.values()],
+        [
+            jax.ShapeDtypeStruct(result.shape, jnp.float32 if result.float32 else call.number)
+            for result in results.values()
+        ],
         vmap_method="sequential",
     )(
         *there.values(),
-        kernel=_loaded(variant, call.device),
-        blocks=np.int64(plan.clusters(variant.rows, call.shape[0]) * variant.blocks),
-        threads=np.int64(variant.threads),
-        shared=np.int64(variant.shared_bytes),
-        numbers=np.array([numbers[name] for name in names if name in numbers], np.int32),
-        slots=np.array([places.get(name, -1) for name in names if name not in numbers], np.int64),
+        kernel=_loaded(kernel, call.plan.device),
+        blocks=np.int64(clusters(kernel.rows, call.shape[0]) * kernel.blocks),
+        threads=np.int64(kernel.threads),
+        shared=np.int64(kernel.shared_bytes),
+        numbers=np.array([integers[name] for name in names if name in integers], np.int32),
+        slots=np.array([places.get(name, -1) for name in names if name not in integers], np.int64),
     )
-    return dict(zip(wanted, results, strict=True))
+    return dict(zip(results, found, strict=True))
 
 
-def _loaded(variant: plan.Variant, device: int) -> str:
+def _loaded(variant: Variant, device: int) -> str:
     """Loads a kernel; the key by which programs name it, which is the same in every process.
 
     An address in its place would make a program another one in each process, and what JAX compiled is kept on disk.
     """
     key = _key(variant, launch.gpu_name(device))
-    cpu.core().xla_register_kernel(key, *launch.handles(variant, device))
+    native.core().xla_register_kernel(key, *launch.handles(variant, device))
     return key
 
 
 @functools.lru_cache(maxsize=1024)
-def _key(variant: plan.Variant, gpu: str) -> str:
-    digest = hashlib.sha256(f"{gpu}\n{build.source(variant)}".encode()).hexdigest()
-    return f"{build.kernel_name(variant)}-{variant.number}-{variant.units}-{digest[:16]}"
+def _key(variant: Variant, gpu: str) -> str:
+    digest = hashlib.sha256(f"{gpu}\n{variant.source}".encode()).hexdigest()
+    return f"{variant.name}-{variant.number}-{variant.units}-{digest[:16]}"
 
 
 def _gates_last(weights: Any, units: int) -> Any:
@@ -270,11 +244,11 @@ def _gates_first(weights: Any, units: int) -> Any:
     return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)
 
 
-def _packed(weights: Any, variant: plan.Variant, number: Any) -> Any:
+def _packed(call: Call, kernel: Variant) -> Any:
     """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
-    units, packing = weights.shape[0], plan.packing(variant)
-    missing = variant.units - units
-    padded = jnp.pad(weights.astype(number).reshape(units, 4, units), ((0, missing), (0, 0), (0, missing)))
+    units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
+    weights = call.given["recurrent_kernel"].astype(call.number).reshape(units, 4, units)
+    padded = jnp.pad(weights, ((0, missing), (0, 0), (0, missing)))
     return padded.reshape(packing.shape).transpose(packing.axes)
 
 
@@ -332,7 +306,7 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
 
 def _d_table(ids: Any, d: Any, count: int) -> Any:
     """The gradient of the table (V, 4H) of embeddings·kernel: the sum of d (B·T, 4H) over the places of each id."""
-    if count <= choice.MOST_ONES:
+    if count <= select.MOST_ONES:
         ones = ids == jnp.arange(count)[:, None]
         return _product(ones.astype(d.dtype), d)
     d_table = jnp.zeros((count, d.shape[1]), jnp.float32)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cellerate.kernels import cpu
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import dense as native_dense
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.spec import LstmOptions
 
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
@@ -96,16 +97,19 @@ def in_place_changes(tensor: Any) -> int:
     return 0
 
 
-def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
+def lstm(
+    arrays: dict[str, Any], options: LstmOptions, return_sequences: bool, *, training: bool = True
+) -> tuple[Any, Any, Any]:
     """One LSTM layer on the native core, eagerly or in a `tf.function`, with gradients.
 
     It runs as a Python function inside the graph: not with XLA, and not in a SavedModel.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+        arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
             kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
         options: Activations, direction and masked outputs.
         return_sequences: Whether to return all outputs or the last.
+        training: Whether to keep what gradients need; without it they cost another forward pass.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives in reverse mode
@@ -118,17 +122,22 @@ def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -
     dtype = arrays["h0"].dtype
     shapes = [(batch, steps, units) if return_sequences else (batch, units), (batch, units), (batch, units)]
 
-    def forward(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+    def compute(values: Sequence[np.ndarray], keep: bool) -> cpu.Forward:
         named = dict(zip(names, values, strict=True))
-        dtype = named["h0"].dtype
-        done = cpu.forward(cpu.Arguments(**named), options, return_sequences=return_sequences, dtype=dtype)
-        assert done.reserve is not None  # noqa: S101 (it was asked for)
-        return done.outputs, done.h_T, done.c_T, done.reserve
+        given, dtype = cpu.Arguments(**named), named["h0"].dtype
+        return cpu.forward(given, options, return_sequences=return_sequences, keep=keep, dtype=dtype)
+
+    def forward(*values: np.ndarray) -> tuple[np.ndarray, ...]:
+        done = compute(values, keep=training)
+        results = (done.outputs, done.h_T, done.c_T)
+        return results if done.reserve is None else (*results, done.reserve)
 
     def backward(*values: np.ndarray) -> list[np.ndarray]:
         given = cpu.Arguments(**dict(zip(names, values, strict=False)))
-        outputs, reserve, d_outputs, d_h_T, d_c_T = values[len(names) :]
-        done = cpu.Forward(outputs, d_h_T, d_c_T, reserve)
+        *kept, d_outputs, d_h_T, d_c_T = values[len(names) :]
+        done = (
+            cpu.Forward(kept[0], d_h_T, d_c_T, kept[1]) if kept else compute(values[: len(names)], keep=True)
+        )
         gradients = cpu.backward(
             given,
             done,
@@ -141,13 +150,14 @@ def lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -
         return [gradients[name] for name in wanted]
 
     def run(*tensors: Any) -> tuple[tuple[Any, Any, Any], Callable[..., list[Any]]]:
-        types = [dtype, dtype, dtype, tf.uint8]
-        *results, reserve = tf.numpy_function(forward, tensors, types, stateful=False)
+        types = [dtype, dtype, dtype, *[tf.uint8] * training]
+        found = tf.numpy_function(forward, tensors, types, stateful=False)
+        results, kept = found[:3], [found[0], *found[3:]] if training else []
         for result, shape in zip(results, shapes, strict=True):
             result.set_shape(shape)
 
         def gradients(*cotangents: Any) -> list[Any]:
-            inputs = [*tensors, results[0], reserve, *cotangents]
+            inputs = [*tensors, *kept, *cotangents]
             found = dict(zip(wanted, tf.custom_gradient(differentiate)(*inputs), strict=True))
             for name, gradient in found.items():
                 gradient.set_shape(arrays[name].shape)
@@ -174,7 +184,7 @@ def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
     dtype = x.dtype
 
     def run(*tensors: Any) -> tuple[Any, Callable[..., list[Any]]]:
-        y = tf.numpy_function(cpu.dense, tensors, dtype, stateful=False)
+        y = tf.numpy_function(native_dense.dense, tensors, dtype, stateful=False)
         y.set_shape((x.shape[0], kernel.shape[1]))
 
         def gradients(d_y: Any) -> list[Any]:
@@ -191,7 +201,7 @@ def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
 
     def backward(*values: np.ndarray) -> list[np.ndarray]:
         given_bias = values[2] if bias is not None else None
-        found = cpu.dense_backward(values[0], values[1], given_bias, values[-1])
+        found = native_dense.dense_backward(values[0], values[1], given_bias, values[-1])
         return [each for each in found if each is not None]
 
     return tf.custom_gradient(run)(*[each for each in (x, kernel, bias) if each is not None])

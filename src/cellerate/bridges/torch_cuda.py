@@ -4,12 +4,18 @@ A module of its own beside `torch` because there the operators are defined, and 
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping
 
 import torch
 
-from cellerate.kernels.cuda import choice, launch, plan
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.lstm.cuda import select
+from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
+from cellerate.kernels.lstm.cuda.layer import LayerPlan, Result, Results
+from cellerate.kernels.lstm.cuda.plan import Direction, Variant
+from cellerate.kernels.lstm.spec import LstmOptions
 
 Tensors = Mapping[str, torch.Tensor | None]
 
@@ -19,7 +25,7 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        given: The arguments of `cellerate.kernels.spec`, by name; None, or missing, where they are absent. h0 is
+        given: The arguments of `cellerate.kernels.lstm.spec`, by name; None, or missing, where they are absent. h0 is
             needed: bfloat16, float16 or float32, and so are the results.
         options: Activations, direction and masked outputs.
         return_sequences: Whether all outputs are wanted or the last.
@@ -61,21 +67,17 @@ class Call:
         like = self.there("x" if self["x"] is not None else "ids")
         return like.shape[0], like.shape[1], self.there("recurrent_kernel").shape[0]
 
-    @property
-    def keeps_states(self) -> bool:
-        """Whether backward needs h after each step beside the outputs."""
-        return self["mask"] is not None or not self.return_sequences
-
-    def variant(self, direction: plan.Direction, device: int) -> plan.Variant:
-        """The kernel for it."""
-        return choice.variant_of(
-            direction,
-            number_name(self.number),
+    @functools.cached_property
+    def plan(self) -> LayerPlan:
+        """Its kernels, and what they read and write."""
+        return LayerPlan(
             self.shape,
+            number_name(self.number),
             self.options,
+            self.return_sequences,
             masked=self["mask"] is not None,
             dropped=self["recurrent_dropout"] is not None,
-            device=device,
+            device=max(0, self.there("h0").get_device()),
         )
 
 
@@ -86,22 +88,13 @@ def number_name(dtype: torch.dtype) -> str:
     return "tf32" if allowed else name
 
 
-def reserve_bytes(call: Call) -> int:
-    """How much forward keeps for backward: gates, c and, where they are not the outputs, h after each step."""
-    batch, steps, units = call.shape
-    number = call.number.itemsize
-    return batch * steps * units * (4 * number + 4 + number * call.keeps_states)
-
-
 def forward_results(
     call: Call, *, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Empty tensors of the shapes and types of what `forward` returns."""
-    batch, steps, units = call.shape
     like = call.there("h0")
-    outputs = like.new_empty((batch, steps, units) if call.return_sequences else (batch, units))
-    reserve = like.new_empty(reserve_bytes(call) if keep else 0, dtype=torch.uint8)
-    return outputs, like.new_empty((batch, units)), like.new_empty((batch, units)), reserve
+    outputs, h_T, c_T = (like.new_empty(result.shape) for result in call.plan.forward_results().values())
+    return outputs, h_T, c_T, _reserve(call, keep=keep)
 
 
 def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,8 +107,7 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), and what `backward` needs: bytes, none without `keep`.
     """
-    batch, steps, units = call.shape
-    h0 = call.need("h0")
+    units = call.shape[2]
     gates_last = _gates_last(call.need("kernel"), units)
     kernel, bias = gates_last.to(call.number), _bias(call)
     ids, x = call.walked("ids"), call.walked("x")
@@ -129,35 +121,13 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     else:
         assert x is not None  # noqa: S101 (there are no ids)
         projected = _projected(x.flatten(0, 1), kernel, bias)
-    sequences = h0.new_empty((batch, steps, units)) if call.return_sequences else None
-    last = None if call.return_sequences else h0.new_empty((batch, units))
-    h_T, c_T = torch.empty_like(h0), h0.new_empty(h0.shape, dtype=torch.float32)
-    reserve = h0.new_empty(reserve_bytes(call) if keep else 0, dtype=torch.uint8)
-    gates, cells, states = _reserved(call, reserve) if keep else (None, None, None)
-    variant = call.variant("forward", _device(h0))
-    _run(
-        variant,
-        launch.ForwardArguments(),
-        call,
-        {
-            "projected": projected.contiguous(),
-            "ids": ids,
-            "weights": _packed(call, variant),
-            "h0": h0,
-            "mask": call.walked("mask"),
-            "outputs": sequences,
-            "states": states,
-            "gates": gates,
-            "cells": cells,
-            "last_output": last,
-            "h_T": h_T,
-            "c_T": c_T,
-        },
-        vocabulary=0 if ids is None else projected.shape[0],
-    )
-    outputs = sequences if sequences is not None else last
-    assert outputs is not None  # noqa: S101 (one of the two)
-    return outputs, h_T, c_T.to(call.number), reserve
+    plan, reserve = call.plan, _reserve(call, keep=keep)
+    results = _empty(call, plan.forward_results())
+    vocabulary = 0 if ids is None else projected.shape[0]
+    inputs = {"projected": projected.contiguous(), "ids": ids, "h0": call.need("h0")}
+    kept = _kept(call, reserve) if keep else {}
+    _run(call, "forward", ForwardArguments(vocabulary=vocabulary), inputs | kept | results)
+    return results[plan.outputs], results["h_T"], results["c_T"].to(call.number), reserve
 
 
 def backward(
@@ -182,32 +152,22 @@ def backward(
         The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0,
         c0; of the argument's type.
     """
-    batch, steps, units = call.shape
-    gates, cells, states = _reserved(call, reserve)
-    h0 = call.need("h0")
-    d_projected = h0.new_empty((batch, steps, units, 4))
-    d_h0, d_c0 = torch.empty_like(h0), h0.new_empty(h0.shape, dtype=torch.float32)
-    cotangent = None if d_outputs is None else d_outputs.detach().to(call.number).contiguous()
-    variant = call.variant("backward", _device(h0))
-    _run(
-        variant,
-        launch.BackwardArguments(),
-        call,
-        {
-            "gates": gates,
-            "cells": cells,
-            "weights": _packed(call, variant),
-            "mask": call.walked("mask"),
-            "d_outputs" if call.return_sequences else "d_last_output": cotangent,
-            "d_h_T": None if d_h_T is None else d_h_T.detach().to(call.number).contiguous(),
-            "d_c_T": None if d_c_T is None else d_c_T.detach().to(torch.float32).contiguous(),
-            "d_projected": d_projected,
-            "d_h0": d_h0,
-            "d_c0": d_c0,
-        },
-    )
-    found = {"h0": d_h0, "c0": d_c0}
-    found["recurrent_kernel"] = _d_recurrent(call, outputs if states is None else states, d_projected)
+    plan, number = call.plan, call.number
+    kept, results = _kept(call, reserve), _empty(call, plan.backward_results())
+    cotangents = {
+        f"d_{plan.outputs}": (d_outputs, number),
+        "d_h_T": (d_h_T, number),
+        "d_c_T": (d_c_T, torch.float32),
+    }
+    inputs = {
+        name: None if d is None else d.detach().to(dtype).contiguous()
+        for name, (d, dtype) in cotangents.items()
+    }
+    states = kept.pop("states", outputs)
+    _run(call, "backward", BackwardArguments(), inputs | kept | results)
+    d_projected = results["d_projected"]
+    found = {"h0": results["d_h0"], "c0": results["d_c0"]}
+    found["recurrent_kernel"] = _d_recurrent(call, states, d_projected)
     found |= _d_inputs(call, d_projected)
     return {
         name: gradient.to(argument.dtype)
@@ -216,39 +176,53 @@ def backward(
     }
 
 
-def _run(
-    variant: plan.Variant, arguments: launch.Arguments, call: Call, tensors: Tensors, **numbers: int
-) -> None:
+def _run(call: Call, direction: Direction, arguments: launch.Arguments, tensors: Tensors) -> None:
     """Starts a kernel with these tensors and those that both directions read."""
+    kernel = call.plan.kernel(direction)
     c0, dropout = call["c0"], call["recurrent_dropout"]
     # They must live until the kernel is in the stream: torch gives their memory only to what comes later there.
     held = {
         **tensors,
+        "weights": _packed(call, kernel),
+        "mask": call.walked("mask"),
         "c0": None if c0 is None else c0.detach().to(torch.float32).contiguous(),
         "recurrent_dropout": None if dropout is None else dropout.detach().contiguous(),
     }
-    for name, number in {**launch.numbers_of(call.shape, call.options), **numbers}.items():
+    for name, number in call.plan.integers().items():
         setattr(arguments, name, number)
     for name, tensor in held.items():
         setattr(arguments, name, None if tensor is None else tensor.data_ptr())
-    h0 = call.need("h0")
+    h0 = call.there("h0")
     stream = torch.cuda.current_stream(h0.device).cuda_stream if h0.is_cuda else 0
-    launch.launch(variant, arguments, _device(h0), stream)
+    launch.launch(kernel, arguments, call.plan.device, stream)
 
 
-def _device(tensor: torch.Tensor) -> int:
-    return tensor.get_device() if tensor.is_cuda else 0
+def _empty(call: Call, results: Results) -> dict[str, torch.Tensor]:
+    like = call.there("h0")
+    return {
+        name: like.new_empty(result.shape, dtype=_dtype(call, result)) for name, result in results.items()
+    }
 
 
-def _reserved(call: Call, reserve: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The parts of the reserve: gates (B, T, H, 4), c (B, T, H), and h (B, T, H) if the outputs are not that."""
-    batch, steps, units = call.shape
-    count = batch * steps * units
-    gates, cells, states = reserve.split(
-        [4 * count * call.number.itemsize, 4 * count, len(reserve) - 4 * count * (call.number.itemsize + 1)]
-    )
-    shaped = states.view(call.number).view(batch, steps, units) if call.keeps_states else None
-    return gates.view(call.number), cells.view(torch.float32), shaped
+def _dtype(call: Call, result: Result) -> torch.dtype:
+    return torch.float32 if result.float32 else call.number
+
+
+def _reserve(call: Call, *, keep: bool) -> torch.Tensor:
+    """Room for what forward keeps for backward, as one tensor of bytes."""
+    sizes = [math.prod(kept.shape) * _dtype(call, kept).itemsize for kept in call.plan.kept().values()]
+    return call.there("h0").new_empty(sum(sizes) if keep else 0, dtype=torch.uint8)
+
+
+def _kept(call: Call, reserve: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors in it."""
+    found, begin = {}, 0
+    for name, kept in call.plan.kept().items():
+        dtype = _dtype(call, kept)
+        end = begin + math.prod(kept.shape) * dtype.itemsize
+        found[name] = reserve[begin:end].view(dtype).view(kept.shape)
+        begin = end
+    return found
 
 
 def _gates_last(weights: torch.Tensor, units: int) -> torch.Tensor:
@@ -270,10 +244,9 @@ def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
     return rows @ kernel if bias is None else torch.addmm(bias, rows, kernel)
 
 
-def _packed(call: Call, variant: plan.Variant) -> torch.Tensor:
+def _packed(call: Call, kernel: Variant) -> torch.Tensor:
     """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
-    units, packing = call.shape[2], plan.packing(variant)
-    missing = variant.units - units
+    units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
     weights = call.need("recurrent_kernel").to(call.number).view(units, 4, units)
     padded = torch.nn.functional.pad(weights, (0, missing, 0, 0, 0, missing))
     return padded.view(packing.shape).permute(packing.axes).contiguous()
@@ -346,7 +319,7 @@ def _d_table(call: Call, d: torch.Tensor) -> dict[str, torch.Tensor]:
     assert ids is not None  # noqa: S101 (who calls has looked)
     rows = ids.flatten().long()
     count = embeddings.shape[0]
-    if count <= choice.MOST_ONES:
+    if count <= select.MOST_ONES:
         ones = rows.unsqueeze(0) == torch.arange(count, device=rows.device).unsqueeze(1)
         d_table = _product(ones.to(d.dtype), d)
     else:

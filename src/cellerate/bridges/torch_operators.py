@@ -1,7 +1,7 @@
 """The LSTM and the dense layer as operators of torch, on the native core and on Cellerate's kernels for GPUs.
 
 A module of its own because this is what torch is told of them: shapes for its compiler, and how they are
-differentiated. What the operators do is `kernels.cpu`'s and `torch_cuda`'s.
+differentiated. What the operators do is `kernels.lstm.cpu`'s and `torch_cuda`'s.
 """
 
 import functools
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from cellerate.bridges import torch_cuda
-from cellerate.environment import processors
-from cellerate.kernels import cpu
-from cellerate.kernels.spec import LstmOptions
+from cellerate.kernels import native
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.machine.environment import processors
 
 # The arguments of an LSTM operator, and which of them have gradients.
 ARGUMENTS = (
@@ -35,20 +36,22 @@ Operator = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def lstm(
-    arrays: dict[str, torch.Tensor], options: LstmOptions, return_sequences: bool
+    arrays: dict[str, torch.Tensor], options: LstmOptions, return_sequences: bool, *, training: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One LSTM layer on the native core, with gradients.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.spec` that are there, by name: x, or ids and embeddings;
+        arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
             kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
         options: Activations, direction and masked outputs.
         return_sequences: Whether to return all outputs or the last.
+        training: As the other bridges take it; torch knows itself whether gradients are asked for.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives are defined for x
         or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
     """
+    del training
     _make_idle_threads_sleep()
     return _lstm("lstm", arrays, options, return_sequences)
 
@@ -170,7 +173,7 @@ def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
 def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes, keep = given
     results = _forward_results(*given)
-    cpu.core().forward(_codes(codes), _contiguous(tensors), results if keep else (*results[:3], None))
+    native.core().forward(_codes(codes), _contiguous(tensors), results if keep else (*results[:3], None))
     return results
 
 
@@ -191,7 +194,7 @@ def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
     # Without return_sequences backward does not read the outputs, which then have another shape.
     if not codes[4]:
         tensors[len(ARGUMENTS)] = None
-    cpu.core().backward(_codes(codes), _contiguous(tensors), wanted)
+    native.core().backward(_codes(codes), _contiguous(tensors), wanted)
     return results
 
 
@@ -255,7 +258,7 @@ def _dense_result(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Ten
 
 def _dense_forward(x: torch.Tensor, kernel: torch.Tensor, bias: Any) -> torch.Tensor:
     y = _dense_result(x, kernel, bias)
-    cpu.core().dense_forward(_contiguous([x, kernel, bias]), [y])
+    native.core().dense_forward(_contiguous([x, kernel, bias]), [y])
     return y
 
 
@@ -271,7 +274,7 @@ def _dense_backward(
 ) -> tuple[torch.Tensor, ...]:
     results = _dense_gradients(x, kernel, bias, d_y)
     wanted = results if bias is not None else (*results[:2], None)
-    cpu.core().dense_backward(_contiguous([x, kernel, bias, d_y]), wanted)
+    native.core().dense_backward(_contiguous([x, kernel, bias, d_y]), wanted)
     return results
 
 

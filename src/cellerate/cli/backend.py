@@ -14,7 +14,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from cellerate.environment import select_backend
+from cellerate.machine.environment import select_backend
 
 # What TensorFlow's C++ side prints before its logging can be told anything.
 _NOTES = re.compile(

@@ -9,7 +9,7 @@ from cellerate.cli.options import Json
 from cellerate.cli.output import emit, emit_json
 
 if TYPE_CHECKING:
-    from cellerate.gpu import Device, GpuFacts
+    from cellerate.machine.gpu import Device, GpuFacts
 
 
 def env(
@@ -23,15 +23,19 @@ def env(
     Example:
         cellerate env --json
     """
-    from cellerate import gpu
-    from cellerate.environment import backend_devices, installed_backends, machine, versions
-    from cellerate.kernels import cpu
+    from cellerate.kernels import native
+    from cellerate.machine import gpu
+    from cellerate.machine.environment import backend_devices, installed_backends, machine, versions
 
     backends = installed_backends()
-    missing = cpu.missing()
+    missing = native.why_unavailable()
     core: dict[str, object] = {"missing": missing}
     if missing is None:
-        core = {"target": cpu.target(), "targets": cpu.available_targets(), "threads": cpu.num_threads()}
+        core = {
+            "target": native.target(),
+            "targets": native.available_targets(),
+            "threads": native.num_threads(),
+        }
     report: dict[str, Any] = {
         "machine": machine(),
         "versions": versions(),
@@ -55,7 +59,7 @@ def env(
 
 def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:
     """All that is known of GPUs, for programs; a reason is None where nothing is in the way."""
-    from cellerate import gpu
+    from cellerate.machine import gpu
 
     builds = {backend: gpu.build_of(backend) for backend in backends}
     return dataclasses.asdict(facts) | {
@@ -73,7 +77,7 @@ def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:
 
 def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
     """The same, for people: what is the reason for all of them is said once."""
-    from cellerate import gpu
+    from cellerate.machine import gpu
 
     settings = {f"{name}={value!r}": f"({gpu.SETTINGS[name]})" for name, value in facts.settings.items()}
     if not facts.devices:
@@ -95,19 +99,19 @@ def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
 
 def _without_kernels(facts: "GpuFacts") -> str | None:
     """Why Cellerate's own kernels do not run on a GPU here."""
-    from cellerate import gpu
+    from cellerate.machine import gpu
 
     reason = gpu.diagnose_kernels(facts)
     if reason is not None:
         return reason
     from cellerate.kernels.cuda import launch
 
-    return launch.missing(0)
+    return launch.why_unavailable(0)
 
 
 def _compiler() -> dict[str, str | None]:
     """The packages that Cellerate's own kernels are compiled with."""
-    from cellerate.environment import package_version
+    from cellerate.machine.environment import package_version
 
     return {name: package_version(name) for name in ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")}
 

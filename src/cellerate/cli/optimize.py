@@ -46,11 +46,11 @@ def optimize(
         cellerate optimize ett.keras --data ETTh1.csv --objective throughput --skip distill
     """
     start_backend(backend)
-    from cellerate.optimize.progress import Progress, Terminal
+    from cellerate.optimize.listener import Listener, Terminal
     from cellerate.optimize.workflow import run
 
-    progress = Progress() if quiet else Terminal()
-    found = run(model, data, output, settings, restart=restart, progress=progress)
+    listener = Listener() if quiet else Terminal()
+    found = run(model, data, output, settings, restart=restart, listener=listener)
     if found.status == "interrupted":
         note(f"interrupted; every pass that had ended is kept. To go on:\n  {command_to_repeat()}")
         raise typer.Exit(130)

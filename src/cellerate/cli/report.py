@@ -7,8 +7,8 @@ import typer
 
 from cellerate.cli.options import Config, Json
 from cellerate.cli.output import emit, emit_json
-from cellerate.environment import require
 from cellerate.errors import CellerateError, ConfigError
+from cellerate.machine.environment import require
 
 
 def report(

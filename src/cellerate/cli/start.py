@@ -6,8 +6,8 @@ typer and rich are not installed: every other module here imports typer.
 
 import sys
 
-from cellerate.environment import require
 from cellerate.errors import BackendError
+from cellerate.machine.environment import require
 
 
 def start() -> None:

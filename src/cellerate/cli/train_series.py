@@ -47,7 +47,7 @@ def train_series(
         cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
         --quantile 0.9 -o sales.keras
     """
-    from cellerate.environment import package_version
+    from cellerate.machine.environment import package_version
 
     start_backend(backend)
     from cellerate.tasks.series import train_series as run_training

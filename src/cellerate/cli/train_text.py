@@ -50,7 +50,7 @@ def train_text(
         cellerate train text book.txt -o book.keras --resume
     """
     start_backend(backend)
-    from cellerate.kernels.drawing import SamplingRules
+    from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.generating import generate_text
     from cellerate.tasks.text import TextModel, load_text_model
     from cellerate.tasks.text import train_text as run_training

@@ -27,8 +27,8 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
-from cellerate.layers.stepwise import gives_probabilities
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.training.settings import check_number
 

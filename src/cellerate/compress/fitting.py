@@ -14,8 +14,8 @@ import numpy as np
 
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
+from cellerate.keras_graph.graph import find_over_time, forget_states
 from cellerate.layers.accelerate import accelerate
-from cellerate.layers.graph import find_over_time, forget_states
 from cellerate.models.rewrite import same_layers
 from cellerate.training.optimizers import loss_scaled
 

@@ -25,9 +25,9 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError, TrainingError
+from cellerate.keras_graph.ties import Units, units_of
+from cellerate.keras_graph.ties_layers import Array, WeightAxis
 from cellerate.layers.accelerate import accelerate, restore
-from cellerate.layers.units import Units, units_of
-from cellerate.layers.units_layers import Array, WeightAxis
 from cellerate.models.rewrite import describe, layer_nodes, rebuild, same_layers
 from cellerate.training.settings import check_choice, check_number
 

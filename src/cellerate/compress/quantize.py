@@ -1,8 +1,7 @@
 """Quantising: the weights that a packed file will keep, in a model that Keras can still judge and train.
 
-A module of its own, apart from the file (`runtime.cell`, which alone decides what is kept how), because here the
-rounding is chosen by what it costs: which scale each column of a kernel has, and whether the model is trained a
-little to live with it.
+The file (`runtime.cell`) decides what is kept how; here the rounding is chosen by what it costs: which scale each
+column of a kernel has, and whether the model is trained a little to live with it.
 """
 
 import dataclasses
@@ -18,9 +17,9 @@ import numpy as np
 from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels.program import Program
-from cellerate.layers.reading import read_program, read_weights
+from cellerate.keras_graph.to_program import read_program, read_weights
 from cellerate.models.rewrite import describe, rebuild
+from cellerate.program import Program
 from cellerate.runtime.cell import PRECISIONS, kept_bytes, kept_types, narrowed, rounded
 from cellerate.runtime.cell_format import INT8
 from cellerate.runtime.engine import Engine

@@ -29,7 +29,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ModelError
-from cellerate.layers.reading import read_program
+from cellerate.keras_graph.to_program import read_program
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.runtime.cell import PRECISIONS, write_cell
 from cellerate.training.settings import check_choice, check_number

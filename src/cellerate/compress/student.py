@@ -8,7 +8,7 @@ import numpy as np
 
 from cellerate.compress.prune import without
 from cellerate.errors import ModelError
-from cellerate.layers.units import units_of
+from cellerate.keras_graph.ties import units_of
 from cellerate.models.rewrite import reinitialized
 from cellerate.training.settings import check_number
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cellerate import environment
 from cellerate.data.tokenizer import StreamDecoder, StreamEncoder, Tokenizer, check_text
 from cellerate.errors import DataError
+from cellerate.machine import environment
 
 _VOCABULARY_LIMIT = 1 << 24
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.data.text import Errors, check_errors, read_text
-from cellerate.environment import require
 from cellerate.errors import DataError
+from cellerate.machine.environment import require
 
 _PARQUET_MARK = b"PAR1"
 

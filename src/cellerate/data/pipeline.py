@@ -149,7 +149,7 @@ def as_tf_dataset(source: BatchSource, epoch: int = 0, *, cache: bool = False) -
     Raises:
         BackendError: TensorFlow is not installed.
     """
-    from cellerate.environment import require
+    from cellerate.machine.environment import require
 
     require("tensorflow", "tensorflow", "as_tf_dataset")
     from cellerate.bridges.tensorflow import tf_dataset
@@ -173,7 +173,7 @@ def as_torch_dataset(source: BatchSource, epoch: int = 0) -> Any:
     Raises:
         BackendError: torch is not installed.
     """
-    from cellerate.environment import require
+    from cellerate.machine.environment import require
 
     require("torch", "torch", "as_torch_dataset")
     from cellerate.bridges.torch import torch_dataset

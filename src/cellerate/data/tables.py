@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cellerate.environment import require
 from cellerate.errors import DataError
+from cellerate.machine.environment import require
 
 Kind = Literal["number", "time", "other"]
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-"]

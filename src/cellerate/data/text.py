@@ -25,13 +25,8 @@ import numpy as np
 
 from cellerate import files
 from cellerate.data.paths import Paths, resolve_paths
-from cellerate.data.tokenizer import (
-    CODE_POINTS,
-    CharacterTokenizer,
-    Tokenizer,
-    character_codes,
-    open_tokenizer,
-)
+from cellerate.data.tokenizer import CODE_POINTS, CharacterTokenizer, Tokenizer, character_codes
+from cellerate.data.tokenizers import open_tokenizer
 from cellerate.errors import ConfigError, DataError, OutputError
 
 Errors = Literal["strict", "replace"]

@@ -2,21 +2,19 @@
 
 A module of its own because a trained model carries its tokenizer: training, generation and the deployed
 runtime all need it, and none of them needs the readers and caches of `data.text` for it. A tokenizer made
-by the package `tokenizers` is in `data.file_tokenizer`, which is imported only where one is asked for.
+by the package `tokenizers` is in `data.file_tokenizer`, and `data.tokenizers` knows them all.
 """
 
 import abc
 import codecs
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from cellerate.errors import DataError, ModelError
+from cellerate.errors import DataError
 
 CODE_POINTS = 0x110000
-_FILE_LIMIT_BYTES = 128 << 20  # the largest published tokenizer files have some 40 MB
 
 
 class StreamDecoder(Protocol):
@@ -204,80 +202,6 @@ def check_text(text: str) -> None:
             "which no file in UTF-8 can hold. It usually stands for a byte typed in a terminal that is not "
             "set to UTF-8: give the text in UTF-8."
         ) from error
-
-
-def open_tokenizer(spec: str) -> Tokenizer | None:
-    """Opens the tokenizer that an option names.
-
-    Args:
-        spec: "characters", "bytes", or the path of a `tokenizer.json`.
-
-    Returns:
-        The tokenizer; None for "characters", because that vocabulary comes from the text.
-
-    Raises:
-        DataError: The file is missing or is no tokenizer file.
-        BackendError: The package `tokenizers` is needed and not installed.
-    """
-    if spec == "characters":
-        return None
-    if spec == "bytes":
-        return ByteTokenizer()
-    from cellerate.data.file_tokenizer import FileTokenizer
-
-    path = Path(spec)
-    if not path.is_file():
-        raise DataError(
-            f"tokenizer {spec!r} not found: expected 'characters', 'bytes' or the path of a tokenizer.json."
-        )
-    try:
-        if path.stat().st_size > _FILE_LIMIT_BYTES:
-            raise DataError(f"a tokenizer file should have at most {_FILE_LIMIT_BYTES >> 20} MiB.")
-        return FileTokenizer(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the tokenizer file {spec}: {error}") from error
-    except DataError as error:
-        raise DataError(f"{spec}: {error}") from error
-
-
-def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
-    """Makes the tokenizer that `Tokenizer.to_config` described.
-
-    Args:
-        config: What `to_config` returned, perhaps by way of a file that somebody else wrote.
-
-    Raises:
-        ModelError: The configuration describes no tokenizer.
-        BackendError: It is a tokenizer file and the package `tokenizers` is not installed.
-    """
-    kind = config.get("kind") if isinstance(config, Mapping) else None
-    if kind == "bytes":
-        return ByteTokenizer()
-    try:
-        if kind == "characters":
-            characters = _config_text(config, "characters", CODE_POINTS)
-            tokenizer = CharacterTokenizer(characters)
-            if tokenizer.characters != characters:
-                raise DataError("its characters are not sorted and distinct.")
-            return tokenizer
-        if kind == "file":
-            from cellerate.data.file_tokenizer import FileTokenizer
-
-            return FileTokenizer(_config_text(config, "json", _FILE_LIMIT_BYTES))
-    except DataError as error:
-        raise ModelError(f"the model's tokenizer cannot be used: {error}") from error
-    raise ModelError(
-        "the model's tokenizer cannot be used: expected a mapping whose 'kind' is 'characters', 'bytes' or "
-        f"'file', got {str(kind if isinstance(config, Mapping) else config)[:80]!r}."
-    )
-
-
-def _config_text(config: Mapping[str, Any], name: str, limit: int) -> str:
-    value = config.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= limit:
-        came = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise DataError(f"{name!r} should be a string of 1 to {limit} characters, got {came}.")
-    return value
 
 
 def _checked_ids(ids: Iterable[int], size: int) -> np.ndarray:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import keras
 from keras import layers
 
-from cellerate.environment import keep_freed_memory
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.layers import captured, contest, fused, fused_dense
+from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense
+from cellerate.machine.environment import keep_freed_memory
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
@@ -27,8 +27,8 @@ _COMPILED = ("train_function", "test_function", "predict_function")
 _FUSED = "_can_attempt_fused_lstm"
 # What TensorFlow compiled with XLA, or could, before the kernels were put in: they are no code for XLA.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
-# The constructors that `enable` replaced.
-_originals: dict[type, Callable[..., None]] = {}
+# The methods that `enable` replaced, by class and name.
+_originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 def accelerate(model: Model, implementation: str = "auto") -> Model:
@@ -75,16 +75,9 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     restore(model)
     for layer in found:
         _accelerate_layer(layer, implementation)
-    on_gpu = any(implementation_of(layer) == "cellerate-cuda" for layer in found)
-    if any(implementation_of(layer) == "cellerate-cpu" for layer in found):
-        keep_freed_memory()
-        for layer in model._flatten_layers(include_self=True):
-            if isinstance(layer, layers.Dense):
-                _accelerate_dense(layer)
+    _accelerate_around(model)
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
-        if on_gpu and hasattr(fused.bridge(), "capture_step"):
-            model.make_train_function = functools.partial(captured.make_train_function, model)
         if _compiled_by_xla(model):
             # Asks again whether all layers support it; warns and turns it off if not. Setting what is set does
             # nothing on TensorFlow, so it is another value first.
@@ -139,6 +132,9 @@ def restored(model: keras.Layer) -> Iterator[None]:
 def enable(implementation: str = "auto") -> None:
     """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
 
+    What `accelerate` changes around the LSTMs of a model (Dense layers, on a GPU the training step) follows when the
+    model is compiled.
+
     Args:
         implementation: As in `accelerate`.
 
@@ -161,17 +157,23 @@ def enable(implementation: str = "auto") -> None:
             _original(self, *args, **keywords)
             _accelerate_layer(self, implementation)
 
-        # Keras reads the arguments of a layer's constructor without following the wrapping.
-        create.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-        _originals[layer_class] = original
-        layer_class.__init__ = create
+        _replace(layer_class, "__init__", create)
+    compiled = keras.Model.compile
+
+    @functools.wraps(compiled)
+    def compile_(self: keras.Model, *args: Any, **keywords: Any) -> Any:
+        # Only now there is a model around the layers.
+        _accelerate_around(self)
+        return compiled(self, *args, **keywords)
+
+    _replace(keras.Model, "compile", compile_)
     _guard_exports()
 
 
 def disable() -> None:
     """Ends `enable`. Layers that were created meanwhile stay accelerated; `restore` is for those."""
-    for layer_class in list(_originals):
-        layer_class.__init__ = _originals.pop(layer_class)  # type: ignore[misc]
+    for owner, name in list(_originals):
+        setattr(owner, name, _originals.pop((owner, name)))
 
 
 def is_accelerated(layer: Any) -> bool:
@@ -240,7 +242,7 @@ def _check_implementation(implementation: str) -> None:
 
 def _demand(implementation: str) -> None:
     """Raises `BackendError` if an implementation that was named cannot run here."""
-    reason = fused.missing(implementation)
+    reason = fused.why_unavailable(implementation)
     if reason is not None:
         raise BackendError(f"{implementation} cannot run here: {reason}.")
 
@@ -250,6 +252,29 @@ def _refusal(name: str, implementation: str, reason: str) -> str:
         f"layer {name!r} cannot run on {implementation}: {reason}. "
         'With implementation="auto" such a layer stays with Keras.'
     )
+
+
+def _replace(owner: type, name: str, method: Any) -> None:
+    """Puts a method in the place of one that it wraps, until `disable`."""
+    original = getattr(owner, name)
+    # Keras reads the arguments of a layer's constructor without following the wrapping.
+    method.__signature__ = inspect.signature(original)
+    _originals[owner, name] = original
+    setattr(owner, name, method)
+
+
+def _accelerate_around(model: keras.Layer) -> None:
+    """Accelerates what a model has beside its accelerated LSTMs: Dense layers, and on a GPU the training step."""
+    found = list(model._flatten_layers(include_self=True))
+    implementations = {implementation_of(layer) for layer in found}
+    if "cellerate-cpu" in implementations:
+        keep_freed_memory()
+        for layer in found:
+            if isinstance(layer, layers.Dense):
+                _accelerate_dense(layer)
+    captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
+    if captures and isinstance(model, keras.Model):
+        model.make_train_function = functools.partial(cuda_graph_step.make_train_function, model)
 
 
 def _accelerate_layer(layer: keras.Layer, wanted: str) -> None:
@@ -329,7 +354,7 @@ def _inner_loop(
         mask = mask[0]
     reason = fused.unfit_call(layer, sequences, mask)
     contested = reason is None and implementation == "cellerate-cuda" and not strict
-    if contested and contest.cudnn_is_faster(layer, sequences, mask, training):
+    if contested and cudnn_choice.cudnn_is_faster(layer, sequences, mask, training):
         reason = "cuDNN is faster"
     if reason is None:
         return fused.run(layer, implementation, sequences, initial_state, mask, training)
@@ -359,4 +384,4 @@ def _forget_compiled(model: Any) -> None:
 
 
 # What may stand in a layer in place of Keras's own.
-_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, captured.make_train_function, _never)
+_OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, cuda_graph_step.make_train_function, _never)

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 from keras import layers
 
-from cellerate import gpu
-from cellerate.layers.graph import UNKNOWN
+from cellerate.keras_graph.graph import UNKNOWN
+from cellerate.machine import gpu
 
 KERNELS = {
     "cellerate-cpu": "Cellerate's native core: all time steps and all products in one call",

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 from keras import layers
 
-from cellerate.environment import BACKENDS, installed_backends
 from cellerate.errors import BackendError, ModelError
-from cellerate.kernels import cpu
+from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
+from cellerate.kernels import native
 from cellerate.layers import conditions, fused
 from cellerate.layers.accelerate import (
     IMPLEMENTATIONS,
@@ -21,9 +21,9 @@ from cellerate.layers.accelerate import (
     is_strict,
     keeps_from_cudnn,
 )
-from cellerate.layers.captured import captured_step
 from cellerate.layers.conditions import Condition, Platform
-from cellerate.layers.graph import UNKNOWN, Found, find_over_time, inner_layers
+from cellerate.layers.cuda_graph_step import captured_step
+from cellerate.machine.environment import BACKENDS, installed_backends
 
 _MARKS = {True: "ok", False: "no", None: "?"}
 
@@ -149,7 +149,7 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     return Explanation(model.name, chosen, here.gpu, tuple(reports), step)
 
 
-def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
+def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
     """The report of a layer, and after a wrapper's those of the layers in it."""
     layer = found.layer
     # What `accelerate` put into a layer is for the backend that runs, and says nothing of another.
@@ -159,7 +159,7 @@ def _reports(found: Found, here: Platform, *, in_cudnn: bool = False) -> Iterato
     def report(kernel: str, met: list[Condition], wrapper: bool = False) -> LayerReport:
         other = "cudnn" if "cudnn" in kernel else "keras"
         implementation = kernel if kernel in IMPLEMENTATIONS else other
-        target = cpu.target() if implementation == "cellerate-cpu" else None
+        target = native.target() if implementation == "cellerate-cpu" else None
         return LayerReport(
             layer.name, found.path, type(layer).__name__, kernel, tuple(met), implementation, target, wrapper
         )
@@ -221,13 +221,13 @@ def _elsewhere(here: Platform) -> list[Condition]:
     return [Condition("accelerated", None, found, f"KERAS_BACKEND={here.backend}, and explain there")]
 
 
-def _inside(layer: layers.TimeDistributed, found: Found) -> Iterator[Found]:
+def _inside(layer: layers.TimeDistributed, found: TimeLayer) -> Iterator[TimeLayer]:
     """The recurrent layers in a `TimeDistributed`: its layer, or those of the model it holds."""
     inner = layer.layer
     if isinstance(inner, layers.RNN | layers.Bidirectional | layers.TimeDistributed):
         # The mask of the outer time axis is not one for the inner layer's, and Keras passes a step of it on.
         mask = UNKNOWN if found.mask is not None else None
-        yield Found(inner, f"{found.path}/{inner.name}", mask, None)
+        yield TimeLayer(inner, f"{found.path}/{inner.name}", mask, None)
     elif inner_layers(inner):
         for deeper in find_over_time(inner):
             yield dataclasses.replace(deeper, path=f"{found.path}/{inner.name}/{deeper.path}")

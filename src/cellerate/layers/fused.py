@@ -13,11 +13,13 @@ from typing import Any
 import keras
 from keras import layers, ops
 from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tensor_attr
-from keras.src.backend.common.variables import AutocastScope
 
-from cellerate.kernels import cpu
-from cellerate.kernels.cuda import launch, plan, trials
-from cellerate.kernels.spec import ACTIVATIONS, LstmOptions
+from cellerate.keras_graph.activations import activation_name
+from cellerate.keras_graph.variables import stored, weight
+from cellerate.kernels import native
+from cellerate.kernels.cuda import launch
+from cellerate.kernels.lstm.cuda import plan, selfcheck
+from cellerate.kernels.lstm.spec import ACTIVATIONS, LstmOptions
 from cellerate.layers.conditions import Condition
 
 # What an accelerated Embedding leaves on its output for the LSTM after it.
@@ -41,7 +43,7 @@ def implementation_here() -> str:
     return "cellerate-cuda" if bridge().gpu_available() else "cellerate-cpu"
 
 
-def missing(implementation: str) -> str | None:
+def why_unavailable(implementation: str) -> str | None:
     """Why an implementation that was named cannot run here whatever the layer, in words; None if it can."""
     failed = next((c for c in _installed(implementation) if not c.holds and c.name != _CHECK), None)
     if failed is None:
@@ -51,13 +53,13 @@ def missing(implementation: str) -> str | None:
 
 def _installed(implementation: str) -> list[Condition]:
     """What an implementation asks of this machine and backend."""
-    backend, without_core = keras.backend.backend(), cpu.missing()
+    backend, without_core = keras.backend.backend(), native.why_unavailable()
     gpu = bridge().gpu_available()
     core = Condition(
         "native core",
         without_core is None,
         without_core or "installed",
-        "" if without_core is None else "see README.md",
+        "" if without_core is None else "see docs/acceleration.md",
     )
     device = f"{backend} computes on {'a GPU' if gpu else 'the CPU'}"
     if implementation == "cellerate-cpu":
@@ -73,11 +75,11 @@ def _installed(implementation: str) -> list[Condition]:
     found.append(Condition("device", gpu, device, fix, matters=False))
     if gpu:
         number = bridge().gpu_number()
-        reason = launch.missing(number)
+        reason = launch.why_unavailable(number)
         # No change to the model brings another GPU, and the reason says what to install.
         found.append(Condition("GPU", reason is None, reason or "has what they need", matters=False))
         if reason is None:
-            failure = trials.failure(number)
+            failure = selfcheck.failure(number)
             fix = "" if failure is None else 'accelerate(model, "cellerate-cuda") takes them all the same'
             right = "the kernels give what they should on this GPU"
             found.append(Condition(_CHECK, failure is None, failure or right, fix, matters=False))
@@ -130,7 +132,7 @@ def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
 
 def core_runs_here() -> bool:
     """Whether the native core is installed, and the backend computes where it does."""
-    return cpu.missing() is None and not bridge().gpu_available()
+    return native.why_unavailable() is None and not bridge().gpu_available()
 
 
 def unfit(layer: layers.LSTM, implementation: str, *, named: bool) -> str | None:
@@ -158,12 +160,6 @@ def unfit_call(layer: layers.LSTM, sequences: Any, mask: Any) -> str | None:
     if len(mask.shape) != 2:
         return f"a mask of {len(mask.shape)} dimensions"
     return None
-
-
-@functools.cache
-def activation_name(function: Callable[..., Any]) -> str | None:
-    """The name by which the kernels know an activation, or None."""
-    return next((name for name in ACTIVATIONS if keras.activations.get(name) is function), None)
 
 
 def run(
@@ -220,8 +216,12 @@ def run(
             else:
                 x = x * ops.expand_dims(ops.cast(dropout, dtype), 1)
         arrays["x"] = x
-    lstm = bridge().cuda_lstm if cuda else bridge().lstm
-    outputs, h_T, c_T = lstm(arrays, _options(layer), layer.return_sequences)
+    if cuda:
+        outputs, h_T, c_T = bridge().cuda_lstm(arrays, _options(layer), layer.return_sequences)
+    else:
+        outputs, h_T, c_T = bridge().lstm(
+            arrays, _options(layer), layer.return_sequences, training=bool(training)
+        )
     return outputs[:, -1] if layer.return_sequences else outputs, outputs, [h_T, c_T]
 
 
@@ -230,19 +230,11 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) ->
     inputs = ops.convert_to_tensor(inputs)
     outputs = call(inputs)
     if len(inputs.shape) == 2:
-        table = _stored(layer.embeddings)
+        table = stored(layer.embeddings)
         # By the time of the LSTM the variable may have been assigned to. TensorFlow's has to be read for that.
         tensors = (inputs, table.read_value() if hasattr(table, "read_value") else table)
         set_tensor_attr(outputs, _LOOKUP, (tensors, _changes(outputs, *tensors)))
     return outputs
-
-
-def weight(variable: Any) -> Any:
-    """A variable as it is stored, in float32: the kernels round to bfloat16 themselves, and only the products."""
-    stored = _stored(variable)
-    return (
-        stored if keras.backend.standardize_dtype(stored.dtype) == "float32" else ops.cast(stored, "float32")
-    )
 
 
 def _activation_condition(layer: layers.LSTM, name: str) -> Condition:
@@ -266,12 +258,6 @@ def _options(layer: layers.LSTM) -> LstmOptions:
         go_backwards=bool(layer.go_backwards),
         masked_output="zero" if layer.zero_output_for_mask else start,
     )
-
-
-def _stored(variable: Any) -> Any:
-    """The value of a variable in its own dtype. A LoRA Embedding gives a tensor in place of a variable."""
-    with AutocastScope(None):
-        return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:

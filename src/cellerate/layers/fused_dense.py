@@ -10,6 +10,7 @@ from typing import Any
 
 from keras import layers, ops
 
+from cellerate.keras_graph.variables import weight
 from cellerate.layers import fused
 
 # Multiplications of a call below which Keras's own code is as fast.
@@ -45,8 +46,8 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
         return original(inputs, training=training)
     width = inputs.shape[-1]
     x = ops.reshape(ops.cast(inputs, layer.compute_dtype), (-1, width))
-    bias = None if layer.bias is None else fused.weight(layer.bias)
-    y = fused.bridge().dense(x, fused.weight(layer.kernel), bias)
+    bias = None if layer.bias is None else weight(layer.bias)
+    y = fused.bridge().dense(x, weight(layer.kernel), bias)
     y = ops.reshape(y, (*ops.shape(inputs)[:-1], layer.units))
     return y if layer.activation is None else layer.activation(y)
 

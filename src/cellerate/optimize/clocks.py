@@ -1,7 +1,6 @@
 """How fast a model answers: calls timed one by one until a given time has passed.
 
-A module of its own because every way to use a model, Keras's and ours, for texts, series and lines, must be timed
-alike to be compared.
+Every way to use a model, Keras's and ours, is timed by the same rules, so that they can be compared.
 """
 
 import time

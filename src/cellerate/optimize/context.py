@@ -1,7 +1,6 @@
 """What a pass works with: the model, the data, what was found so far, and the time that is left.
 
-A module of its own because every pass makes candidates, and a candidate is packed, judged, timed and kept the same
-way whichever pass made it.
+A candidate is packed, judged, timed and kept here, in the same way whichever pass made it.
 """
 
 import dataclasses
@@ -16,13 +15,13 @@ from cellerate.errors import BackendError, ModelError
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
 from cellerate.models.storage import save_model
-from cellerate.optimize.judging import Judged, interval, relative_loss
-from cellerate.optimize.probes import PATIENCE_S, Probe
-from cellerate.optimize.progress import Progress
+from cellerate.optimize.judging import Judged, interval, paired_loss
+from cellerate.optimize.listener import Listener
+from cellerate.optimize.probe_client import PATIENCE_S, Probe
 from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import State
 from cellerate.optimize.training import policy_of
-from cellerate.optimize.workload import Workload
+from cellerate.optimize.workloads.base import Workload
 from cellerate.report.record import Candidate
 from cellerate.runtime.packed import load
 from cellerate.tasks.packing import pack
@@ -31,6 +30,8 @@ from cellerate.tasks.packing import pack
 _ROUNDING = 1e-6
 ORIGINAL = "original"
 """The id of the model as its user runs it."""
+PACKED = "float32"
+"""The id of the same model packed, with no precision lost."""
 
 
 @dataclasses.dataclass
@@ -45,7 +46,7 @@ class Context:
         data: The paths of the data.
         backend: The Keras backend.
         state: What was found so far; a pass adds to it.
-        progress: Who is told.
+        listener: Who is told.
         deadline: When the time is up, by `time.perf_counter`.
     """
 
@@ -56,7 +57,7 @@ class Context:
     data: Sequence[str]
     backend: str
     state: State
-    progress: Progress
+    listener: Listener
     deadline: float
 
     @property
@@ -117,7 +118,7 @@ class Context:
         Returns:
             The candidate; where the model cannot be packed, it is one that runs on Keras, and says why.
         """
-        self.progress.note(f"measuring {title}")
+        self.listener.note(f"measuring {title}")
         work, stem = self.workload, self.folder / "candidates" / name
         restore(model)
         save_model(model, stem.with_suffix(".keras"), work.record)
@@ -154,7 +155,7 @@ class Context:
         before = self.state.judged.get(ORIGINAL)
         loss = None
         if before is not None:
-            loss = relative_loss(before, judged, higher_is_better=self.workload.metric.higher_is_better)
+            loss = paired_loss(before, judged, higher_is_better=self.workload.metric.higher_is_better)
         complete = dataclasses.replace(
             candidate,
             quality=interval(judged),

@@ -1,7 +1,7 @@
 """The quality of a model as a mean over held-out data, and how sure it is.
 
-A module of its own because whether a smaller model may stay hangs on it: two models judged on the same data are
-compared block by block, which tells far smaller differences apart than two means with an error each.
+Two models judged on the same data are compared block by block, which tells far smaller differences apart than two
+means with an error each.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def interval(one: Judged) -> Interval:
     return Interval(value=one.mean, low=one.mean - reach, high=one.mean + reach)
 
 
-def relative_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Interval:
+def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Interval:
     """By how much worse a model is than another, as a share of the other's value; below 0 it is better.
 
     Args:

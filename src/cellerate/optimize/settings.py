@@ -1,6 +1,6 @@
 """What a run of `optimize` is told: one frozen record, checked when it is made.
 
-A module of its own, importing nothing heavy, so that the command line can make its options of it.
+The command line makes its options of it, so nothing heavy is imported here.
 """
 
 import dataclasses
@@ -8,13 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from cellerate.errors import ConfigError
+from cellerate.optimize.passes import registry
 from cellerate.training.settings import check_choice, check_number
 
 Objective = Literal["latency", "throughput", "size", "training"]
-PassName = Literal["kernels", "batch", "length", "pipeline", "precision", "quantize", "prune", "distill"]
-
-PASSES: tuple[PassName, ...] = get_args(PassName)
-"""The passes that can be chosen, in their order; a baseline stands before them and a verdict after."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,7 @@ class OptimizeSettings:
                 raise ConfigError(f"{name} is {given!r}; expected a list of {what}.")
         for name in ("only", "skip"):
             for one in getattr(self, name):
-                check_choice(name, one, PASSES)
+                check_choice(name, one, tuple(registry.PASSES))
         if self.only and self.skip:
             raise ConfigError("only and skip cannot be used together: choose one.")
         if not self.keep:
@@ -80,16 +77,6 @@ class OptimizeSettings:
             )
         for share in self.keep:
             check_number("keep", share, above=0, below=1)
-
-    @property
-    def chosen(self) -> tuple[PassName, ...]:
-        """The passes to run, in their order."""
-        if self.only:
-            return tuple(name for name in PASSES if name in self.only)
-        tuning: tuple[PassName, ...] = ("batch", "length", "pipeline", "precision")
-        shrinking: tuple[PassName, ...] = ("quantize", "prune", "distill")
-        wanted = ("kernels", *tuning) if self.objective == "training" else ("kernels", *tuning, *shrinking)
-        return tuple(name for name in wanted if name not in self.skip)
 
 
 def check_names(given: Iterable[str]) -> None:

@@ -1,8 +1,4 @@
-"""What a run keeps on disk, so that one that was interrupted goes on where it was.
-
-A module of its own because all of it must be plain values: the passes that are done, the candidates with their
-files, and the few choices that later passes build on.
-"""
+"""What a run keeps on disk, so that one that was interrupted goes on where it was."""
 
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""How the model was trained, as its record says.
-
-A module of its own because both the passes and the process that measures need it.
-"""
+"""How the model was trained, as its record says."""
 
 import dataclasses
 import math
@@ -9,7 +6,7 @@ import math
 import keras
 
 from cellerate.errors import ConfigError
-from cellerate.layers.graph import find_over_time
+from cellerate.keras_graph.graph import find_over_time
 from cellerate.models.storage import TaskRecord
 from cellerate.training.settings import TrainingSettings
 

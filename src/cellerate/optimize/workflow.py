@@ -1,7 +1,4 @@
-"""The run: passes in their order, each kept on disk when it ends, and a report of whatever there is.
-
-A module of its own because it alone decides what runs, what a failure means, and what an interruption leaves.
-"""
+"""The run: passes in their order, each kept on disk when it ends, and a report of whatever there is."""
 
 import contextlib
 import dataclasses
@@ -24,39 +21,28 @@ import keras
 import numpy as np
 
 import cellerate
-from cellerate.environment import machine, processors, versions
 from cellerate.errors import CellerateError, ConfigError, OutputError
 from cellerate.files import check_writable
+from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.optimize.context import Context
+from cellerate.optimize.listener import Listener
+from cellerate.optimize.passes import registry
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimize.passes.baseline import Baseline
-from cellerate.optimize.passes.kernels import Kernels
-from cellerate.optimize.passes.precision import Precision
-from cellerate.optimize.passes.shrinking import Distill, Prune, Quantize
-from cellerate.optimize.passes.sweeps import BatchSize, Pipeline, SequenceLength
+from cellerate.optimize.passes.loading import chosen_passes
 from cellerate.optimize.passes.verdict import verdict
-from cellerate.optimize.progress import Progress
-from cellerate.optimize.settings import PASSES, OptimizeSettings
+from cellerate.optimize.settings import OptimizeSettings
 from cellerate.optimize.state import FILE_NAME, Choices, State, load_state, save_state
 from cellerate.optimize.training import policy_of
-from cellerate.optimize.workload import Workload, open_workload
+from cellerate.optimize.workloads.base import Workload
+from cellerate.optimize.workloads.opening import open_workload
 from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Pass, Run, write_run
 from cellerate.training.precision import gpu_visible
 
-_PASSES: tuple[type[OptimizerPass], ...] = (
-    Kernels,
-    BatchSize,
-    SequenceLength,
-    Pipeline,
-    Precision,
-    Quantize,
-    Prune,
-    Distill,
-)
 # What is kept for the verdict, which is always reached.
 _VERDICT_S = 10.0
 
@@ -69,7 +55,7 @@ def run(
     *,
     record: TaskRecord | None = None,
     restart: bool = False,
-    progress: Progress | None = None,
+    listener: Listener | None = None,
     command: str | None = None,
 ) -> Run:
     """Optimizes a trained model; see `cellerate.optimize`.
@@ -81,7 +67,7 @@ def run(
         settings: The options.
         record: What belongs to a model that is not given as a file.
         restart: Throws away what an earlier run left in the folder.
-        progress: Who is told.
+        listener: Who is told.
         command: What reproduces the run; None for the one of the command line.
 
     Returns:
@@ -90,7 +76,7 @@ def run(
     Raises:
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
     """
-    progress, folder = progress or Progress(), Path(output)
+    listener, folder = listener or Listener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
@@ -109,7 +95,7 @@ def run(
         file = _checked_file(model, record, folder)
         work, state = open_run(file)
     if state.passes:
-        progress.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
+        listener.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
     context = Context(
         workload=work,
         settings=settings,
@@ -118,15 +104,15 @@ def run(
         data=paths,
         backend=keras.config.backend(),
         state=state,
-        progress=progress,
+        listener=listener,
         deadline=time.perf_counter() + settings.time_budget - state.seconds,
     )
     reproduce = command or _command(file, paths, folder, settings)
     began, before = time.perf_counter(), state.seconds
     try:
-        with _stopping(progress):
+        with _stopping(listener):
             _run_passes(context, began, before)
-            progress.begin("Verdict")
+            listener.begin("Verdict")
             found = verdict(context)
     except KeyboardInterrupt:
         state.seconds = before + time.perf_counter() - began
@@ -143,7 +129,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _stopping(progress: Progress) -> Iterator[None]:
+def _stopping(listener: Listener) -> Iterator[None]:
     """Takes the live line away at the end, and ends in good order when it is asked to by a SIGTERM."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -154,30 +140,30 @@ def _stopping(progress: Progress) -> Iterator[None]:
     try:
         yield
     finally:
-        progress.stop()
+        listener.stop()
         if here:
             signal.signal(signal.SIGTERM, before)
 
 
 def _run_passes(context: Context, began: float, before: float) -> None:
     """Runs what is not done yet; a pass that fails is told, and the rest goes on."""
-    state, settings, progress = context.state, context.settings, context.progress
+    state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
-    chosen = [Baseline(), *(kind() for kind in _PASSES if kind.name in settings.chosen)]
+    chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
     waiting = [one for one in chosen if one.name not in done]
-    progress.start([one.title for one in waiting] + ["Verdict"], context.seconds_left())
+    listener.start([one.title for one in waiting] + ["Verdict"], context.seconds_left())
     for one in waiting:
-        progress.begin(one.title)
+        listener.begin(one.title)
         started = time.perf_counter()
         found = _result(one, context)
         found = dataclasses.replace(found, seconds=time.perf_counter() - started)
         # Those of an earlier call that chose others too.
-        place = ["baseline", *PASSES]
+        place = [Baseline.name, *registry.PASSES]
         kept = [other for other in state.passes if other.name != one.name]
         state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
         state.seconds = before + time.perf_counter() - began
         save_state(state, context.folder)
-        progress.end(found)
+        listener.end(found)
 
 
 def _result(one: OptimizerPass, context: Context) -> Pass:

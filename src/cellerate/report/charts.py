@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.environment import require
 from cellerate.errors import ConfigError
 from cellerate.files import atomic_write, check_writable
+from cellerate.machine.environment import require
 from cellerate.runtime.forecasting import Example
 
 _PAST_HORIZONS = 4  # how much of the past is shown, so that the forecast is not a sliver

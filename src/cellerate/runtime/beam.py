@@ -1,7 +1,4 @@
-"""Beam search: the likeliest continuations of a prompt, as far as a few candidates at a time can find them.
-
-A module of its own because it draws nothing: it scores, keeps and drops whole continuations.
-"""
+"""Beam search: the likeliest continuations of a prompt, as far as a few candidates at a time can find them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,9 +7,9 @@ import numpy as np
 
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import ConfigError, ModelError
-from cellerate.kernels.arguments import MOST_STEPS, check_real, check_whole
-from cellerate.kernels.drawing import DIVERGED
-from cellerate.kernels.steps import Steps
+from cellerate.kernels.decoder.arguments import MOST_STEPS, check_real, check_whole
+from cellerate.kernels.decoder.contract import Steps
+from cellerate.kernels.decoder.sampling import DIVERGED
 from cellerate.runtime.completion import Completion
 from cellerate.runtime.streaming import TextStream
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.kernels.program import Node, Program
+from cellerate.program import Node, Program
 from cellerate.runtime.cell_format import (
     BFLOAT16,
     FLOAT32,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cellerate.errors import ConfigError
-from cellerate.kernels.stepping import StepModel
-from cellerate.kernels.steps import Steps
+from cellerate.kernels.decoder.contract import Steps
+from cellerate.kernels.decoder.cpu import StepModel
 
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?")
 
@@ -20,7 +20,7 @@ def check_device(device: str) -> None:
     if number is None:
         return
     # Only now: nothing of CUDA's is imported by who does not ask for it.
-    from cellerate.kernels.cuda.stepping import check_gpu
+    from cellerate.kernels.decoder.cuda.model import check_gpu
 
     check_gpu(number)
 
@@ -61,7 +61,7 @@ def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) 
     number = _gpu(device)
     if number is None:
         return StepModel(chain, precision=precision)
-    from cellerate.kernels.cuda.stepping import CudaStepModel
+    from cellerate.kernels.decoder.cuda.model import CudaStepModel
 
     kept = "float32" if precision == "float32" else "bfloat16"
     return CudaStepModel(chain, precision=kept, device=number)

@@ -13,9 +13,9 @@ import numpy as np
 
 from cellerate.data.lines import LineVocabulary, Padding, encode_batches
 from cellerate.data.text import Errors
-from cellerate.environment import require
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write
+from cellerate.machine.environment import require
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels import cpu
-from cellerate.kernels.program import Node, Program
+from cellerate.kernels import native
+from cellerate.program import Node, Program
 from cellerate.runtime import operations, shapes
 
 # What the arrays of a piece may take, about. Large enough that rows in the hundreds stay together for models of
@@ -64,7 +64,7 @@ class Engine:
             works along the batch.
 
     Example:
-        >>> from cellerate.kernels.program import Node, Program
+        >>> from cellerate.program import Node, Program
         >>> x = Node("input", "x", options={"shape": (-1, 3), "dtype": "float32"})
         >>> halves = Node("affine", "halves", {"x": 0}, {
         ...     "scale": np.full(3, 0.5, np.float32), "offset": np.ones(3, np.float32)})
@@ -114,8 +114,8 @@ class Engine:
             return {
                 name: np.empty((0, *found[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
             }
-        if cpu.missing() is None:
-            cpu.num_threads()  # a wrong setting of the core is not to be taken for wrong data
+        if native.why_unavailable() is None:
+            native.num_threads()  # a wrong setting of the core is not to be taken for wrong data
         try:
             with np.errstate(all="ignore"):
                 results = self._run_batch(plan, given, batch, row_bytes)

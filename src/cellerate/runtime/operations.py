@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ModelError
-from cellerate.kernels import cpu, reference
-from cellerate.kernels.program import Node
-from cellerate.kernels.spec import LstmOptions, validate
+from cellerate.kernels import dense, native
+from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.spec import LstmOptions, validate
+from cellerate.program import Node
 
 Given = Mapping[str, np.ndarray]
 """What an operation reads: the name of an input → its array."""
@@ -112,7 +113,7 @@ def lstm(
         **{field.name: _option(node, field.name) for field in dataclasses.fields(LstmOptions)}
     )
     arrays = {**node.arrays, **given}
-    here = cpu.missing() is None
+    here = native.why_unavailable() is None
     if table is not None:
         ids = arrays.pop("x")
         # The bits are the same either way: both sum over the features in order, from the bias on.
@@ -195,8 +196,8 @@ _ERFC = (
 def _dense(node: Node, given: Given) -> np.ndarray:
     x, kernel, bias = given["x"], node.arrays["kernel"], node.arrays.get("bias")
     rows = x.reshape(-1, len(kernel))
-    if cpu.missing() is None:
-        y = cpu.dense(rows, kernel, bias)
+    if native.why_unavailable() is None:
+        y = dense.dense(rows, kernel, bias)
     else:
         y = rows @ kernel
         if bias is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.engine import Engine
-from cellerate.runtime.next_token_model import NextTokenModel
+from cellerate.runtime.text_model import NextTokenModel
 
 if TYPE_CHECKING:
     from cellerate.runtime.embedding import Embedder

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
-from cellerate.kernels.arguments import MOST_STEPS, check_whole, ids_array
-from cellerate.kernels.drawing import DIVERGED, SamplingRules
+from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole, ids_array
+from cellerate.kernels.decoder.sampling import DIVERGED, SamplingRules
 
 _LARGEST = float(np.finfo(np.float64).max)
 

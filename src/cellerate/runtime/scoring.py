@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellerate.errors import DataError, ModelError
-from cellerate.kernels.arguments import MOST_STEPS, check_whole
-from cellerate.kernels.drawing import DIVERGED
-from cellerate.kernels.steps import Steps
+from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole
+from cellerate.kernels.decoder.contract import Steps
+from cellerate.kernels.decoder.sampling import DIVERGED
 
 CONTEXT = 512
 """Ids that a piece of a long text reads before its first own one."""

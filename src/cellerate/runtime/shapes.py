@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cellerate.kernels.program import MOST_AXES, Node
+from cellerate.program import MOST_AXES, Node
 
 Shape = tuple[int, ...]
 

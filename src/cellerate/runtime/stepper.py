@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels.arguments import check_whole
-from cellerate.kernels.drawing import Drawn, Request
-from cellerate.kernels.steps import Steps
+from cellerate.kernels.decoder.arguments import check_whole
+from cellerate.kernels.decoder.contract import Steps
+from cellerate.kernels.decoder.sampling import Drawn, Request
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 
 _FORMAT = "stepper"

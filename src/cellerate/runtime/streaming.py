@@ -1,7 +1,6 @@
 """Generated ids as text that can be shown at once: whole characters only, and nothing of a stop text.
 
-A module of its own because whatever generates (a Keras model, a packed one, a server) shows its text by these
-rules.
+Whatever generates (a Keras model, a packed one, a server) shows its text by these rules.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -14,11 +14,11 @@ import numpy as np
 
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.kernels.drawing import SamplingRules
-from cellerate.layers.stepper import KerasStepper
+from cellerate.keras_graph.keras_stepper import KerasStepper
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import PRECISIONS
 from cellerate.runtime.device import check_implementation
-from cellerate.runtime.generation import generate_ids
+from cellerate.runtime.keras_generation import generate_ids
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.runtime.streaming import pieces

@@ -12,10 +12,10 @@ import keras
 
 import cellerate
 from cellerate.errors import ConfigError
-from cellerate.kernels.program import Program
-from cellerate.layers.reading import read_program
+from cellerate.keras_graph.to_program import read_program
 from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
+from cellerate.program import Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
 

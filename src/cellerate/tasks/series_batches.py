@@ -13,7 +13,7 @@ from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.windows import SeriesBatches, WindowSource
 from cellerate.errors import ModelError
-from cellerate.layers.graph import functional_graph
+from cellerate.keras_graph.graph import functional_graph
 from cellerate.tasks.settings import SeriesOptions
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
-from cellerate.data.tokenizer import Tokenizer, tokenizer_from_config
+from cellerate.data.tokenizer import Tokenizer
+from cellerate.data.tokenizers import tokenizer_from_config
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.layers.stepwise import gives_probabilities
+from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model

@@ -15,7 +15,7 @@ from cellerate.data.text import EncodedText
 from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import DataError, ModelError
-from cellerate.layers.graph import functional_graph
+from cellerate.keras_graph.graph import functional_graph
 from cellerate.tasks.settings import TextOptions
 
 

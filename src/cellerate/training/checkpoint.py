@@ -20,9 +20,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.environment import require
 from cellerate.errors import CheckpointError
 from cellerate.files import atomic_write
+from cellerate.machine.environment import require
 
 _FORMAT = "cellerate-checkpoint-1"
 

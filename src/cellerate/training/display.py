@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cellerate.environment import resident_memory_bytes
 from cellerate.format import duration, short
+from cellerate.machine.environment import resident_memory_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.environment import require
 from cellerate.files import atomic_write, write_csv
+from cellerate.machine.environment import require
 
 CURVE_COLUMNS = ("epoch", "step", "loss")
 

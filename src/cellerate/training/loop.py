@@ -19,11 +19,11 @@ import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
-from cellerate.environment import keep_freed_memory
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import check_writable
 from cellerate.layers.accelerate import accelerate
-from cellerate.layers.carry import carried_states
+from cellerate.layers.carried_states import carried_states
+from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.training.callbacks import (
     Conductor,

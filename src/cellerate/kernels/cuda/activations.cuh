@@ -8,7 +8,7 @@
 
 namespace cellerate::gpu {
 
-// The order is that of cellerate.kernels.spec.ACTIVATIONS.
+// The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
 enum class Activation : int {
   kLinear,
   kTanh,
@@ -55,20 +55,27 @@ CELLERATE_DEVICE float smaller_of_sigmoid(float x) {
   const float e = expf(-fabsf(x));
   return e / (1.0f + e);
 }
-// The same for three numbers, which take their places, in 22 bits: enough for storage of 16, which a tanh in 11 bits of 1
-// would not be. They share a division.
-CELLERATE_DEVICE void smaller_of_three_sigmoids(float (&x)[3]) {
-  float whole[3];
+// exp(-|x|) / (1 + exp(-|x|)) for several numbers, which take their places, in 22 bits: enough for storage of 16, which a
+// tanh in 11 bits of 1 would not be. They share a division.
+template <int count>
+CELLERATE_DEVICE void short_smaller_of_sigmoids(float (&x)[count]) {
+  float before[count];  // the product of the denominators before each
+  float product = 1.0f;
   CELLERATE_UNROLL
-  for (int n = 0; n < 3; ++n) {
+  for (int n = 0; n < count; ++n) {
     x[n] = exp2_22_bits(-1.44269504f * fabsf(x[n]));
-    whole[n] = 1.0f + x[n];
+    before[n] = product;
+    product *= 1.0f + x[n];
   }
-  const float two = whole[0] * whole[1], all = reciprocal_22_bits(two * whole[2]);
-  x[0] *= whole[1] * whole[2] * all;
-  x[1] *= whole[0] * whole[2] * all;
-  x[2] *= two * all;
+  float after = reciprocal_22_bits(product);
+  CELLERATE_UNROLL
+  for (int n = count - 1; n >= 0; --n) {
+    const float e = x[n];
+    x[n] = e * before[n] * after;
+    after *= 1.0f + e;
+  }
 }
+
 CELLERATE_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // In this order a NaN stays.

@@ -1,6 +1,6 @@
 // What the kernels ask of the machine: matrix products of a warp, and the copies and barriers of a cluster.
 //
-// A header of its own because all PTX is here: tests/kernels/cuda_emulated.h has the same functions in plain C++, and with
+// A header of its own because all PTX is here: tests/support/cuda_emulated.h has the same functions in plain C++, and with
 // it the kernels run, and are tested, where there is no GPU.
 #pragma once
 

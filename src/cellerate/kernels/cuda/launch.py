@@ -13,82 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from cellerate import gpu
 from cellerate.errors import BackendError
 from cellerate.kernels.cuda import build
-from cellerate.kernels.cuda.plan import SHARED_BYTES, Variant, clusters
-from cellerate.kernels.cuda.records import GenerateArguments
-from cellerate.kernels.spec import MASKED_OUTPUTS, LstmOptions
+from cellerate.kernels.cuda.kernel import SHARED_BYTES, Kernel, clusters
+from cellerate.machine import gpu
 
 
-class ForwardArguments(ctypes.Structure):
-    """`ForwardArguments` of lstm_forward.cuh, field by field; there are the shapes."""
+class Arguments(ctypes.Structure):
+    """What a kernel is given: a structure of its own, whose field `batch` says how many clusters there are."""
 
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch", "steps", "units", "vocabulary", "masked_output")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "projected",
-                "ids",
-                "weights",
-                "h0",
-                "c0",
-                "mask",
-                "recurrent_dropout",
-                "outputs",
-                "states",
-                "gates",
-                "cells",
-                "last_output",
-                "h_T",
-                "c_T",
-            )
-        ),
-    )
+    batch: int
 
 
-class BackwardArguments(ctypes.Structure):
-    """`BackwardArguments` of lstm_backward.cuh, field by field; there are the shapes."""
-
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch", "steps", "units", "masked_output")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "gates",
-                "cells",
-                "weights",
-                "c0",
-                "mask",
-                "recurrent_dropout",
-                "d_outputs",
-                "d_last_output",
-                "d_h_T",
-                "d_c_T",
-                "d_projected",
-                "d_h0",
-                "d_c0",
-            )
-        ),
-    )
-
-
-Arguments = ForwardArguments | BackwardArguments | GenerateArguments
-
-
-def numbers_of(shape: tuple[int, int, int], options: LstmOptions) -> dict[str, int]:
-    """The fields of the arguments that are numbers, of both directions, for a call of shape (B, T, H)."""
-    batch, steps, units = shape
-    masked_output = MASKED_OUTPUTS.index(options.masked_output)
-    return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}
-
-
-def launch(variant: build.Kernel, arguments: Arguments, device: int, stream: int) -> None:
+def launch(kernel: Kernel, arguments: Arguments, device: int, stream: int) -> None:
     """Starts a kernel; it is compiled first where that was never done.
 
     Args:
-        variant: Which.
+        kernel: Which.
         arguments: Of it, the addresses of memory of that GPU.
         device: The GPU's number.
         stream: The CUDA stream, as an address.
@@ -98,27 +39,27 @@ def launch(variant: build.Kernel, arguments: Arguments, device: int, stream: int
     """
     driver = _driver()
     config = driver.CUlaunchConfig()
-    config.gridDimX = clusters(variant.rows, arguments.batch) * variant.blocks
+    config.gridDimX = clusters(kernel.rows, arguments.batch) * kernel.blocks
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-    config.blockDimX = variant.threads
-    config.sharedMemBytes = variant.shared_bytes
+    config.blockDimX = kernel.threads
+    config.sharedMemBytes = kernel.shared_bytes
     config.hStream = driver.CUstream(stream)
     # The size of the clusters is the kernel's own.
     config.numAttrs = 0
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    function = _function(variant, device)
+    function = _function(kernel, device)
     # The default stream is that of the current context, and a thread of Python's own begins without one.
     with current(device):
         _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
 
 
-def handles(variant: Variant, device: int) -> tuple[int, int]:
+def handles(kernel: Kernel, device: int) -> tuple[int, int]:
     """The addresses of the driver's cuLaunchKernelEx and of a kernel, for who starts it without Python.
 
     Raises:
         BackendError: It cannot be compiled, or there is no driver.
     """
-    function = int(_function(variant, device))
+    function = int(_function(kernel, device))
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -127,7 +68,7 @@ def handles(variant: Variant, device: int) -> tuple[int, int]:
 
 
 @functools.cache
-def missing(device: int) -> str | None:
+def why_unavailable(device: int) -> str | None:
     """Why the kernels cannot run on a GPU, in words; None if they can.
 
     Args:
@@ -146,17 +87,17 @@ def missing(device: int) -> str | None:
 
 
 @functools.cache
-def resident(variant: build.Kernel, device: int) -> int:
+def resident(kernel: Kernel, device: int) -> int:
     """How many clusters of a kernel a GPU runs at once."""
-    driver, function = _driver(), _function(variant, device)
+    driver, function = _driver(), _function(kernel, device)
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = variant.blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = variant.threads, 1, 1
-    config.sharedMemBytes = variant.shared_bytes
+    config.gridDimX, config.gridDimY, config.gridDimZ = kernel.blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = (
-        variant.blocks,
+        kernel.blocks,
         1,
         1,
     )
@@ -250,15 +191,15 @@ def gpu_name(device: int) -> str:
 
 
 @functools.cache
-def _function(variant: build.Kernel, device: int) -> Any:
+def _function(kernel: Kernel, device: int) -> Any:
     """The kernel as the driver knows it, allowed the shared memory and the size of clusters that it has."""
     driver = _driver()
     major, minor = _capability(device)
-    code = build.build(variant, f"sm_{major}{minor}a")
-    kernel = code.get_kernel(build.kernel_name(variant)).handle
+    code = build.build(kernel, f"sm_{major}{minor}a")
+    loaded = code.get_kernel(kernel.name).handle
     attributes = driver.CUfunction_attribute
     needs = {
-        attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: variant.shared_bytes,
+        attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: kernel.shared_bytes,
         attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: 1,
     }
     # Who starts it without Python has one function for all GPUs of a kind.
@@ -266,12 +207,12 @@ def _function(variant: build.Kernel, device: int) -> Any:
         if _capability(number) == (major, minor):
             for attribute, value in needs.items():
                 handle = _checked(driver.cuDeviceGet(number))
-                _checked(driver.cuKernelSetAttribute(attribute, value, kernel, handle))
+                _checked(driver.cuKernelSetAttribute(attribute, value, loaded, handle))
     # Has the driver load it now: the first start may be recorded into a graph, and loading cannot.
     with current(device):
-        _checked(driver.cuKernelGetFunction(kernel))
+        _checked(driver.cuKernelGetFunction(loaded))
     _KEPT.append(code)
-    return driver.CUfunction(int(kernel))
+    return driver.CUfunction(int(loaded))
 
 
 def _capability(device: int) -> tuple[int, int]:
@@ -291,7 +232,7 @@ _KEPT: list[Any] = []
 
 @functools.cache
 def _driver() -> Any:
-    reason = build.missing()
+    reason = build.why_unavailable()
     if reason is not None:
         raise BackendError(reason)
     driver: Any = importlib.import_module("cuda.bindings.driver")

@@ -1,1 +1,1 @@
-"""The passes of `optimize`, in their order."""
+"""The passes of `optimize`; `registry` lists them."""

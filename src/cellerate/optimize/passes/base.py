@@ -1,8 +1,4 @@
-"""What a pass is.
-
-A module of its own because the workflow knows passes by this alone: what they read and write, what they may cost,
-and what they found.
-"""
+"""What a pass is."""
 
 import abc
 from typing import ClassVar
@@ -24,12 +20,18 @@ class OptimizerPass(abc.ABC):
         title: In words.
         reads: What of the state it builds on: names of `State` and `Choices`.
         writes: What of the state it may change.
+        changes_model: Whether its candidates compute something else than the original. Such a pass is left out of a
+            run for training alone, and is kept only if what is chosen in the end has its change.
+        inherited: Whether the candidates of later passes have its change too, so that part of what they are worth is
+            credited to it. A pruned model is a quantised one; a student is no pruned one.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
     writes: ClassVar[tuple[str, ...]]
+    changes_model: ClassVar[bool] = False
+    inherited: ClassVar[bool] = False
 
     @abc.abstractmethod
     def cost_s(self, context: Context) -> float:

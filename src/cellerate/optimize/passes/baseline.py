@@ -24,14 +24,14 @@ class Baseline(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        work, choices, progress = context.workload, context.state.choices, context.progress
+        work, choices, listener = context.workload, context.state.choices, context.listener
         with context.probe() as probe:
             context.state.explanation[:] = [tuple(row) for row in probe.ask("explain")]
-            progress.note("judging the model on held-out data")
+            listener.note("judging the model on held-out data")
             judged = Judged(**probe.ask("judge"))
-            progress.note("using it as Keras does")
+            listener.note("using it as Keras does")
             speeds = tuple(Speed(**speed) for speed in probe.ask("use"))
-        progress.note("training it as Keras does")
+        listener.note("training it as Keras does")
         # Another process: what `predict` took in memory is no part of training.
         with context.probe() as probe:
             step = training_step(

@@ -5,9 +5,9 @@ import numpy as np
 from cellerate.compress.record import relative_loss
 from cellerate.errors import ModelError
 from cellerate.format import percent, times
+from cellerate.keras_graph.graph import find_over_time, inner_layers
 from cellerate.layers.accelerate import is_accelerated
-from cellerate.layers.graph import find_over_time, inner_layers
-from cellerate.optimize.context import ORIGINAL, Context
+from cellerate.optimize.context import ORIGINAL, PACKED, Context
 from cellerate.optimize.passes.base import OptimizerPass
 from cellerate.optimize.passes.steps import step_gain, training_step
 from cellerate.optimize.training import policy_of
@@ -25,6 +25,7 @@ class Kernels(OptimizerPass):
     title = "Kernels"
     reads = ("candidates", "judged", "training_steps", "choices")
     writes = ("candidates", "judged", "training_steps", "choices")
+    inherited = True
 
     def cost_s(self, context: Context) -> float:
         """A process that opens the model, and a few steps."""
@@ -39,7 +40,7 @@ class Kernels(OptimizerPass):
             one for found in find_over_time(model) for one in (found.layer, *inner_layers(found.layer))
         ]
         fused = [layer for layer in recurrent if is_accelerated(layer)]
-        context.progress.note("checking that both compute the same")
+        context.listener.note("checking that both compute the same")
         here, there = work.judge(model), state.judged[ORIGINAL]
         apart = float(np.max(np.abs(np.subtract(here.values, there.values))) / max(abs(there.mean), 1e-9))
         if apart > _ROUNDING.get(policy, _ROUNDING_16_BITS):
@@ -49,7 +50,7 @@ class Kernels(OptimizerPass):
             )
         gains, decision = [], "no layer can be fused"
         if fused:
-            context.progress.note("training on the fused kernels")
+            context.listener.note("training on the fused kernels")
             first = state.training_steps[0]
             with context.probe() as probe:
                 # On batches like those of the baseline, whatever a pass of an earlier call has chosen since.
@@ -66,7 +67,7 @@ class Kernels(OptimizerPass):
             if gain.factor > 1:
                 choices.implementation = "auto"
                 gains.append(gain)
-        packed = context.consider("float32", "packed in float32", self.name, model, "float32")
+        packed = context.consider(PACKED, "packed in float32", self.name, model, "float32")
         if not packed.error:
             slow = context.before.speeds[0]
             decision += f"; {work.verb} {times(packed.speeds[0].per_s / slow.per_s)} as fast as {slow.way}"

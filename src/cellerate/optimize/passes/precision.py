@@ -4,7 +4,7 @@ from cellerate.format import times
 from cellerate.optimize.context import Context
 from cellerate.optimize.passes.base import OptimizerPass
 from cellerate.optimize.passes.steps import step_gain, training_step
-from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.probe_client import ProbeError
 from cellerate.optimize.training import policy_of
 from cellerate.report.record import Change, Pass, TrainingStep
 from cellerate.training.precision import PrecisionTrial, fastest_precision, precision_candidates
@@ -32,7 +32,7 @@ class Precision(OptimizerPass):
         trials = []
         with context.probe() as probe:
             for policy in policies:
-                context.progress.note(policy)
+                context.listener.note(policy)
                 try:
                     step = training_step(
                         probe,

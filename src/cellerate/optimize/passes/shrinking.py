@@ -13,8 +13,8 @@ from cellerate.compress.student import smaller
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
-from cellerate.layers.units import units_of
-from cellerate.optimize.context import Context
+from cellerate.keras_graph.ties import units_of
+from cellerate.optimize.context import PACKED, Context
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.report.record import Candidate, Curve, Pass
 
@@ -31,6 +31,7 @@ class Quantize(OptimizerPass):
     title = "Quantise"
     reads = ("candidates", "judged")
     writes = ("candidates", "judged", "choices")
+    changes_model = inherited = True
 
     def cost_s(self, context: Context) -> float:
         """Two models to pack, judge and time."""
@@ -38,12 +39,13 @@ class Quantize(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        if any(candidate.error for candidate in context.state.candidates if candidate.id == "float32"):
+        packed = context.candidate(PACKED)
+        if packed is not None and packed.error:
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
         model, curves, facts = context.original(), [], []
         found = []
         for precision in ("bfloat16", "int8"):
-            context.progress.note(precision)
+            context.listener.note(precision)
             rounded, record = quantize(
                 model,
                 _data(context, model),
@@ -77,6 +79,7 @@ class Prune(OptimizerPass):
     title = "Prune"
     reads = ("candidates", "judged", "choices", "training_steps")
     writes = ("candidates", "judged")
+    changes_model = True
 
     def cost_s(self, context: Context) -> float:
         """A short training at least."""
@@ -132,7 +135,7 @@ class Prune(OptimizerPass):
             # By an earlier call, whose time ended before another share was tried.
             return before, _said(before), []
         steps = _steps(context, 0.4)
-        context.progress.note(words)
+        context.listener.note(words)
         pruned, record = prune(
             model, _data(context, model), keep=share, steps=steps, **_common(context, model)
         )
@@ -151,6 +154,7 @@ class Distill(OptimizerPass):
     title = "Distil"
     reads = ("candidates", "judged", "choices", "training_steps")
     writes = ("candidates", "judged")
+    changes_model = True
 
     def cost_s(self, context: Context) -> float:
         """A short training of two models at least."""
@@ -169,7 +173,7 @@ class Distill(OptimizerPass):
             ("student", f"a student of {share} of the weights", 1.0),
             ("untaught", f"the student's twin of {share} without a teacher", 0.0),
         ):
-            context.progress.note(title)
+            context.listener.note(title)
             small, record = distill(
                 teacher,
                 student,
@@ -206,16 +210,9 @@ class Distill(OptimizerPass):
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
     """A model with new weights that is about as fast as is wanted, and what is wanted, in milliseconds."""
     packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
-    now = next(
-        (
-            one
-            for one in packed
-            if one.precision == context.state.choices.precision and one.made_by != "prune"
-        ),
-        None,
-    )
-    if now is None:
-        now = next((one for one in context.state.candidates if one.made_by == "kernels"), None)
+    whole = [one for one in packed if one.parameters == context.before.parameters]
+    precision = context.state.choices.precision
+    now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
         raise NotNeededError("how fast the model is has to be known first: run the pass kernels too")
     latency = now.speeds[0].latency_p50_ms
@@ -249,7 +246,7 @@ def _common(context: Context, model: keras.Model) -> dict[str, Any]:
         "judge": context.judge,
         "metric": context.workload.metric.name,
         "seed": context.settings.seed,
-        "on_step": context.progress.step,
+        "on_step": context.listener.step,
     }
 
 

@@ -1,11 +1,8 @@
-"""Training steps: how long one takes, and what another gains.
-
-A module of its own because most passes ask for a step in another way and compare it with one that was measured.
-"""
+"""Training steps: how long one takes, and what another gains."""
 
 from typing import Any
 
-from cellerate.optimize.probes import Probe
+from cellerate.optimize.probe_client import Probe
 from cellerate.optimize.state import Choices
 from cellerate.optimize.training import way_of
 from cellerate.report.record import Change, TrainingStep

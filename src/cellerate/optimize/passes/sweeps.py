@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from cellerate.environment import available_memory_bytes
 from cellerate.format import percent
 from cellerate.layers.accelerate import accelerate
+from cellerate.machine.environment import available_memory_bytes
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimize.context import Context
-from cellerate.optimize.judging import relative_loss
+from cellerate.optimize.judging import paired_loss
 from cellerate.optimize.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimize.passes.steps import batch_items, training_step
-from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.probe_client import ProbeError
 from cellerate.optimize.training import learning_rate_of, policy_of, settings_of
 from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
 from cellerate.training.trial import try_training
@@ -46,7 +46,7 @@ class BatchSize(OptimizerPass):
         with context.probe() as probe:
 
             def measure(size: int) -> TrainingStep:
-                context.progress.note(f"batches of {size}")
+                context.listener.note(f"batches of {size}")
                 return training_step(
                     probe,
                     implementation=choices.implementation,
@@ -252,7 +252,7 @@ class SequenceLength(OptimizerPass):
         lengths = {max(8, choices.length // 2), choices.length, 2 * choices.length}
         # Where a batch has a single row, there is none of as many characters in rows twice as long.
         for length in sorted(length for length in lengths if length <= tokens):
-            context.progress.note(f"rows of {length}")
+            context.listener.note(f"rows of {length}")
             model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
             if not steps:
@@ -267,7 +267,7 @@ class SequenceLength(OptimizerPass):
         metric = work.metric
         base_speed, base = found[choices.length]
         losses = {
-            length: relative_loss(base, judged, higher_is_better=metric.higher_is_better)
+            length: paired_loss(base, judged, higher_is_better=metric.higher_is_better)
             for length, (_, judged) in found.items()
         }
         chosen = min(

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
 from cellerate.optimize.context import ORIGINAL, Context
-from cellerate.optimize.judging import Judged, relative_loss
+from cellerate.optimize.judging import Judged, paired_loss
+from cellerate.optimize.passes.loading import load_passes
 from cellerate.optimize.passes.steps import batch_items, step_gain, training_step
-from cellerate.optimize.probes import ProbeError
+from cellerate.optimize.probe_client import ProbeError
 from cellerate.optimize.training import learning_rate_of, settings_of, way_of
 from cellerate.report.effects import effect
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
@@ -32,7 +33,7 @@ def verdict(context: Context) -> Verdict:
     files, warnings = _copy(context, chosen), []
     speeds, judged = chosen.speeds, state.judged[chosen.id]
     if chosen.file is not None and chosen.file.endswith(".cell"):
-        context.progress.note("measuring it again in a process of its own")
+        context.listener.note("measuring it again in a process of its own")
         try:
             with context.probe() as probe:
                 again = probe.ask("packed", file=str((context.folder / f"{_NAME}.cell").resolve()))
@@ -80,7 +81,7 @@ def _train_as_before(context: Context) -> None:
         (s.way, s.batch_size, s.length) == (way, first.batch_size, first.length) for s in state.training_steps
     ):
         return
-    context.progress.note("training it on batches like those of the baseline")
+    context.listener.note("training it on batches like those of the baseline")
     with context.probe() as probe:
         step = training_step(
             probe,
@@ -96,7 +97,8 @@ def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
     """The best of those that pass the gate, the original among them; for training, one that changes nothing."""
     passing = [one for one in candidates if one.passes_gate or one.id == ORIGINAL]
     if objective == "training":
-        passing = [one for one in passing if one.id in (ORIGINAL, "float32")]
+        changing = {name for name, kind in load_passes().items() if kind.changes_model}
+        passing = [one for one in passing if one.made_by not in changing]
 
     def small(one: Candidate) -> tuple[int, float]:
         # A student and its twin are of one size.
@@ -252,14 +254,14 @@ def fastest_step(context: Context) -> TrainingStep:
 def _credit(context: Context, chosen: Candidate) -> None:
     """Writes into the passes what each brought of the speed and the size of what was chosen, and who is kept."""
     state, work = context.state, context.workload
-    chain = [context.before]
-    for maker in ("kernels", "quantize", "prune", "distill") if chosen.id != ORIGINAL else ():
-        made = [one for one in state.candidates if one.made_by == maker and one.passes_gate]
-        if maker == chosen.made_by:
+    chain, kinds = [context.before], load_passes()
+    for name, kind in kinds.items() if chosen.id != ORIGINAL else ():
+        if name == chosen.made_by:
             chain.append(chosen)
             break
+        made = [one for one in state.candidates if one.made_by == name and one.passes_gate]
         same = [one for one in made if one.precision in (state.choices.precision, "float32")]
-        if maker in ("kernels", "quantize") and same:
+        if kind.inherited and same:
             chain.append(same[-1])
     brought = {}
     for before, after in itertools.pairwise(chain):
@@ -284,7 +286,7 @@ def _credit(context: Context, chosen: Candidate) -> None:
     for place, one in enumerate(state.passes):
         training = tuple(gain for gain in one.gains if gain.quantity == "training")
         kept = one.kept
-        if one.name in ("quantize", "prune", "distill"):
+        if one.name in kinds and kinds[one.name].changes_model:
             kept = one.name in brought
         state.passes[place] = dataclasses.replace(
             one, gains=(*training, *brought.get(one.name, ())), kept=kept
@@ -306,7 +308,7 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> st
     quality = next(row for row in rows if row.quantity is None)
     metric = work.metric
     judged = Judged((quality.after,), (1.0,))
-    loss = relative_loss(
+    loss = paired_loss(
         Judged((quality.before,), (1.0,)), judged, higher_is_better=metric.higher_is_better
     ).value
     gate = percent(context.settings.max_quality_loss)

@@ -1,0 +1,157 @@
+"""The graph of a Keras model, and its layers that run over time with the masks that reach them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras.src.layers.merging.base_merge import Merge
+from keras.src.models.functional import Functional
+
+from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, walk
+
+UNKNOWN = "unknown until called"
+"""Stands for the source of a mask where the graph does not say whether one arrives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeLayer:
+    """A layer that runs over time, where it is, and what reaches it.
+
+    Attributes:
+        layer: The recurrent layer, or a `Bidirectional` or `TimeDistributed` wrapper.
+        path: The names of the submodels down to it and its own, joined by "/".
+        mask: None if no mask reaches it; `UNKNOWN`; or what makes the mask, in words.
+        steps: The number of time steps where it is fixed, else None.
+    """
+
+    layer: keras.Layer
+    path: str
+    mask: str | None
+    steps: int | None
+
+
+def functional_graph(layer: Any) -> Any | None:
+    """The graph of a Functional or Sequential model; None for any other layer and for an unbuilt model."""
+    if isinstance(layer, keras.Sequential):
+        return getattr(layer, "_functional", None)
+    # A subclass of Functional with a `call` of its own does not run its graph.
+    return layer if isinstance(layer, Functional) and type(layer).call is Functional.call else None
+
+
+def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers directly inside a layer or subclassed model."""
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
+def over_time(layer: Any) -> bool:
+    """Whether a layer is one this package reports on: recurrent, or a wrapper that runs over time."""
+    return isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional | keras.layers.TimeDistributed)
+
+
+def find_over_time(model: keras.Layer) -> list[TimeLayer]:
+    """Every recurrent layer and time wrapper of a model, in the order they run, each once.
+
+    A layer called several times is masked if any of its calls is. What is inside `Bidirectional` and
+    `TimeDistributed` is left to the caller.
+    """
+    visitor = _TimeLayers()
+    if over_time(model):
+        visitor.add(model, model.name, UNKNOWN, None)
+    else:
+        visitor.look_into(model, "")
+    return list(visitor.found.values())
+
+
+class _TimeLayers(Visitor[str | None]):
+    """Finds the layers that run over time; the value of a tensor is what makes the mask on it.
+
+    Attributes:
+        found: The layers by their `id`.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[int, TimeLayer] = {}
+
+    def add(self, layer: keras.Layer, path: str, mask: str | None, steps: int | None) -> None:
+        """Notes a layer, or another call of it."""
+        known = self.found.get(id(layer))
+        if known is not None:
+            mask = mask if known.mask is None else known.mask
+            steps = steps if known.steps == steps else None
+        self.found[id(layer)] = TimeLayer(layer, path if known is None else known.path, mask, steps)
+
+    def look_into(self, layer: keras.Layer, path: str) -> None:
+        """Finds what is inside a layer; nothing is known of what reaches it."""
+        graph = functional_graph(layer)
+        if graph is not None:
+            walk(graph, [None] * len(graph.inputs), self, path)
+            return
+        for inner in inner_layers(layer):
+            if over_time(inner):
+                self.add(inner, f"{path}{inner.name}", UNKNOWN, None)
+            else:
+                self.look_into(inner, f"{path}{inner.name}/")
+
+    def call(self, call: GraphCall[str | None]) -> list[str | None] | Inner[str | None]:
+        """The mask on the first output; others carry none."""
+        operation, node, inputs = call.operation, call.node, call.inputs
+        if over_time(operation):
+            # Keras writes the mask of an input into the call as an argument too: name its source first.
+            mask = (inputs[0] if inputs else None) or _explicit_mask(node)
+            self.add(operation, call.path, mask, node.input_tensors[0].shape[1])
+            mask = mask if _passes_on(operation) else None
+        else:
+            graph = functional_graph(operation)
+            if graph is not None:
+                return Inner(graph, _of_length(inputs, len(graph.inputs)), call.path)
+            if isinstance(operation, keras.Layer):
+                self.look_into(operation, f"{call.path}/")
+            mask = _mask_after(operation, node, inputs)
+        return _of_length([mask], len(call.outputs))
+
+
+def _of_length(masks: Sequence[str | None], length: int) -> list[str | None]:
+    """So many masks: those behind are left out, those that lack are None."""
+    return [*masks, *[None] * length][:length]
+
+
+def forget_states(model: keras.Model) -> None:
+    """Sets the states of stateful layers to zeros, wherever in a model they are."""
+    for found in find_over_time(model):
+        if getattr(found.layer, "stateful", False):
+            found.layer.reset_state()
+
+
+def _explicit_mask(node: Any) -> str | None:
+    mask = node.arguments.kwargs.get("mask")
+    return None if mask is None else "the `mask` argument of its call"
+
+
+def _passes_on(layer: Any) -> bool:
+    """Whether the output of a time layer carries the mask of its input."""
+    if isinstance(layer, keras.layers.TimeDistributed):
+        return True
+    return bool(layer.return_sequences)
+
+
+def _mask_after(operation: Any, node: Any, inputs: Sequence[str | None]) -> str | None:
+    """What makes the mask on the output of one call; Keras's own rules, read from `compute_mask`."""
+    if isinstance(operation, keras.layers.Masking):
+        return f"Masking {operation.name!r}"
+    if isinstance(operation, keras.layers.Embedding):
+        reverse = node.arguments.kwargs.get("reverse", False)
+        return (
+            f"{type(operation).__name__} {operation.name!r} (mask_zero=True)"
+            if (operation.mask_zero and not reverse)
+            else None
+        )
+    if not isinstance(operation, keras.Layer) or not operation.supports_masking:
+        return None
+    if isinstance(operation, keras.layers.Concatenate):
+        return next((mask for mask in inputs if mask is not None), None)
+    if isinstance(operation, keras.layers.Dot | keras.layers.GlobalAveragePooling1D):
+        return None
+    if isinstance(operation, Merge):
+        return None if any(mask is None for mask in inputs) else inputs[0]
+    return inputs[0] if inputs else None

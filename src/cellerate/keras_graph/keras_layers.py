@@ -1,0 +1,206 @@
+"""The Keras layers and operations that are known, a row each: this is where a new one is added.
+
+A row says what each reader of a model makes of the layer. What it leaves out is unknown: single steps are tried
+out, a program refuses the layer, and pruning keeps the units that reach it.
+"""
+
+import dataclasses
+import enum
+
+from keras import layers
+from keras.src.layers.convolutional.base_conv import BaseConv
+from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
+from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
+from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
+from keras.src.layers.pooling.base_global_pooling import BaseGlobalPooling
+from keras.src.layers.pooling.base_pooling import BasePooling
+from keras.src.layers.rnn.conv_lstm import ConvLSTM
+
+from cellerate.keras_graph import program_layers as program
+from cellerate.keras_graph import program_operations as operations
+from cellerate.keras_graph import program_recurrent as recurrent
+from cellerate.keras_graph import ties_layers as ties
+from cellerate.keras_graph.program_nodes import Read, Readers, ReadOne
+from cellerate.keras_graph.ties_layers import Tie
+
+
+class Steps(enum.Enum):
+    """How a layer or operation treats time steps."""
+
+    ALIKE = "every step alike"
+    LAST_AXIS = "every step alike, as long as it works along the last axis"
+    MIXED = "it mixes steps"
+    CELL = "one after the other, with a state"
+
+
+ALIKE, LAST_AXIS, MIXED, CELL = Steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What is known of a layer.
+
+    Attributes:
+        steps: How it treats time steps. It holds for subclasses too.
+        program: Adds its nodes to a program. It holds for subclasses that compute as it does.
+        ties: Says what it does with features. It holds for this very class.
+        per_step: Whether its nodes are right for a single time step, so that it may be in a TimeDistributed.
+    """
+
+    steps: Steps | None = None
+    program: Read | None = None
+    ties: Tie | None = None
+    per_step: bool = False
+
+
+ROWS: dict[type, Row] = {
+    # Recurrent layers, and what wraps a layer.
+    layers.RNN: Row(CELL, recurrent.recurrent),
+    layers.LSTM: Row(CELL, recurrent.recurrent, ties.lstm),
+    layers.Bidirectional: Row(MIXED, recurrent.bidirectional, ties.bidirectional),
+    layers.TimeDistributed: Row(ALIKE, program.time_distributed),
+    ConvLSTM: Row(MIXED),
+    # From ids to features, and from features to features.
+    layers.Embedding: Row(ALIKE, program.embedding),
+    layers.ReversibleEmbedding: Row(ALIKE, program.reversible_embedding),
+    layers.Dense: Row(ALIKE, program.dense, ties.dense, per_step=True),
+    layers.EinsumDense: Row(None, program.einsum_dense, per_step=True),
+    layers.Identity: Row(ALIKE, program.dropped, ties.passes, per_step=True),
+    layers.Masking: Row(ALIKE, program.masking),
+    layers.Rescaling: Row(ALIKE, program.rescaling, per_step=True),
+    # What works in training only.
+    layers.Dropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.GaussianDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.AlphaDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
+    layers.SpatialDropout1D: Row(ALIKE, program.dropped, ties.passes),
+    layers.GaussianNoise: Row(ALIKE, program.dropped, ties.passes, per_step=True),
+    layers.ActivityRegularization: Row(ALIKE, program.dropped, ties.passes, per_step=True),
+    # Activations.
+    layers.Activation: Row(ALIKE, program.activation, ties.activation, per_step=True),
+    layers.ReLU: Row(ALIKE, program.relu, ties.passes, per_step=True),
+    layers.LeakyReLU: Row(ALIKE, program.leaky_relu, ties.passes, per_step=True),
+    layers.ELU: Row(ALIKE, program.elu, ties.passes, per_step=True),
+    layers.Softmax: Row(LAST_AXIS, program.softmax),
+    # Normalisations.
+    layers.BatchNormalization: Row(LAST_AXIS, program.batch_normalization, ties.normalized, per_step=True),
+    layers.LayerNormalization: Row(LAST_AXIS, program.layer_normalization, ties.normalized, per_step=True),
+    layers.Normalization: Row(LAST_AXIS, program.normalization, per_step=True),
+    layers.RMSNormalization: Row(LAST_AXIS),
+    layers.UnitNormalization: Row(LAST_AXIS),
+    # What joins tensors.
+    layers.Concatenate: Row(LAST_AXIS, program.concatenate, ties.joined),
+    layers.Add: Row(ALIKE, program.merge("add"), ties.merged),
+    layers.Subtract: Row(ALIKE, program.merge("subtract"), ties.merged),
+    layers.Multiply: Row(ALIKE, program.merge("multiply"), ties.merged),
+    layers.Average: Row(ALIKE, program.merge("average"), ties.merged),
+    layers.Maximum: Row(ALIKE, program.merge("maximum"), ties.merged),
+    layers.Minimum: Row(ALIKE, program.merge("minimum"), ties.merged),
+    # Shapes.
+    layers.Flatten: Row(MIXED, program.flatten),
+    layers.Reshape: Row(MIXED, program.reshaped),
+    layers.Permute: Row(MIXED, program.permute),
+    layers.RepeatVector: Row(MIXED, program.repeat_vector, ties.over_time),
+    layers.Cropping1D: Row(MIXED, program.cropping, ties.over_time),
+    layers.ZeroPadding1D: Row(MIXED, None, ties.over_time),
+    layers.UpSampling1D: Row(MIXED, None, ties.over_time),
+    # What looks across time steps: the bases stand for all their kinds.
+    layers.GlobalAveragePooling1D: Row(MIXED, program.average_pooling, ties.over_time),
+    layers.GlobalMaxPooling1D: Row(MIXED, program.max_pooling, ties.over_time),
+    layers.AveragePooling1D: Row(MIXED, None, ties.over_time),
+    layers.MaxPooling1D: Row(MIXED, None, ties.over_time),
+    layers.Attention: Row(MIXED),
+    layers.AdditiveAttention: Row(MIXED),
+    layers.MultiHeadAttention: Row(MIXED),
+    layers.GroupQueryAttention: Row(MIXED),
+    BaseGlobalPooling: Row(MIXED),
+    BasePooling: Row(MIXED),
+    BaseConv: Row(MIXED),
+    BaseConvTranspose: Row(MIXED),
+    BaseDepthwiseConv: Row(MIXED),
+    BaseSeparableConv: Row(MIXED),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationRow:
+    """What is known of an operation of keras.ops.
+
+    Attributes:
+        steps: How it treats time steps, given tensors and single numbers.
+        program: Adds its nodes to a program.
+        ties: Says what it does with features.
+        mask: Of one that gives booleans: the mask that Keras makes with it.
+    """
+
+    steps: Steps | None = None
+    program: ReadOne | None = None
+    ties: Tie | None = None
+    mask: ReadOne | None = None
+
+
+_add = operations.arithmetic("add", lambda c: (1.0, c), lambda c: (1.0, c))
+_subtract = operations.arithmetic("subtract", lambda c: (1.0, -c), lambda c: (-1.0, c))
+_multiply = operations.arithmetic("multiply", lambda c: (c, 0.0), lambda c: (c, 0.0))
+_divide = operations.arithmetic(None, lambda c: (1.0 / c, 0.0), None)
+
+OPERATIONS: dict[str, OperationRow] = {
+    "Add": OperationRow(ALIKE, _add, ties.arithmetic),
+    "Subtract": OperationRow(ALIKE, _subtract, ties.arithmetic),
+    "Multiply": OperationRow(ALIKE, _multiply, ties.arithmetic),
+    "Divide": OperationRow(ALIKE, _divide, ties.arithmetic),
+    "TrueDivide": OperationRow(ALIKE, _divide, ties.arithmetic),
+    "Maximum": OperationRow(ALIKE, None, ties.arithmetic),
+    "Minimum": OperationRow(ALIKE, None, ties.arithmetic),
+    "Cast": OperationRow(ALIKE, operations.cast, ties.passes),
+    "Negative": OperationRow(ALIKE, operations.negative, ties.passes),
+    "Relu": OperationRow(ALIKE, operations.named("relu"), ties.passes),
+    "Sigmoid": OperationRow(ALIKE, operations.named("sigmoid"), ties.passes),
+    "Tanh": OperationRow(ALIKE, operations.named("tanh"), ties.passes),
+    "Softplus": OperationRow(None, operations.named("softplus"), ties.passes),
+    "Absolute": OperationRow(None, None, ties.passes),
+    "Exp": OperationRow(ALIKE),
+    "Log": OperationRow(ALIKE),
+    "Sqrt": OperationRow(ALIKE),
+    "Square": OperationRow(ALIKE),
+    "Gelu": OperationRow(ALIKE),
+    "Silu": OperationRow(ALIKE),
+    "Elu": OperationRow(ALIKE),
+    "Mean": OperationRow(None, None, ties.along_axis),
+    "Max": OperationRow(None, None, ties.along_axis),
+    "Min": OperationRow(None, None, ties.along_axis),
+    "Sum": OperationRow(None, None, ties.along_axis),
+    "Cumsum": OperationRow(None, operations.cumsum),
+    "Flip": OperationRow(None, operations.flip, ties.along_axis),
+    "Take": OperationRow(None, operations.take, ties.along_axis),
+    "GetItem": OperationRow(None, operations.get_item, ties.item),
+    "Squeeze": OperationRow(None, operations.squeeze, ties.along_axis),
+    "ExpandDims": OperationRow(None, operations.expand_dims, ties.along_axis, operations.same_mask),
+    "Concatenate": OperationRow(None, operations.concatenate, ties.joined, operations.joined_masks),
+    "NotEqual": OperationRow(ALIKE, mask=operations.not_equal),
+    "LogicalOr": OperationRow(ALIKE, mask=operations.logical_or),
+    "Any": OperationRow(LAST_AXIS, mask=operations.any_feature),
+    "OnesLike": OperationRow(mask=operations.all_count),
+    "ZerosLike": OperationRow(mask=operations.none_count),
+}
+"""By the names of the operations' classes: of keras.ops nothing else is public."""
+
+
+def treats_steps(layer: object, *how: Steps) -> bool:
+    """Whether a layer, or a base of it, is known to treat time steps in one of these ways."""
+    return any(isinstance(layer, kind) for kind, row in ROWS.items() if row.steps in how)
+
+
+def readers() -> Readers:
+    """How layers become nodes of a program."""
+    anywhere = {kind: row.program for kind, row in ROWS.items() if row.program is not None}
+    return Readers(
+        anywhere,
+        {kind: read for kind, read in anywhere.items() if ROWS[kind].per_step},
+        {kind: read for kind, read in anywhere.items() if ROWS[kind].steps is CELL},
+    )
+
+
+def operation_row(kind: type) -> OperationRow:
+    """The row of an operation of Keras's own; an empty one for anything else."""
+    known = OPERATIONS.get(kind.__name__) if kind.__module__.startswith("keras.src.ops.") else None
+    return known or OperationRow()

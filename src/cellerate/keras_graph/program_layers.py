@@ -1,0 +1,299 @@
+"""What each Keras layer but the recurrent ones computes, as nodes of a program; `keras_layers` says which does what."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src import tree
+
+from cellerate.keras_graph.program_nodes import (
+    NAMED,
+    ProgramCall,
+    ProgramValue,
+    Read,
+    Refused,
+    Weight,
+    carried,
+    known_activation,
+    numpy,
+    read_layer,
+)
+
+
+def dropped(call: ProgramCall) -> list[ProgramValue]:
+    """Nothing: a layer that only works in training."""
+    return list(tree.flatten(call.x))
+
+
+def embedding(call: ProgramCall) -> ProgramValue:
+    """The rows of a table by ids, and the mask of ids that are not 0."""
+    ids = call.x
+    if not call.nodes.is_input(ids) or len(ids.shape) != 2:
+        found = "an input" if call.nodes.is_input(ids) else "a computed tensor"
+        raise Refused(
+            f"looks up {found} of {len(ids.shape)} axes, where programs take an input (B, T) of ids"
+        )
+    outputs = call.add("embedding", {"ids": ids}, {"embeddings": _merged(call, "embeddings")})
+    if not call.layer.mask_zero:
+        return outputs
+    return dataclasses.replace(outputs, mask=carried(call.nodes.mask("ids_mask", call.path, {"ids": ids})))
+
+
+def reversible_embedding(call: ProgramCall) -> ProgramValue:
+    """As `embedding`; called with reverse=True, the product with the table."""
+    layer = call.layer
+    if not call.arguments.get("reverse"):
+        return embedding(call)
+    if layer.tie_weights:
+        table = _merged(call, "embeddings")
+    else:
+        weight = Weight(layer.reverse_embeddings, transposed=True)
+        table = call.nodes.array(layer, "reverse", lambda: numpy(layer.reverse_embeddings).T, weight)
+    cap = None if layer.logit_soft_cap is None else float(layer.logit_soft_cap)
+    return call.add("unembedding", arrays={"embeddings": table}, soft_cap=cap)
+
+
+def masking(call: ProgramCall) -> ProgramValue:
+    """Zeros where all features are the mask value, and the mask."""
+    if len(call.x.shape) != 3:
+        raise Refused(f"masks a tensor of {len(call.x.shape)} axes, where programs mask (B, T, F)")
+    value = float(ops.convert_to_numpy(call.layer.mask_value))
+    mask = call.nodes.mask("features_mask", call.path, {"x": call.x}, mask_value=value)
+    return dataclasses.replace(call.add("masked", {"x": call.x, "mask": mask}), mask=carried(mask))
+
+
+def dense(call: ProgramCall) -> ProgramValue:
+    """The product with a kernel, a bias, an activation."""
+    activation = known_activation(call.layer.activation)
+    arrays = {"kernel": _merged(call, "kernel"), **call.weights(call.layer, "bias")}
+    return call.add("dense", arrays=arrays, activation=activation)
+
+
+def einsum_dense(call: ProgramCall) -> ProgramValue:
+    """An EinsumDense that is a Dense."""
+    equation, bias_axes = call.layer.equation, call.layer.bias_axes
+    found = re.fullmatch(r"(\.\.\.|[A-Za-z]+)([A-Za-z]),\2([A-Za-z])->\1\3", equation)
+    if found is None or found[3] in found[1] + found[2] or bias_axes not in (None, found[3]):
+        raise Refused(f"computes {equation!r} with bias_axes={bias_axes!r}, which is no dense", "Use Dense.")
+    return dense(call)
+
+
+def _merged(call: ProgramCall, name: str) -> np.ndarray:
+    """The kernel or table of a layer, with its low-rank update where it has one."""
+    layer = call.layer
+    if not layer.lora_enabled:
+        return call.weights(layer, name)[name]
+    kept = getattr(layer, f"_{name}")
+    halves = [getattr(layer, f"lora_{name}_{half}") for half in "ab"]
+
+    def make() -> Any:
+        a, b = (numpy(half).astype("float64") for half in halves)
+        return numpy(kept) + layer.lora_alpha / layer.lora_rank * (a @ b)
+
+    return call.nodes.array(layer, name, make, Weight(kept, update=halves[1]))
+
+
+def activation(call: ProgramCall) -> ProgramValue:
+    """One of the activations that programs know."""
+    name = known_activation(call.layer.activation)
+    # How a cast to float32 is written: programs have no other type.
+    return call.x if name == "linear" else call.add("activation", activation=name)
+
+
+def _leaky(call: ProgramCall, slope: float) -> ProgramValue:
+    if slope in (0.0, 0.2):
+        return call.add("activation", activation="leaky_relu" if slope else "relu")
+    if not 0.0 < slope <= 1.0:
+        raise Refused(f"has negative_slope={slope:g}, where programs take 0 to 1", NAMED)
+    return call.add("maximum", {"0": call.x, "1": affine(call, slope, 0.0)})
+
+
+def leaky_relu(call: ProgramCall) -> ProgramValue:
+    """A ReLU with a slope below zero."""
+    return _leaky(call, call.layer.negative_slope)
+
+
+def relu(call: ProgramCall) -> ProgramValue:
+    """The forms of ReLU that programs know."""
+    top, slope, threshold = call.layer.max_value, call.layer.negative_slope, call.layer.threshold
+    if threshold or top not in (None, 6) or (top and slope):
+        raise Refused(
+            f"has max_value={top}, negative_slope={slope:g} and threshold={threshold:g}, together none of the "
+            "activations that programs know",
+            NAMED,
+        )
+    return call.add("activation", activation="relu6") if top else _leaky(call, slope)
+
+
+def elu(call: ProgramCall) -> ProgramValue:
+    """The activation elu."""
+    if call.layer.alpha != 1.0:
+        raise Refused(f"has alpha={call.layer.alpha:g}, where programs know 1", NAMED)
+    return call.add("activation", activation="elu")
+
+
+def softmax(call: ProgramCall) -> ProgramValue:
+    """A softmax over the features."""
+    _check_last_axis(call, call.layer.axis)
+    if call.mask is not None:
+        raise Refused(
+            "is given a mask, by which it leaves features out", "Normalise before the mask is made."
+        )
+    return call.add("activation", activation="softmax")
+
+
+def layer_normalization(call: ProgramCall) -> ProgramValue:
+    """A LayerNormalization over the features."""
+    _check_last_axis(call, call.layer.axis)
+    if call.layer.rms_scaling:
+        raise Refused("has rms_scaling=True", "Use the plain normalisation.")
+    arrays = call.weights(call.layer, "gamma", "beta")
+    return call.add("layer_norm", arrays=arrays, epsilon=float(call.layer.epsilon))
+
+
+def batch_normalization(call: ProgramCall) -> ProgramValue:
+    """A scale and an offset, from the moments it has learnt."""
+    layer = call.layer
+    _check_last_axis(call, layer.axis)
+    mean, variance = (numpy(part).astype("float64") for part in (layer.moving_mean, layer.moving_variance))
+    scale = (numpy(layer.gamma) if layer.scale else 1.0) / np.sqrt(variance + layer.epsilon)
+    return affine(call, scale, (numpy(layer.beta) if layer.center else 0.0) - mean * scale)
+
+
+def normalization(call: ProgramCall) -> ProgramValue:
+    """A scale and an offset, from the moments it was adapted to."""
+    layer = call.layer
+    if layer.axis:
+        _check_last_axis(call, layer.axis)
+    mean, variance = (numpy(part).astype("float64") for part in (layer.mean, layer.variance))
+    deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
+    if layer.invert:
+        return affine(call, deviation, mean)
+    return affine(call, 1.0 / deviation, -mean / deviation)
+
+
+def rescaling(call: ProgramCall) -> ProgramValue:
+    """A scale and an offset."""
+    return affine(call, call.layer.scale, call.layer.offset)
+
+
+def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = None) -> ProgramValue:
+    """x, the first argument unless given, times `scale` plus `offset`: numbers, or one for each feature."""
+    x = call.x if x is None else x
+    width = x.shape[-1] if len(x.shape) > 1 else None
+    if width is None:
+        raise Refused("scales a last axis of unknown size", "Give the model's Input its size.")
+    if any(np.size(part) not in (1, width) for part in (scale, offset)):
+        raise Refused("scales by an array that is not one number for each feature")
+    arrays = {}
+    for name, part in (("scale", scale), ("offset", offset)):
+        make = functools.partial(_spread, part, width)
+        # A layer always has the same; an operation could be called again with another constant.
+        layer = isinstance(call.layer, keras.Layer)
+        arrays[name] = call.nodes.array(call.layer, f"{name} of {width}", make) if layer else make()
+    return call.add("affine", {"x": x}, arrays)
+
+
+def _spread(part: Any, width: int) -> np.ndarray:
+    """A number, or one for each feature, as float32 for each."""
+    return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
+
+
+def _check_last_axis(call: ProgramCall, axis: Any) -> None:
+    rank = len(call.x.shape)
+    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+    if [a % rank for a in axes] != [rank - 1]:
+        raise Refused(f"works along axis {axis} of {rank}", "Let it work along the last axis: axis=-1.")
+
+
+def time_distributed(call: ProgramCall) -> list[ProgramValue]:
+    """The layer inside, on all steps at once."""
+    layer, x = call.layer.layer, call.x
+    step = dataclasses.replace(x, shape=(x.shape[0], *x.shape[2:]), mask=None)
+    inner = dataclasses.replace(
+        call, layer=layer, path=f"{call.path}/{layer.name}", arguments={"inputs": step}
+    )
+    return read_layer(inner, call.readers.per_step)
+
+
+def reshaped(call: ProgramCall, x: ProgramValue | None = None) -> ProgramValue:
+    """x, the first argument unless given, in the shape of the call's output."""
+    shape = tuple(-1 if size is None else size for size in call.shapes[0][1:])
+    if shape.count(-1) > 1:
+        raise Refused(f"makes the shape {shape}, without the batch: more than one of its sizes is not known")
+    return call.add("reshape", {"x": call.x if x is None else x}, shape=shape)
+
+
+def flatten(call: ProgramCall) -> ProgramValue:
+    """Another shape."""
+    if len(call.x.shape) > 2:
+        _check_data_format(call)
+    return reshaped(call)
+
+
+def permute(call: ProgramCall) -> ProgramValue:
+    """Its axes in another order."""
+    return call.add("permute", axes=tuple(call.layer.dims))
+
+
+def repeat_vector(call: ProgramCall) -> ProgramValue:
+    """The same features at each of n steps."""
+    return call.add("repeat_vector", n=call.layer.n)
+
+
+def cropping(call: ProgramCall) -> ProgramValue:
+    """Fewer steps."""
+    begin, end = call.layer.cropping
+    return call.add("crop", begin=begin, end=-end if end else None)
+
+
+def average_pooling(call: ProgramCall) -> ProgramValue:
+    """The mean over the steps that count."""
+    _check_data_format(call)
+    mask = call.used_mask()
+    inputs = {"x": call.x} if mask is None else {"x": call.x, "mask": mask}
+    pooled = call.add("mean_over_time", inputs)
+    return reshaped(call, pooled) if call.layer.keepdims else pooled
+
+
+def max_pooling(call: ProgramCall) -> ProgramValue:
+    """The largest over all steps."""
+    _check_data_format(call)
+    pooled = call.add("max_over_time")
+    return reshaped(call, pooled) if call.layer.keepdims else pooled
+
+
+def _check_data_format(call: ProgramCall) -> None:
+    if call.layer.data_format != "channels_last":
+        raise Refused(f"has data_format={call.layer.data_format!r}", 'Use data_format="channels_last".')
+
+
+def merge(op: str) -> Read:
+    """A reader of layers that join their inputs by an operation of programs."""
+    return lambda call: call.add(op, numbered(call.x))
+
+
+def numbered(values: Sequence[ProgramValue]) -> dict[str, ProgramValue]:
+    """Several inputs as nodes name them."""
+    return {str(number): value for number, value in enumerate(values)}
+
+
+def concatenate(call: ProgramCall) -> ProgramValue:
+    """Its inputs side by side."""
+    return call.add("concatenate", numbered(call.x), axis=inner_axis(call.layer.axis, len(call.x[0].shape)))
+
+
+def inner_axis(axis: Any, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        Refused: It is the batch, or not a single one.
+    """
+    if not isinstance(axis, int) or axis % rank == 0:
+        raise Refused(f"works along axis {axis}, where programs take one that is not the batch")
+    return axis % rank

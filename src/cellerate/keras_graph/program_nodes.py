@@ -1,0 +1,302 @@
+"""What reading a model works with: the values that stand for its tensors, and the nodes made of its calls."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from cellerate.keras_graph.activations import activation_name
+from cellerate.keras_graph.variables import weight
+from cellerate.program import Node, Option
+
+ALL_COUNT = -1
+"""Stands among the masks of a `ProgramValue` for a mask that is True everywhere."""
+
+USE_OTHERS = "Use layers that programs know, or do its work outside of the model."
+NAMED = "Use one of Keras's named activations, with its defaults."
+_ADVICE = {
+    "GRU": "Use keras.layers.LSTM.",
+    "SimpleRNN": "Use keras.layers.LSTM.",
+    "Lambda": "Its Python code cannot be packed: use layers for it, or do its work outside of the model.",
+    "PReLU": NAMED,
+    "Dot": "Use Multiply, or do its work outside of the model.",
+}
+
+
+class Refused(Exception):  # noqa: N818  (it is always caught, and becomes a ModelError then)
+    """Why a call cannot be part of a program; caught by `to_program`, which gathers all there are.
+
+    Attributes:
+        why: What is in the way, to follow the name of a layer.
+        instead: What to do about it, a sentence.
+        where: The path and class of the layer, where that is inside of what was called.
+    """
+
+    def __init__(self, why: str, instead: str = USE_OTHERS) -> None:
+        super().__init__(why)
+        self.why, self.instead = why, instead
+        self.where: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramValue:
+    """What stands for a tensor of the graph.
+
+    Attributes:
+        number: The node that gives it; None for one of booleans, which only masks are made of.
+        shape: (B, ...), None where a size is free.
+        mask: The Keras mask that it carries.
+        masks: Of one of booleans: the nodes of the masks that it joins by OR; None of anything else.
+    """
+
+    number: int | None
+    shape: tuple[int | None, ...] = ()
+    mask: "ProgramValue | None" = None
+    masks: frozenset[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """Where a model keeps what an array of its program holds.
+
+    Attributes:
+        variable: The Keras variable.
+        transposed: Whether it has the axes of the array the other way round.
+        update: One half of the low-rank update that the array holds too; None where there is none.
+    """
+
+    variable: Any
+    transposed: bool = False
+    update: Any | None = None
+
+    def assign(self, values: np.ndarray) -> None:
+        """Gives the model other values, in the shape of the array; a low-rank update becomes one of nothing."""
+        self.variable.assign(values.T if self.transposed else values)
+        if self.update is not None:
+            self.update.assign(np.zeros(self.update.shape, "float32"))
+
+
+class Nodes:
+    """The nodes of a program so far, the arrays that they share, and where those come from.
+
+    Attributes:
+        found: The nodes.
+        weights: The id of an array → the variable that it is; arrays that are computed of several are not here.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Node] = []
+        self.weights: dict[int, Weight] = {}
+        self._arrays: dict[tuple[int, str], np.ndarray] = {}
+        self._masks: dict[tuple[Any, ...], ProgramValue] = {}
+
+    def add(
+        self,
+        op: str,
+        name: str,
+        inputs: Mapping[str, ProgramValue],
+        arrays: Mapping[str, np.ndarray] | None = None,
+        **options: Option,
+    ) -> ProgramValue:
+        """Adds a node. Its shape is left to whoever knows it."""
+        numbers: dict[str, int] = {}
+        for key, value in inputs.items():
+            if not isinstance(value, ProgramValue) or value.number is None:
+                raise Refused("computes with what is no tensor of numbers from the model's inputs")
+            numbers[key] = value.number
+        self.found.append(Node(op, name, numbers, arrays or {}, options))
+        return ProgramValue(len(self.found) - 1)
+
+    def mask(self, op: str, name: str, inputs: Mapping[str, ProgramValue], **options: Option) -> ProgramValue:
+        """A node that makes a mask: the one there is where it was made before."""
+        key = (op, *((name, value.number) for name, value in inputs.items()), *options.items())
+        if key not in self._masks:
+            self._masks[key] = self.add(op, name, inputs, None, **options)
+        return self._masks[key]
+
+    def array(
+        self, owner: Any, name: str, make: Callable[[], Any], weight: Weight | None = None
+    ) -> np.ndarray:
+        """An array in float32, made once, so that the nodes of a shared layer share it."""
+        key = (id(owner), name)
+        if key not in self._arrays:
+            # A copy: what Keras gives may be the memory of the variable itself, which training changes.
+            self._arrays[key] = array = np.array(make(), "float32", order="C")
+            if weight is not None:
+                self.weights[id(array)] = weight
+        return self._arrays[key]
+
+    def is_input(self, value: ProgramValue) -> bool:
+        """Whether a value is an input of the model."""
+        return value.number is not None and self.found[value.number].op == "input"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCall:
+    """One call of a layer or operation.
+
+    Attributes:
+        layer: What is called.
+        path: Where it is.
+        arguments: By the names of its `call`, with a `ProgramValue` for each tensor.
+        mask: What Keras passes as its mask.
+        shapes: Of its outputs.
+        boolean: Whether it gives booleans.
+        nodes: Where its nodes go.
+        readers: How the layers inside a wrapper are read.
+    """
+
+    layer: Any
+    path: str
+    arguments: Mapping[str, Any]
+    mask: Any
+    shapes: tuple[tuple[int | None, ...], ...]
+    boolean: bool
+    nodes: Nodes
+    readers: "Readers"
+
+    @property
+    def x(self) -> Any:
+        """Its first argument."""
+        return next(iter(self.arguments.values()))
+
+    def add(
+        self,
+        op: str,
+        inputs: Mapping[str, ProgramValue] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        **options: Option,
+    ) -> ProgramValue:
+        """Adds a node, which reads the first argument where no inputs are named."""
+        return self.nodes.add(op, self.path, {"x": self.x} if inputs is None else inputs, arrays, **options)
+
+    def weights(self, owner: Any, *names: str) -> dict[str, np.ndarray]:
+        """The variables of a layer or cell, those that it does not have left out."""
+        found = {name: getattr(owner, name, None) for name in names}
+        return {
+            name: self.nodes.array(owner, name, functools.partial(numpy, variable), Weight(variable))
+            for name, variable in found.items()
+            if variable is not None
+        }
+
+    def used_mask(self) -> ProgramValue | None:
+        """The node of the mask that it is given, None if every step counts.
+
+        Raises:
+            Refused: There is no single node that makes this mask.
+        """
+        mask = self.mask
+        if mask is None:
+            return None
+        masks = mask.masks if isinstance(mask, ProgramValue) else None
+        if masks is None or len(mask.shape) not in (0, 2):
+            raise Refused(
+                "is given a mask that is computed from other things than an Embedding, a Masking or an input",
+                "Use one of these.",
+            )
+        if ALL_COUNT in masks:
+            return None
+        if len(masks) != 1:
+            raise Refused(
+                f"is given a mask made of {len(masks)} by an Add, a Concatenate or the like, where programs "
+                "take one",
+                "Mask only one of what is joined, or all of it with the same mask.",
+            )
+        return ProgramValue(next(iter(masks)))
+
+
+Read = Callable[[ProgramCall], ProgramValue | list[ProgramValue]]
+"""Adds the nodes of a layer's call and gives the values of its outputs; raises Refused where there are none."""
+
+ReadOne = Callable[[ProgramCall], ProgramValue]
+"""The same of an operation's call, which has one output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Readers:
+    """How layers become nodes, by where they stand.
+
+    Attributes:
+        anywhere: All layers that programs know.
+        per_step: Those that may be in a TimeDistributed.
+        recurrent: Those that may be in a Bidirectional.
+    """
+
+    anywhere: Mapping[type, Read]
+    per_step: Mapping[type, Read]
+    recurrent: Mapping[type, Read]
+
+
+def carried(mask: ProgramValue) -> ProgramValue:
+    """The tensor of booleans that a mask's node gives."""
+    return ProgramValue(None, masks=None if mask.number is None else frozenset([mask.number]))
+
+
+def either(masks: Sequence[ProgramValue]) -> ProgramValue:
+    """Masks joined by OR."""
+    joined: set[int] = set()
+    for mask in masks:
+        if mask.masks is None:
+            return ProgramValue(None)
+        joined |= mask.masks
+    return ProgramValue(None, masks=frozenset(joined))
+
+
+def numpy(variable: Any) -> np.ndarray:
+    """The values of a variable or tensor in float32, whatever its dtype."""
+    values: np.ndarray = ops.convert_to_numpy(weight(variable))
+    return values
+
+
+def read_layer(call: ProgramCall, table: Mapping[type, Read]) -> list[ProgramValue]:
+    """The outputs of a layer that is in a table, or comes from one that is and computes as that does.
+
+    Raises:
+        Refused: It is neither, or it is in a state that a program cannot have.
+    """
+    try:
+        outputs = _reader(call.layer, table)(call)
+    except Refused as refused:
+        refused.where = refused.where or f"{call.path} ({type(call.layer).__name__})"
+        raise
+    return outputs if isinstance(outputs, list) else [outputs]
+
+
+def _reader(layer: Any, table: Mapping[type, Read]) -> Read:
+    kind = type(layer)
+    known = next((base for base in kind.__mro__ if base in table), None)
+    changed = [
+        name
+        for name in ("__call__", "call", "compute_mask", "inner_loop")
+        if known is not None and getattr(kind, name, None) is not getattr(known, name, None)
+    ]
+    if known is None or (changed and kind.__module__.startswith("keras.")):
+        raise Refused("is none of the layers that programs know here", _ADVICE.get(kind.__name__, USE_OTHERS))
+    if changed:
+        raise Refused(f"has a `{changed[0]}` of its own", f"Use {known.__name__} itself.")
+    if getattr(layer, "quantization_mode", None) is not None:
+        raise Refused(
+            f"is quantised ({layer.quantization_mode})",
+            "Take the model from before it was quantised: packing can do that itself.",
+        )
+    return table[known]
+
+
+def known_activation(function: Any) -> str:
+    """The name by which programs know an activation.
+
+    Raises:
+        Refused: They do not.
+    """
+    for name in ("softmax", "log_softmax"):
+        if function is keras.activations.get(name):
+            return name
+    known = activation_name(function)
+    if known is None:
+        found = getattr(function, "__name__", None) or type(function).__name__
+        raise Refused(f"has the activation {found!r}, which programs do not know", NAMED)
+    return known

@@ -1,0 +1,176 @@
+"""What the operations of keras.ops compute, as nodes of a program; `keras_layers` says which does what.
+
+Operations, unlike layers, take tensors and constants mixed. Some are in a graph only because Keras wrote there how
+a mask is made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+from keras.src import tree
+
+from cellerate.keras_graph.program_layers import affine, inner_axis, numbered, reshaped
+from cellerate.keras_graph.program_nodes import (
+    ALL_COUNT,
+    ProgramCall,
+    ProgramValue,
+    ReadOne,
+    Refused,
+    carried,
+    either,
+)
+
+
+def take(call: ProgramCall) -> ProgramValue:
+    """Entries of an axis by constant indices."""
+    x, indices = call.x, call.arguments["indices"]
+    axis = inner_axis(call.layer.axis, len(x.shape))
+    found = None if any(isinstance(i, ProgramValue) for i in tree.flatten(indices)) else np.asarray(indices)
+    if found is None or found.ndim > 1 or found.dtype.kind not in "iu":
+        raise Refused("takes by indices that are not a constant list of whole numbers")
+    taken = call.add("take", {"x": x}, indices=tuple(found.ravel().tolist()), axis=axis)
+    return taken if found.ndim else reshaped(call, taken)
+
+
+def get_item(call: ProgramCall) -> ProgramValue:
+    """x[key]: one number or range of one axis."""
+    key = call.arguments["key"]
+    parts = list(key) if isinstance(key, tuple | list) else [key]
+    if Ellipsis in parts:
+        place = parts.index(Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (len(call.x.shape) - len(parts) + 1)
+    changed = [axis for axis, part in enumerate(parts) if part != slice(None)]
+    if not changed:
+        return call.x
+    part = parts[changed[0]]
+    if len(changed) > 1 or changed[0] == 0 or not isinstance(part, int | slice):
+        raise Refused(f"takes [{key}], where programs take a number or a range of one axis behind the batch")
+    if isinstance(part, int):
+        return reshaped(call, call.add("take", indices=(part,), axis=changed[0]))
+    if changed != [1] or part.step not in (None, 1):
+        raise Refused("takes a range of another axis than the first behind the batch, or with a step")
+    return call.add("crop", begin=part.start or 0, end=part.stop)
+
+
+def flip(call: ProgramCall) -> ProgramValue:
+    """An axis backwards."""
+    return call.add("flip", axis=inner_axis(call.layer.axis, len(call.x.shape)))
+
+
+def cumsum(call: ProgramCall) -> ProgramValue:
+    """A running sum."""
+    return call.add("cumsum", axis=inner_axis(call.layer.axis, len(call.x.shape)))
+
+
+def negative(call: ProgramCall) -> ProgramValue:
+    """-x."""
+    return affine(call, -1.0, 0.0)
+
+
+def arithmetic(op: str | None, left: Callable[[Any], Any], right: Callable[[Any], Any] | None) -> ReadOne:
+    """An operation of two tensors, or of one and constants, then (scale, offset) for those on its right or left."""
+
+    def read(call: ProgramCall) -> ProgramValue:
+        a, b = call.arguments["x1"], call.arguments["x2"]
+        if isinstance(a, ProgramValue) and isinstance(b, ProgramValue):
+            if op is None or len(a.shape) != len(b.shape):
+                raise Refused(f"joins tensors of the shapes {a.shape} and {b.shape} as programs cannot")
+            return call.add(op, numbered([a, b]))
+        x, constant, parts = (a, b, left) if isinstance(a, ProgramValue) else (b, a, right)
+        if parts is None:
+            raise Refused("divides by a tensor")
+        values = np.asarray(ops.convert_to_numpy(constant), "float64")
+        if values.size != 1 and values.size != values.shape[-1]:
+            raise Refused(
+                f"computes with a constant of the shape {values.shape}, where programs know one a feature"
+            )
+        scale, offset = parts(values)
+        return affine(call, scale, offset, x)
+
+    return read
+
+
+def named(activation: str) -> ReadOne:
+    """A reader of operations that are activations."""
+    return lambda call: call.add("activation", activation=activation)
+
+
+def expand_dims(call: ProgramCall) -> ProgramValue:
+    """A new axis."""
+    inner_axis(call.layer.axis, len(call.x.shape) + 1)
+    return reshaped(call)
+
+
+def squeeze(call: ProgramCall) -> ProgramValue:
+    """One axis less."""
+    inner_axis(call.layer.axis, len(call.x.shape))
+    return reshaped(call)
+
+
+def cast(call: ProgramCall) -> ProgramValue:
+    """Nothing: programs have one type of float."""
+    if call.x.mask is not None or "float" not in str(call.layer.dtype):
+        raise Refused("casts a tensor that has a mask, or to another type than a float", "Leave it out.")
+    return call.x
+
+
+def concatenate(call: ProgramCall) -> ProgramValue:
+    """Its inputs side by side."""
+    values = call.arguments["xs"]
+    return call.add("concatenate", numbered(values), axis=inner_axis(call.layer.axis, len(values[0].shape)))
+
+
+def not_equal(call: ProgramCall) -> ProgramValue:
+    """The masks that Keras makes: of ids that are not 0, and of features of which any is not a value."""
+    x, other = call.arguments["x1"], call.arguments["x2"]
+    if (
+        not isinstance(x, ProgramValue)
+        or x.number is None
+        or isinstance(other, ProgramValue)
+        or np.ndim(other)
+    ):
+        return ProgramValue(None)
+    value = float(ops.convert_to_numpy(other))
+    if len(x.shape) == 3:
+        # Keras's any() over the features, which follows, is part of this.
+        return carried(call.nodes.mask("features_mask", call.path, {"x": x}, mask_value=value))
+    if value == 0.0 and len(x.shape) == 2 and call.nodes.is_input(x):
+        return carried(call.nodes.mask("ids_mask", call.path, {"ids": x}))
+    return ProgramValue(None)
+
+
+def any_feature(call: ProgramCall) -> ProgramValue:
+    """The mask of steps of which any feature counts; `not_equal` has made it already."""
+    return (
+        call.x
+        if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2])
+        else ProgramValue(None)
+    )
+
+
+def joined_masks(call: ProgramCall) -> ProgramValue:
+    """The OR of masks that are put side by side on the features: Keras's any() over all features follows."""
+    return either(call.arguments["xs"]) if call.layer.axis in (-1, 2) else ProgramValue(None)
+
+
+def all_count(call: ProgramCall) -> ProgramValue:
+    """A mask that is True everywhere."""
+    return ProgramValue(None, masks=frozenset([ALL_COUNT]))
+
+
+def none_count(call: ProgramCall) -> ProgramValue:
+    """A mask that is False everywhere."""
+    return ProgramValue(None, masks=frozenset())
+
+
+def same_mask(call: ProgramCall) -> ProgramValue:
+    """The mask itself."""
+    return call.x
+
+
+def logical_or(call: ProgramCall) -> ProgramValue:
+    """The OR of two masks."""
+    both = call.arguments["x1"], call.arguments["x2"]
+    return either(both) if all(isinstance(value, ProgramValue) for value in both) else ProgramValue(None)

@@ -1,0 +1,166 @@
+"""Which calls of a model's graph can be run one time step at a time, and which have to be tried out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+from keras.src import tree
+
+from cellerate.errors import ModelError
+from cellerate.keras_graph.graph import functional_graph, inner_layers
+from cellerate.keras_graph.keras_layers import ALIKE, LAST_AXIS, MIXED, OPERATIONS, treats_steps
+from cellerate.keras_graph.walk import GraphCall, Inner, Visitor
+
+# Cells whose output is also their first state, so that a masked step's output is that state.
+_STANDARD_CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
+# What a recurrent layer may be called by: their loops run the cell and nothing else.
+_LOOPS = (layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN)
+
+
+class StepCheck(Visitor[bool]):
+    """Looks at every call; the value of a tensor is whether it still has a time axis.
+
+    Attributes:
+        recurrent: The layer of each recurrent call, in their order.
+        untested: The names of layers and operations that are not known to treat each time step alike.
+        embedding_sizes: (name, input_dim) of the embeddings that the ids go into.
+    """
+
+    def __init__(self) -> None:
+        self.recurrent: list[layers.RNN] = []
+        self.untested: list[str] = []
+        self.embedding_sizes: list[tuple[str, int]] = []
+
+    def call(self, call: GraphCall[bool]) -> list[bool] | Inner[bool]:
+        """Which outputs of a call have a time axis.
+
+        Raises:
+            ModelError: The call cannot be run a step at a time.
+        """
+        operation, node = call.operation, call.node
+        inner = functional_graph(operation)
+        if inner is not None:
+            # Masks come behind the tensors.
+            return Inner(inner, call.inputs[: len(inner.inputs)], call.path)
+        if isinstance(operation, layers.RNN):
+            self._check_recurrent(operation, node)
+            if operation.return_state:
+                self.untested.append(operation.name)
+            return [operation.return_sequences] + [False] * (len(call.outputs) - 1)
+        self._check_other(operation, node, call.inputs)
+        return [_keeps_time(node, call.inputs, tensor) for tensor in call.outputs]
+
+    def _check_recurrent(self, layer: layers.RNN, node: Any) -> None:
+        if treats_steps(layer, MIXED):
+            raise ModelError(_mixes(layer))
+        if layer.go_backwards:
+            raise ModelError(
+                f"layer {layer.name!r} reads the sequence backwards (go_backwards=True), so it needs the "
+                "future: the model cannot be run step by step."
+            )
+        if len(node.input_tensors) > 1 and node.arguments.kwargs.get("mask") is None:
+            raise ModelError(
+                f"layer {layer.name!r} gets its initial_state from the graph. A next-token model starts from "
+                "a zero state; an encoder and decoder pair cannot be run step by step."
+            )
+        if type(layer).call not in {kind.call for kind in _LOOPS}:
+            raise ModelError(
+                f"layer {layer.name!r} ({type(layer).__name__}) has a `call` of its own, so its cell alone "
+                "does not say what a step is."
+            )
+        self.recurrent.append(layer)
+
+    def _check_other(self, operation: Any, node: Any, flags: Sequence[bool]) -> None:
+        if isinstance(operation, layers.Bidirectional):
+            raise ModelError(
+                f"layer {operation.name!r} is Bidirectional: its backward half reads the sequence from the "
+                "end, so a next token cannot be predicted without the future. Train the model with the "
+                "forward layer alone."
+            )
+        if treats_steps(operation, MIXED):
+            raise ModelError(_mixes(operation))
+        hidden = isinstance(operation, keras.Layer) and not isinstance(operation, layers.TimeDistributed)
+        if hidden and _has_recurrent(operation):
+            raise ModelError(
+                f"layer {operation.name!r} ({type(operation).__name__}) has a recurrent layer inside, whose "
+                "state cannot be reached. Use the recurrent layer in the model's own graph."
+            )
+        if isinstance(operation, layers.Embedding) and not node.arguments.kwargs.get("reverse", False):
+            if len(node.input_tensors[0].shape) == 2:
+                self.embedding_sizes.append((operation.name, operation.input_dim))
+            return
+        flat = [len(t.shape) < 3 and flag for t, flag in zip(node.input_tensors, flags, strict=True)]
+        if any(flat) and treats_steps(operation, ALIKE, LAST_AXIS):
+            raise ModelError(
+                f"layer {operation.name!r} takes the whole sequence of ids as one vector of features. A "
+                "next-token model first turns each id into a vector, with an Embedding or one-hot."
+            )
+        known = treats_steps_alike(operation, node)
+        # A last step joined with a whole sequence is spread over all of its steps, future and past.
+        if not known or (any(flags) and not all(flags)):
+            self.untested.append(operation.name)
+
+
+def check_maskable(layer: keras.Layer) -> None:
+    """Refuses a mask on a cell of the user's own; Keras's repeat the output from the state.
+
+    Raises:
+        ModelError: It is such a layer.
+    """
+    if not isinstance(layer, layers.RNN):
+        return
+    cells = layer.cell.cells if isinstance(layer.cell, layers.StackedRNNCells) else [layer.cell]
+    if not all(type(cell) in _STANDARD_CELLS for cell in cells):
+        raise ModelError(
+            f"layer {layer.name!r} gets a mask and has an own cell ({type(layer.cell).__name__}), whose "
+            "output at a masked step is not part of its state. Build the Embedding with mask_zero=False."
+        )
+
+
+def treats_steps_alike(operation: Any, node: Any) -> bool:
+    """Whether a layer or operation, as called in a node, is known to treat every time step alike."""
+    if isinstance(operation, keras.Layer):
+        return treats_steps(operation, ALIKE) or (
+            treats_steps(operation, LAST_AXIS) and _works_on_last_axis(operation)
+        )
+    row = OPERATIONS.get(type(operation).__name__)
+    if row is None:
+        return False
+    if row.steps is LAST_AXIS:
+        return _works_on_last_axis(operation)
+    return row.steps is ALIKE and _takes_tensors_only(node)
+
+
+def _works_on_last_axis(layer: Any) -> bool:
+    axis = layer.axis
+    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+    # Keras turns the axis of a layer built on (B, T, F) into 2.
+    return axes in ([-1], [2])
+
+
+def _takes_tensors_only(node: Any) -> bool:
+    """Whether an operation is given no constant array, which could differ from step to step."""
+    given = tree.flatten((node.arguments.args, node.arguments.kwargs))
+    return all(
+        isinstance(value, keras.KerasTensor | int | float | str | None) or np.ndim(value) == 0
+        for value in given
+    )
+
+
+def _keeps_time(node: Any, flags: Sequence[bool], output: Any) -> bool:
+    """Whether an output still has the time axis: an operation that takes a single step drops an axis."""
+    ranks = [len(t.shape) for t, flag in zip(node.input_tensors, flags, strict=True) if flag]
+    return bool(ranks) and len(output.shape) >= max(ranks)
+
+
+def _has_recurrent(layer: keras.Layer) -> bool:
+    return any(isinstance(inner, layers.RNN) or _has_recurrent(inner) for inner in inner_layers(layer))
+
+
+def _mixes(layer: keras.Layer) -> str:
+    return (
+        f"layer {layer.name!r} ({type(layer).__name__}) mixes time steps, so the model cannot be run step by "
+        "step. Only recurrent layers may look back; all others must treat each time step alike."
+    )

@@ -1,0 +1,195 @@
+"""Which features of which tensors are the units of a model's LSTM layers, and which weights hold them.
+
+It asks not what is computed, but what belongs together, so that a unit can be taken out of every weight that has it.
+Each feature, a place on the last axis of a tensor, has a number; features that can only go together get the same.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from cellerate.keras_graph.graph import functional_graph
+from cellerate.keras_graph.keras_layers import ROWS, operation_row
+from cellerate.keras_graph.ties_layers import Array, FeatureMap, FeatureValue, Mixes, TiesCall, WeightAxis
+from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, flat_inputs, walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of the LSTM layers of a model.
+
+    Attributes:
+        layers: For each LSTM whose units can go, by its path: the features that are its units, (H,) int64. Layers
+            that share features are tied: a unit goes out of all of them, or of none.
+        kept_whole: For each other LSTM, by its path: why its units cannot go.
+        axes: Every axis of a weight on which there may be such features.
+        widths: For each layer whose config says how many features there are, by its path: these features. Of an
+            LSTM or a Dense that is `units`, of an input of a nested model the last entry of `batch_shape`.
+    """
+
+    layers: Mapping[str, Array]
+    kept_whole: Mapping[str, str]
+    axes: tuple[WeightAxis, ...]
+    widths: Mapping[str, Array]
+
+    def groups(self) -> dict[tuple[str, ...], Array]:
+        """The units that can go, by the layers that they are in: a path twice where two units of a layer are tied."""
+        layers: dict[int, list[str]] = {}
+        for path, features in self.layers.items():
+            for feature in features.tolist():
+                layers.setdefault(feature, []).append(path)
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for feature, paths in layers.items():
+            groups.setdefault(tuple(sorted(paths)), []).append(feature)
+        return {group: np.array(features) for group, features in groups.items()}
+
+
+def units_of(model: keras.Model) -> Units:
+    """Finds the units of the LSTM layers of a model, and every weight that has them.
+
+    Features go unchanged, or with weights of their own, through layers and operations that work on each feature
+    alone; LayerNormalization counts as one, though its mean is of all features. Dense and LSTM layers read them.
+    Layers that add features to others, or start from the states of others, tie them. What else features reach
+    keeps them.
+
+    Args:
+        model: A built Functional or Sequential model.
+
+    Returns:
+        The units.
+    """
+    graph: Any = functional_graph(model)
+    trace = _Trace()
+    inputs = [trace.new(tensor, "its units are tied to an input of the model") for tensor in graph.inputs]
+    for value in walk(graph, inputs, trace):
+        trace.found.features.pin(value.features, "its units are an output of the model")
+    return trace.units()
+
+
+class _Trace(Visitor[FeatureValue]):
+    """Follows features through a model's calls.
+
+    Attributes:
+        found: What was found so far.
+    """
+
+    def __init__(self) -> None:
+        self.found = FeatureMap()
+        self._hidden: dict[str, str] = {}
+
+    def new(self, tensor: Any, why: str | None = None) -> FeatureValue:
+        """A tensor of new features; they must stay if there is a reason."""
+        made = self.found.features.new(_width(tensor))
+        if why is not None:
+            self.found.features.pin(made, why)
+        return _value(tensor, made)
+
+    def units(self) -> Units:
+        """What was found, with the number of its set for each feature."""
+        features, lstms = self.found.features, self.found.lstms
+        # A layer keeps all of its units or none, and by that so do those tied to it.
+        kept: dict[str, str] = {}
+        while True:
+            reasons = {path: features.reason(units) for path, units in lstms.items() if path not in kept}
+            more = {path: reason for path, reason in reasons.items() if reason is not None}
+            if not more:
+                break
+            for path, reason in more.items():
+                features.pin(lstms[path], reason)
+            kept |= more
+        return Units(
+            {path: features.sets_of(units) for path, units in lstms.items() if path not in kept},
+            kept | self._hidden,
+            tuple(
+                dataclasses.replace(axis, features=features.sets_of(axis.features))
+                for axis in self.found.axes.values()
+            ),
+            {path: features.sets_of(found) for path, found in self.found.widths.items()},
+        )
+
+    def output(self, tensor: Any, value: FeatureValue) -> FeatureValue:
+        """The features with what the tensor is in the graph."""
+        return _value(tensor, value.features)
+
+    def call(self, call: GraphCall[FeatureValue]) -> list[FeatureValue] | Inner[FeatureValue]:
+        """The features of the outputs of one call."""
+        return self._outputs(TiesCall(call.operation, call.path, call.arguments()), call.outputs)
+
+    def _outputs(self, call: TiesCall, tensors: Sequence[Any]) -> list[FeatureValue] | Inner[FeatureValue]:
+        if _makes_mask(call, tensors):
+            # Only its shape comes from the features, and Keras makes that anew.
+            return [self.new(tensor) for tensor in tensors]
+        try:
+            made = self._known(call)
+        except Mixes:
+            what = f"{call.path!r} ({type(call.layer).__name__})"
+            reaches = f"its units reach {what}, which is not known to keep features apart"
+            for value in call.values:
+                self.found.features.pin(value.features, reaches)
+            if isinstance(call.layer, keras.Layer):
+                self._hide(call, f"what {what} computes with it is not known")
+            return [self.new(tensor, f"its units are tied to what {what} gives") for tensor in tensors]
+        if isinstance(made, Inner):
+            return made
+        return [_value(tensor, features) for tensor, features in zip(tensors, made, strict=True)]
+
+    def _known(self, call: TiesCall) -> list[Array] | Inner[FeatureValue]:
+        """The features of the outputs of a call, or the nested model that gives them.
+
+        Raises:
+            Mixes: It is none that is known to keep features apart.
+        """
+        layer, kind = call.layer, type(call.layer)
+        if kind is layers.TimeDistributed:
+            step = dataclasses.replace(call.x, rank=call.x.rank - 1)
+            return self._known(TiesCall(layer.layer, f"{call.path}/{layer.layer.name}", {"inputs": step}))
+        # A subclass of Sequential may have a `call` of its own.
+        custom = isinstance(layer, keras.Sequential) and kind is not keras.Sequential
+        graph = None if custom else functional_graph(layer)
+        if graph is not None:
+            return self._inside(call, graph)
+        changed = getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False)
+        row = ROWS.get(kind) or operation_row(kind)
+        if row.ties is None or changed:
+            raise Mixes
+        return row.ties(self.found, call)
+
+    def _inside(self, call: TiesCall, graph: Any) -> Inner[FeatureValue]:
+        """A nested model, with the features that go in."""
+        inputs: list[FeatureValue] = flat_inputs(graph, call.x)
+        if [len(value.features) for value in inputs] != [_width(tensor) for tensor in graph.inputs]:
+            raise Mixes
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            self.found.width(f"{call.path}/{tensor._keras_history.operation.name}", value.features)
+        return Inner(graph, inputs, call.path)
+
+    def _hide(self, call: TiesCall, why: str) -> None:
+        """Notes that the LSTM layers in a layer are not followed; elsewhere one may be called and known."""
+        for inner in call.layer._flatten_layers():
+            if isinstance(inner, layers.LSTM):
+                path = call.path if inner is call.layer else f"{call.path}/{inner.name}"
+                self._hidden[path] = why
+                if path in self.found.lstms:
+                    self.found.features.pin(self.found.lstms[path], why)
+
+
+def _value(tensor: Any, features: Array) -> FeatureValue:
+    return FeatureValue(features, len(tensor.shape), tensor.dtype == "bool")
+
+
+def _width(tensor: Any) -> int:
+    """How many features a tensor has."""
+    return (tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 0
+
+
+def _makes_mask(call: TiesCall, tensors: Sequence[Any]) -> bool:
+    """Whether a call computes a mask from masks, or from a shape: operations that Keras puts into the graph."""
+    if any(tensor.dtype != "bool" for tensor in tensors):
+        return False
+    return type(call.layer).__name__ in ("OnesLike", "ZerosLike") or all(
+        value.boolean for value in call.values
+    )

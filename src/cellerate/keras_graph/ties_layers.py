@@ -1,0 +1,322 @@
+"""What each layer and operation does with features: hands them on, ties them together, or has weights of them.
+
+`keras_layers` says which does what; `ties` looks into models and TimeDistributed itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, tree
+
+Array = np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightAxis:
+    """One axis of one weight, with the feature that each place on it belongs to.
+
+    Attributes:
+        variable: The weight.
+        axis: Which of its axes.
+        features: The number of the feature at each place, (size of the axis,) int64.
+        reads: Whether the weight takes the features in here, as the rows of a kernel do.
+    """
+
+    variable: keras.Variable
+    axis: int
+    features: Array
+    reads: bool
+
+
+class Mixes(Exception):  # noqa: N818  (always caught: the features then stay)
+    """A layer, as it is configured or called, is not known to keep features apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureValue:
+    """What stands for a tensor.
+
+    Attributes:
+        features: Those on its last axis; none where its size is free, or it is the only axis.
+        rank: How many axes it has.
+        boolean: Whether it is one of booleans.
+    """
+
+    features: Array
+    rank: int
+    boolean: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TiesCall:
+    """One call of a layer or operation.
+
+    Attributes:
+        layer: What is called.
+        path: Where it is.
+        arguments: By name, with a `FeatureValue` for each tensor.
+    """
+
+    layer: Any
+    path: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def x(self) -> Any:
+        """Its first argument."""
+        return next(iter(self.arguments.values()))
+
+    @property
+    def values(self) -> list[FeatureValue]:
+        """All tensors among its arguments."""
+        return [value for value in tree.flatten(dict(self.arguments)) if isinstance(value, FeatureValue)]
+
+
+class Features:
+    """Numbered features, the sets that they are tied into, and which of these must stay, with the reason."""
+
+    def __init__(self) -> None:
+        self._parents: list[int] = []
+        self._reasons: dict[int, str] = {}
+
+    def new(self, count: int) -> Array:
+        """So many features, each tied to none."""
+        first = len(self._parents)
+        self._parents.extend(range(first, first + count))
+        return np.arange(first, first + count)
+
+    def sets_of(self, features: Array) -> Array:
+        """For each feature the number of its set: that of one feature in it."""
+        return np.array([self._set_of(feature) for feature in features.tolist()], "int64")
+
+    def tie(self, first: Array, second: Array) -> None:
+        """Ties each feature to that in the same place, which go together from then on."""
+        for one, other in zip(first.tolist(), second.tolist(), strict=True):
+            kept, joined = self._set_of(one), self._set_of(other)
+            if kept != joined:
+                self._parents[joined] = kept
+                if joined in self._reasons:
+                    self._reasons.setdefault(kept, self._reasons.pop(joined))
+
+    def pin(self, features: Array, reason: str) -> None:
+        """Notes that features must stay, with all that are tied to them."""
+        for feature in features.tolist():
+            self._reasons.setdefault(self._set_of(feature), reason)
+
+    def reason(self, features: Array) -> str | None:
+        """Why the first of these features that must stay must do so."""
+        found = (self._reasons.get(self._set_of(feature)) for feature in features.tolist())
+        return next((reason for reason in found if reason is not None), None)
+
+    def _set_of(self, feature: int) -> int:
+        parents = self._parents
+        while parents[feature] != feature:
+            parents[feature] = parents[parents[feature]]
+            feature = parents[feature]
+        return feature
+
+
+class FeatureMap:
+    """Which features are where, as far as the walk has come.
+
+    Attributes:
+        features: All features.
+        lstms: The units of each LSTM, by its path.
+        widths: The features that a layer's config gives the number of, by its path.
+        axes: What is on the axes of weights, by the `id` of the weight and the axis.
+    """
+
+    def __init__(self) -> None:
+        self.features = Features()
+        self.lstms: dict[str, Array] = {}
+        self.widths: dict[str, Array] = {}
+        self.axes: dict[tuple[int, int], WeightAxis] = {}
+
+    def width(self, path: str, features: Array) -> None:
+        """Notes that the config of a layer gives the number of these; they are the same in each of its calls."""
+        self.features.tie(self.widths.setdefault(path, features), features)
+
+    def label(self, variable: Any, axis: int, features: Array, *, reads: bool = False) -> None:
+        """Notes what is on an axis of a weight, if there is one; it is the same in each call."""
+        if variable is not None:
+            made = WeightAxis(variable, axis, features, reads=reads)
+            self.features.tie(self.axes.setdefault((id(variable), axis), made).features, features)
+
+    def tied(self, values: Sequence[FeatureValue]) -> list[Array]:
+        """One tensor of several, in which each feature meets the same one of the others.
+
+        Raises:
+            Mixes: One feature meets several.
+        """
+        first, *others = [value.features for value in values]
+        if any(len(other) != len(first) for other in others):
+            raise Mixes
+        for other in others:
+            self.features.tie(first, other)
+        return [first]
+
+
+Tie = Callable[[FeatureMap, TiesCall], list[Array]]
+"""Gives the features of each output of a call; raises Mixes, before it notes anything, where these are not known."""
+
+
+def passes(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature alone."""
+    return [value.features for value in tree.flatten(call.x)]
+
+
+def dropout(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature alone, unless the noise has a shape by which they differ."""
+    shape = getattr(call.layer, "noise_shape", None)
+    if shape is not None and shape[-1] not in (None, 1):
+        raise Mixes
+    return passes(found, call)
+
+
+def activation(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature alone, if the function works on each."""
+    if not _is_elementwise(call.layer.activation):
+        raise Mixes
+    return passes(found, call)
+
+
+def over_time(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature alone, over the axis before the last."""
+    if getattr(call.layer, "data_format", "channels_last") != "channels_last":
+        raise Mixes
+    return passes(found, call)
+
+
+def normalized(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature alone, with weights of its own."""
+    axes = tree.flatten(call.layer.axis)
+    if [axis % call.x.rank for axis in axes] != [call.x.rank - 1]:
+        raise Mixes
+    for name in ("gamma", "beta", "moving_mean", "moving_variance"):
+        found.label(getattr(call.layer, name, None), 0, call.x.features)
+    return passes(found, call)
+
+
+def dense(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """New features, by a kernel that reads those that come."""
+    layer = call.layer
+    made = found.widths.get(call.path)
+    if made is None:
+        made = found.features.new(layer.units)
+        if not _is_elementwise(layer.activation):
+            found.features.pin(made, f"its units are tied to what {call.path!r} (Dense) gives")
+    found.width(call.path, made)
+    found.label(layer.kernel, 0, call.x.features, reads=True)
+    found.label(layer.kernel, 1, made)
+    found.label(layer.bias, 0, made)
+    return [made]
+
+
+def lstm(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Its units, by kernels that read the features and the units themselves; the states given tie to them."""
+    layer, cell = call.layer, call.layer.cell
+    states = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
+    if not all(isinstance(value, FeatureValue) for value in states):
+        raise Mixes
+    units = found.lstms.get(call.path)
+    if units is None:
+        units = found.lstms[call.path] = found.features.new(layer.units)
+        for function in (cell.activation, cell.recurrent_activation):
+            if not _is_elementwise(function):
+                name = getattr(function, "__name__", None) or type(function).__name__
+                why = f"it has the activation {name!r}, by which a unit may depend on the others"
+                found.features.pin(units, why)
+    for value in states:
+        found.features.tie(units, value.features)
+    found.width(call.path, units)
+    found.label(cell.kernel, 0, call.x.features, reads=True)
+    found.label(cell.recurrent_kernel, 0, units, reads=True)
+    gates = np.tile(units, 4)
+    for weight, axis in ((cell.kernel, 1), (cell.recurrent_kernel, 1), (cell.bias, 0)):
+        found.label(weight, axis, gates)
+    return [units] * (3 if layer.return_state else 1)
+
+
+def bidirectional(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """The units of both directions, joined as the layer merges them."""
+    layer = call.layer
+    directions = (layer.forward_layer, layer.backward_layer)
+    given = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
+    if any(type(inner) is not layers.LSTM for inner in directions) or not all(
+        isinstance(value, FeatureValue) for value in given
+    ):
+        raise Mixes
+    half = len(given) // 2
+    (forward, *states), (backward, *backward_states) = (
+        lstm(
+            found, TiesCall(inner, f"{call.path}/{inner.name}", {"sequences": call.x, "initial_state": state})
+        )
+        for inner, state in zip(directions, (given[:half], given[half:]), strict=True)
+    )
+    if layer.merge_mode is None:
+        merged = [forward, backward]
+    elif layer.merge_mode == "concat":
+        merged = [np.concatenate([forward, backward])]
+    else:
+        found.features.tie(forward, backward)
+        merged = [forward]
+    return merged + states + backward_states
+
+
+def joined(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Put side by side, or one after the other."""
+    values = tree.flatten(call.x)
+    if call.layer.axis % values[0].rank == values[0].rank - 1:
+        return [np.concatenate([value.features for value in values])]
+    return found.tied(values)
+
+
+def merged(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Each feature tied to those it is joined with."""
+    return found.tied(tree.flatten(call.x))
+
+
+def arithmetic(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """The same, with constants; a constant for each feature cannot be cut."""
+    if any(not isinstance(part, FeatureValue) and np.size(part) != 1 for part in call.arguments.values()):
+        raise Mixes
+    return found.tied(call.values)
+
+
+def along_axis(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """Along other axes than the last."""
+    axis, rank = call.layer.axis, call.x.rank
+    # A new axis is counted among those that come out.
+    rank += type(call.layer).__name__ == "ExpandDims"
+    if axis is None or any(number % rank == rank - 1 for number in tree.flatten(axis)):
+        raise Mixes
+    return passes(found, call)
+
+
+def item(found: FeatureMap, call: TiesCall) -> list[Array]:
+    """x[key], of the whole last axis."""
+    key = call.arguments["key"]
+    parts = list(key) if isinstance(key, tuple | list) else [key]
+    if not all(part is Ellipsis or isinstance(part, int | slice) for part in parts):
+        raise Mixes
+    if Ellipsis not in parts:
+        parts.append(Ellipsis)
+    place = parts.index(Ellipsis)
+    parts[place : place + 1] = [slice(None)] * (call.x.rank - len(parts) + 1)
+    if parts[-1] != slice(None):
+        raise Mixes
+    return passes(found, call)
+
+
+_ELEMENTWISE = (
+    *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
+    *("softsign", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_silu", "tanh", "hard_tanh", "exponential"),
+)
+
+
+def _is_elementwise(function: Any) -> bool:
+    """Whether a function is one of Keras's activations that work on each number alone."""
+    return any(function is keras.activations.get(name) for name in _ELEMENTWISE)

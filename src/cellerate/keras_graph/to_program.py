@@ -1,0 +1,299 @@
+"""Reading a Keras model into a `Program`: what it computes, in terms that need no Keras.
+
+Masks, which Keras carries beside its tensors, become nodes of their own; they end in the recurrent layers.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import layers
+from keras.src import tree
+from keras.src.layers.merging.base_merge import Merge
+
+from cellerate.errors import ModelError
+from cellerate.keras_graph.graph import functional_graph
+from cellerate.keras_graph.keras_layers import operation_row, readers
+from cellerate.keras_graph.program_nodes import (
+    ALL_COUNT,
+    Nodes,
+    ProgramCall,
+    ProgramValue,
+    Refused,
+    Weight,
+    carried,
+    either,
+    read_layer,
+)
+from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, flat_inputs, walk
+from cellerate.program import Node, Program
+
+_TWO_INPUTS = "Give the model two inputs."
+
+
+def read_program(model: keras.Model) -> Program:
+    """Reads what a Keras model computes at inference, with its weights.
+
+    Weights are read in float32 whatever the dtype policy; low-rank updates (LoRA) are merged into them, and
+    normalisations that no longer learn become a scale and an offset. Nested models are part of the one graph.
+    Where Keras's backends differ (masked steps before the first that counts, of an LSTM with an initial state),
+    the program does as the backend that runs. A stateful layer is read as one that starts from zeros.
+
+    Args:
+        model: A built Functional or Sequential model. It is not changed.
+
+    Returns:
+        The program. Its inputs have the names of the model's, and any batch size: ids and masks are int32,
+        numbers float32. Its outputs have the names of the keys or layers that give them, its nodes the paths
+        of the layers in the model, "nested/layer".
+
+    Raises:
+        ModelError: `model` is no such model; layers of it have no counterpart among the operations (all of them
+            are named); a weight is not finite.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, name="head")])
+        >>> [node.op for node in read_program(model).nodes]
+        ['input', 'dense']
+    """
+    return read_weights(model)[0]
+
+
+def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Weight]]:
+    """Reads what a Keras model computes, and which of its variables the weights are.
+
+    Args:
+        model: As `read_program` takes it.
+
+    Returns:
+        The program, and where its arrays come from: (the number of the node, the name of the array) → the weight.
+        Nodes that share an array share the weight. The arrays of normalisations that became a scale and an offset
+        are computed of several variables, and are left out.
+
+    Raises:
+        ModelError: As `read_program`.
+    """
+    graph = _graph(model)
+    if graph is None:
+        raise ModelError(_no_graph(model))
+    reading = _Reading()
+    values = walk(graph, [reading.model_input(tensor) for tensor in graph.inputs], reading)
+    outputs = {
+        name: reading.model_output(name, value) for name, value in zip(_names(graph), values, strict=True)
+    }
+    if not reading.refused:
+        nodes, outputs = reading.used(outputs)
+    if reading.refused:
+        lines = "\n".join(f"- {line}" for line in reading.refused)
+        raise ModelError(
+            f"model {model.name!r} cannot be packed, as no program can compute all of it:\n{lines}"
+        )
+    weights = {
+        (number, name): reading.nodes.weights[id(array)]
+        for number, node in enumerate(nodes)
+        for name, array in node.arrays.items()
+        if id(array) in reading.nodes.weights
+    }
+    return Program(nodes, outputs), weights
+
+
+class _Reading(Visitor[ProgramValue]):
+    """Makes the nodes of a program of a model's calls.
+
+    Attributes:
+        nodes: What was read.
+        refused: A line for each layer that cannot be.
+    """
+
+    def __init__(self) -> None:
+        self.nodes = Nodes()
+        self.refused: dict[str, None] = {}
+        self._readers = readers()
+
+    def model_input(self, tensor: Any) -> ProgramValue:
+        """Adds an input of the model."""
+        name = tensor._keras_history.operation.name
+        shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
+        found = self.nodes.add("input", name, {}, shape=shape, dtype="float32")
+        if tensor.dtype == "bool" and len(shape) == 2:
+            found = dataclasses.replace(
+                found, masks=carried(self.nodes.mask("ids_mask", name, {"ids": found})).masks
+            )
+        return dataclasses.replace(found, shape=tuple(tensor.shape))
+
+    def model_output(self, name: str, value: ProgramValue) -> int:
+        """The node of an output."""
+        if value.number is None:
+            self._refuse(
+                f"output {name!r}", Refused("is a tensor of booleans, which programs have as masks only")
+            )
+        return value.number or 0
+
+    def output(self, tensor: Any, value: ProgramValue) -> ProgramValue:
+        """The value with the shape that the tensor has in the graph."""
+        return dataclasses.replace(value, shape=tuple(tensor.shape))
+
+    def call(self, call: GraphCall[ProgramValue]) -> list[ProgramValue] | Inner[ProgramValue]:
+        """The outputs of one call; stand-ins if it is refused, so that what follows is looked at too."""
+        try:
+            return self._read(call)
+        except Refused as refused:
+            self._refuse(refused.where or f"{call.path} ({type(call.operation).__name__})", refused)
+            return [ProgramValue(0) for _ in call.outputs]
+
+    def _read(self, call: GraphCall[ProgramValue]) -> list[ProgramValue] | Inner[ProgramValue]:
+        operation, tensors = call.operation, call.outputs
+        if call.filled_in()[1].get("training"):
+            raise Refused("is called with training=True", "Leave the argument out.")
+        arguments = call.arguments()
+        graph = _graph(operation)
+        if graph is not None:
+            return Inner(graph, _inner_inputs(graph, arguments), call.path)
+        mask = _mask_argument(arguments)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        boolean = tensors[0].dtype == "bool"
+        made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
+        if not isinstance(operation, keras.Layer):
+            return [_read_operation(made)]
+        outputs = read_layer(made, self._readers.anywhere)
+        masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
+        return [
+            value if value.mask is not None else dataclasses.replace(value, mask=mask)
+            for value, mask in zip(outputs, [*masks, *[None] * len(outputs)], strict=False)
+        ]
+
+    def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int]]:
+        """The nodes that outputs depend on, and all inputs, with the type of each input from what reads it."""
+        found = self.nodes.found
+        used = {number for number, node in enumerate(found) if node.op == "input"} | set(outputs.values())
+        types: dict[int, set[str]] = {}
+        for number in reversed(range(len(found))):
+            if number in used:
+                used.update(found[number].inputs.values())
+                for name, source in found[number].inputs.items():
+                    types.setdefault(source, set()).add("int32" if name == "ids" else "float32")
+        places = {number: place for place, number in enumerate(sorted(used))}
+        nodes = []
+        for number in places:
+            node = found[number]
+            inputs = {name: places[source] for name, source in node.inputs.items()}
+            options = dict(node.options)
+            if node.op == "input":
+                options["dtype"], *others = sorted(types.get(number, {"float32"}))
+                if others:
+                    self._refuse(
+                        f"input {node.name!r}", Refused("is read both as ids and as numbers", _TWO_INPUTS)
+                    )
+            nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
+        return tuple(nodes), {name: places[number] for name, number in outputs.items()}
+
+    def _refuse(self, what: str, refused: Refused) -> None:
+        self.refused[f"{what} {refused.why}. {refused.instead}"] = None
+
+
+def _graph(layer: Any) -> Any | None:
+    """The graph that a model runs; None of what is no model, is not built, or does not run its graph."""
+    if isinstance(layer, keras.Sequential) and type(layer).call is not keras.Sequential.call:
+        return None
+    return functional_graph(layer)
+
+
+def _no_graph(model: Any) -> str:
+    if not isinstance(model, keras.Model):
+        return (
+            f"expected a Keras model, got {type(model).__name__}. Load a saved one first, with "
+            "keras.saving.load_model; put a single layer into a keras.Sequential."
+        )
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
+        return (
+            f"model {model.name!r} is not built, so its layers have no weights yet. Give it a keras.Input first, "
+            "or call it once on data."
+        )
+    return (
+        f"model {model.name!r} is of a class with a `call` of its own ({type(model).__name__}), whose graph cannot "
+        "be read. Rebuild it with the functional API or keras.Sequential."
+    )
+
+
+def _names(graph: Any) -> list[str]:
+    """The names of a model's outputs: their keys, or those of the layers, numbered where one has several."""
+    names: list[str] = []
+    for (path, _), tensor in zip(tree.flatten_with_path(graph._outputs_struct), graph.outputs, strict=True):
+        name = "/".join(key for key in path if isinstance(key, str)) or tensor._keras_history.operation.name
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
+    return names
+
+
+def _read_operation(call: ProgramCall) -> ProgramValue:
+    """The output of an operation of Keras's.
+
+    Raises:
+        Refused: Programs do not know it, or not as it is called.
+    """
+    row = operation_row(type(call.layer))
+    if call.boolean:
+        # Whether it can be used as a mask is asked where it is; often it is not.
+        return ProgramValue(None) if row.mask is None else row.mask(call)
+    if row.program is None:
+        raise Refused("is none of the operations that programs know")
+    return row.program(call)
+
+
+def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue]:
+    """What goes into a nested model, in the order of its inputs, with the masks of its `mask` argument."""
+    inputs: list[ProgramValue] = flat_inputs(graph, next(iter(arguments.values())))
+    masks = tree.flatten(arguments.get("mask"))
+    if len(masks) == len(inputs):
+        inputs = [
+            v if m is None else dataclasses.replace(v, mask=m) for v, m in zip(inputs, masks, strict=True)
+        ]
+    for value, tensor in zip(inputs, graph.inputs, strict=True):
+        if len(value.shape) != len(tensor.shape):
+            raise Refused(
+                f"takes {tensor.shape} and is given {value.shape}", "Reshape it to what the model takes."
+            )
+    return inputs
+
+
+def _mask_argument(arguments: Mapping[str, Any]) -> Any:
+    """What Keras passes as `mask`: what is given, else the mask on the tensors if they are one argument."""
+    given = arguments.get("mask")
+    if given is not None:
+        return given
+    tensors = [
+        value
+        for value in arguments.values()
+        if any(isinstance(part, ProgramValue) for part in tree.flatten(value))
+    ]
+    return _attached(tensors[0]) if len(tensors) == 1 else None
+
+
+def _attached(value: Any) -> Any:
+    """The mask on a tensor, or those on several."""
+    if isinstance(value, ProgramValue):
+        return value.mask
+    masks = [part.mask if isinstance(part, ProgramValue) else None for part in tree.flatten(value)]
+    return masks if any(mask is not None for mask in masks) else None
+
+
+def _masks_after(layer: Any, mask: Any) -> list[Any]:
+    """The masks on a layer's outputs that it does not make itself: Keras's `compute_mask`, layer by layer."""
+    if mask is None or not layer.supports_masking:
+        return []
+    if isinstance(layer, layers.Embedding | layers.Masking | layers.GlobalAveragePooling1D):
+        return []
+    if isinstance(layer, layers.RNN):
+        return tree.flatten(mask)[:1] if layer.return_sequences else []
+    if isinstance(layer, layers.Bidirectional):
+        return tree.flatten(mask)[:1] * (1 if layer.merge_mode else 2) if layer.return_sequences else []
+    if isinstance(layer, layers.Concatenate):
+        if layer.axis not in (-1, 2):
+            return [ProgramValue(None)]
+        # One without a mask is taken for one that counts everywhere.
+        return [either([ProgramValue(None, masks=frozenset([ALL_COUNT])) if m is None else m for m in mask])]
+    if isinstance(layer, Merge):
+        return [None if any(m is None for m in mask) else either(mask)]
+    return tree.flatten(mask)

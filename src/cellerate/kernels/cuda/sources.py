@@ -1,0 +1,55 @@
+"""The CUDA C++ of the kernels, with the files that it includes put into one text: compiling it needs no folder.
+
+The text is also what a compiled kernel is known by on disk.
+"""
+
+import functools
+import hashlib
+import re
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from cellerate.kernels.lstm.spec import ACTIVATIONS
+
+NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
+"""The types of the source, by the names that plans give them."""
+
+_PACKAGES = ("cellerate.kernels.cuda", "cellerate.kernels.lstm.cuda", "cellerate.kernels.decoder.cuda")
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+def activation(name: str) -> str:
+    """One of `ACTIVATIONS` as the source has it."""
+    return f"static_cast<Activation>({ACTIVATIONS.index(name)})"
+
+
+@functools.cache
+def digest() -> str:
+    """Changes with the kernels."""
+    found = hashlib.sha256()
+    for _, file in sorted(_files().items()):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@functools.cache
+def whole(name: str) -> str:
+    """A file of the source with what it includes in the place of each `#include`."""
+    seen: set[str] = set()
+
+    def text(name: str) -> str:
+        seen.add(name)
+        found = _files()[name].read_text(encoding="utf-8")
+        return _INCLUDE.sub(included, found.replace("#pragma once\n", ""))
+
+    def included(found: re.Match[str]) -> str:
+        return "" if found[1] in seen else text(found[1])
+
+    return text(name)
+
+
+@functools.cache
+def _files() -> dict[str, Traversable]:
+    """The files by their names, which are different in all folders."""
+    folders = (resources.files(package) for package in _PACKAGES)
+    return {file.name: file for folder in folders for file in folder.iterdir() if file.name.endswith(".cuh")}

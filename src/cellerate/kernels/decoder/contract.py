@@ -1,0 +1,398 @@
+"""A next-token chain a time step at a time, whoever computes it: what is asked of it, checked.
+
+A module of its own because the native core and a GPU take the same chains and the same calls, and refuse the same.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels.decoder.arguments import (
+    MOST_STEPS,
+    check_real,
+    check_whole,
+    float_array,
+    ids_array,
+    whole_array,
+)
+from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Drawn, Request, SamplingRules
+from cellerate.kernels.lstm.spec import ACTIVATIONS
+
+KINDS = ("embedding", "lstm", "layer_norm", "affine", "dense")
+"""What a chain may be made of."""
+
+
+_NO_IDS = np.zeros(0, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one sequence asks for, checked: a `Request` as whoever computes takes it.
+
+    Attributes:
+        rules: How its ids are drawn.
+        previous: (N,) int32, the ids so far.
+        position: Which id of the sequence the first one is.
+        count: How many ids at most.
+        stop_ids: (N,) int32.
+        cancelled: (1,) int32, not 0 once it is cancelled; None where it cannot be.
+    """
+
+    rules: SamplingRules
+    previous: np.ndarray
+    position: int
+    count: int
+    stop_ids: np.ndarray
+    cancelled: np.ndarray | None
+
+
+class Steps(abc.ABC):
+    """A next-token model a time step at a time, whoever computes it: what is asked of it, checked.
+
+    It never changes after it is made, and any number of threads may use it at once.
+
+    Attributes:
+        precision: What its weights are kept in.
+        vocabulary_size: V; ids are in [0, V).
+        outputs: The number of logits.
+        state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
+        rows_at_once: As many sequences side by side are worth it.
+        most_drawn: As many ids of a sequence in one call.
+    """
+
+    precision: str
+    vocabulary_size: int
+    outputs: int
+    state_size: int
+    rows_at_once: int
+    most_drawn: int
+
+    def initial_state(self, batch: int = 1) -> np.ndarray:
+        """The state before the first id: (B, S) float32 zeros, for B of at least 0."""
+        check_whole("batch", batch, 0, MOST_STEPS)
+        return np.zeros((batch, self.state_size), np.float32)
+
+    def step(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reads one id a row.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            ids: (B,) whole numbers in [0, V).
+
+        Returns:
+            The new state (B, S), and the logits (B, V') of the next id, both float32.
+
+        Raises:
+            ConfigError: A shape or dtype does not fit, or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        state = self._state(state)
+        ids = ids_array("ids", ids, (len(state),), self.vocabulary_size)
+        return self._run(state, ids[:, None], None)
+
+    def read(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Reads several ids a row, with the same results as step after step.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            lengths: (B,) how many of its ids each row reads, from 1 to T; None for all.
+
+        Returns:
+            The new state (B, S), and the logits (B, V') after the last id read of each row, both float32.
+
+        Raises:
+            ConfigError: A shape, a dtype or a length does not fit, or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        return self._run(*self._texts(state, ids, lengths))
+
+    def log_probabilities(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How likely texts are, id after id.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            lengths: (B,) how many of its ids each row has, from 1 to T; None for all.
+
+        Returns:
+            The state after the last id of each row (B, S), and (B, T - 1) float32,
+            ln p(ids[b, t + 1] | state, ids[b, ..t]), 0 from the end of a row on.
+
+        Raises:
+            ConfigError: A shape, a dtype or a length does not fit, there are not as many logits as ids in the
+                vocabulary, or the state is not finite.
+            DataError: An id is not in the vocabulary.
+        """
+        self._check_logits_are_ids()
+        state, ids, counts = self._texts(state, ids, lengths)
+        return self._score(state, ids, counts)
+
+    def generate(
+        self,
+        state: np.ndarray,
+        logits: np.ndarray,
+        count: int,
+        rules: SamplingRules | None = None,
+        *,
+        position: int = 0,
+        previous: Sequence[int] | np.ndarray = (),
+        stop_ids: Iterable[int] = (),
+        cancellation: Cancellation | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Draws ids and reads each, in native calls that hold no lock of Python's.
+
+        It ends when `count` ids are drawn, when a stop id is drawn, or soon after `cancellation.cancel()`. To
+        draw 5 and then 7, at the next position, is to draw 12.
+
+        Args:
+            state: (1, S) float32; it is not changed.
+            logits: (V,) float32, of the next id, as `step`, `read` or this gave them.
+            count: How many ids at most, at least 0.
+            rules: How they are drawn; None for `SamplingRules()`.
+            position: Which id of the sequence the first one is; with the seed it makes the random number.
+            previous: (N,) the ids so far, those of the prompt too, for the penalty.
+            stop_ids: The end; such an id is neither given nor read.
+            cancellation: Ends it from another thread.
+
+        Returns:
+            The ids (N,) int32, their log probabilities (N,) float32 by the model itself (ln softmax of the
+            logits, without any rule), the state (1, S) after them, and the logits (V,) of the next id.
+
+        Raises:
+            ConfigError: A shape, a dtype or a number does not fit, or the state is not finite.
+            DataError: An id of `previous` or `stop_ids` is not in the vocabulary.
+            ModelError: A logit is a NaN or an infinity.
+        """
+        request = Request(count, rules or SamplingRules(), position, previous, stop_ids, cancellation)
+        following = float_array("logits", logits, (self.outputs,))
+        (drawn,), after, following = self.generate_rows(self._state(state, 1), following[None], [request])
+        return drawn.ids, drawn.log_probabilities, after, following[0]
+
+    def generate_rows(
+        self, state: np.ndarray, logits: np.ndarray, requests: Sequence[Request]
+    ) -> tuple[list[Drawn], np.ndarray, np.ndarray]:
+        """Draws ids of several sequences side by side, each as `generate` alone would.
+
+        A sequence that has ended waits for the others, which costs as much as drawing: give those that may go on
+        to another call.
+
+        Args:
+            state: (B, S) float32; it is not changed.
+            logits: (B, V) float32, of the next id of each.
+            requests: B of them.
+
+        Returns:
+            What was drawn of each, the states (B, S) after that, and the logits (B, V) of the next ids.
+
+        Raises:
+            ConfigError: A shape, a dtype or a number does not fit, or a state is not finite.
+            DataError: An id is not in the vocabulary.
+            ModelError: A logit is a NaN or an infinity.
+        """
+        self._check_logits_are_ids()
+        state = self._state(state, len(requests))
+        following = float_array("logits", logits, (len(requests), self.outputs)).copy()
+        rows = [self._row(request) for request in requests]
+        if not np.isfinite(state).all():
+            raise ConfigError("state holds a NaN or an infinity.")
+        width = max((request.count for request in requests), default=0)
+        ids = np.empty((len(requests), width), np.int32)
+        log_probabilities = np.empty(ids.shape, np.float32)
+        if ids.size == 0:
+            nothing = Drawn(ids[:0].reshape(-1), log_probabilities[:0].reshape(-1))
+            return [nothing] * len(requests), state.copy(), following
+        after = np.empty_like(state)
+        drawn = self._draw(state, after, following, rows, ids, log_probabilities)
+        if any(diverged for _, diverged in drawn):
+            raise ModelError(DIVERGED)
+        found = [
+            Drawn(
+                *(
+                    each[row] if count == width else each[row, :count].copy()
+                    for each in (ids, log_probabilities)
+                )
+            )
+            for row, (count, _) in enumerate(drawn)
+        ]
+        return found, after, following
+
+    def _row(self, request: Request) -> Row:
+        check_whole("count", request.count, 0, MOST_STEPS)
+        check_whole("position", request.position, 0, 2**62)
+        previous, stop_ids = request.previous, list(request.stop_ids)
+        return Row(
+            request.rules,
+            _NO_IDS
+            if isinstance(previous, tuple) and not previous
+            else ids_array("previous", previous, (None,), self.vocabulary_size),
+            int(request.position),
+            int(request.count),
+            ids_array("stop_ids", stop_ids, (None,), self.vocabulary_size) if stop_ids else _NO_IDS,
+            None if request.cancellation is None else request.cancellation.flag,
+        )
+
+    def _texts(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """State (B, S), ids (B, T) and lengths (B,), checked, as the core takes them."""
+        state = self._state(state)
+        ids = np.asarray(ids)
+        if ids.ndim != 2 or ids.shape[1] < 1:
+            raise ConfigError(
+                f"ids has shape {ids.shape}; expected (B, T) = ({len(state)}, T) with T at least 1."
+            )
+        if lengths is None:
+            return state, ids_array("ids", ids, (len(state), None), self.vocabulary_size), None
+        counts = whole_array("lengths", lengths, (len(state),), ConfigError)
+        wrong = np.flatnonzero((counts < 1) | (counts > ids.shape[1]))
+        if wrong.size:
+            place = int(wrong[0])
+            raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
+        ids = whole_array("ids", ids, (len(state), None), DataError)
+        # Beyond a row's length anything may stand; it is not read.
+        ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
+        ids = ids_array("ids", ids, (len(state), None), self.vocabulary_size)
+        return state, ids, counts.astype(np.int32)
+
+    def _state(self, state: np.ndarray, batch: int | None = None) -> np.ndarray:
+        return float_array("state", state, (batch, self.state_size))
+
+    def _check_logits_are_ids(self) -> None:
+        if self.outputs != self.vocabulary_size:
+            raise ConfigError(
+                f"the model gives {self.outputs} logits and reads ids of {self.vocabulary_size}; expected as many. "
+                "Use step() and read() where logits are no ids."
+            )
+
+    @abc.abstractmethod
+    def _run(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`read`, of what is checked but for whether the state is finite."""
+
+    @abc.abstractmethod
+    def _score(
+        self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`log_probabilities`, as checked."""
+
+    @abc.abstractmethod
+    def _draw(
+        self,
+        state: np.ndarray,
+        after: np.ndarray,
+        logits: np.ndarray,
+        rows: Sequence[Row],
+        ids: np.ndarray,
+        log_probabilities: np.ndarray,
+    ) -> list[tuple[int, bool]]:
+        """`generate_rows`, into the state after, the logits in place, and (B, T) ids and log probabilities.
+
+        Returns:
+            Of each row how many ids were drawn, and whether a logit was a NaN or an infinity.
+        """
+
+
+class ChainNode(NamedTuple):
+    """A node of a chain, checked, as the native core takes it.
+
+    Attributes:
+        kind: An index of `KINDS`.
+        inputs: How many features it takes; of an embedding, how many ids.
+        outputs: How many it gives.
+        kernel: Its embeddings, kernel, gamma or scale.
+        recurrent_kernel: Of an LSTM.
+        bias: Or beta, or offset.
+        activation: An index of `spec.ACTIVATIONS`.
+        recurrent_activation: The same.
+        epsilon: Of a layer_norm.
+        masks_zero: Of an embedding.
+    """
+
+    kind: int
+    inputs: int
+    outputs: int
+    kernel: np.ndarray | None
+    recurrent_kernel: np.ndarray | None
+    bias: np.ndarray | None
+    activation: int
+    recurrent_activation: int
+    epsilon: float
+    masks_zero: bool
+
+
+def checked_chain(chain: Sequence[Mapping[str, Any]]) -> list[ChainNode]:
+    """The nodes of a chain, each with the arrays and options that it must have.
+
+    Args:
+        chain: As `stepping.StepModel` takes it.
+
+    Raises:
+        ConfigError: A node is none, or a shape, a dtype or an option does not fit.
+    """
+    nodes: list[ChainNode] = []
+    for place, node in enumerate(chain):
+        nodes.append(ChainNode(*_node(place, node, nodes[-1].outputs if nodes else 0)))
+    return nodes
+
+
+def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
+    """The fields of `ChainNode`; `before` is the width of the node before it."""
+    where = f"chain[{place}]"
+    kind = node.get("op")
+    if kind not in KINDS:
+        raise ConfigError(f"{where}: op is {kind!r}; expected one of {', '.join(KINDS)}.")
+
+    def array(name: str, *shape: int | None, optional: bool = False) -> Any:
+        value = node.get(name)
+        if value is None and optional:
+            return None
+        if value is None:
+            raise ConfigError(f"{where}: {kind} has no {name}; expected a float32 array.")
+        return float_array(f"{where}: {name}", value, shape)
+
+    def code(name: str) -> int:
+        value = node.get(name)
+        if value not in ACTIVATIONS:
+            raise ConfigError(f"{where}: {name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
+        return ACTIVATIONS.index(value)
+
+    linear = ACTIVATIONS.index("linear")
+    if kind == "embedding":
+        table = array("embeddings", None, None)
+        masks_zero = node.get("masks_zero", False)
+        if not isinstance(masks_zero, bool):
+            raise ConfigError(f"{where}: masks_zero is {masks_zero!r}; expected True or False.")
+        return (0, *table.shape, table, None, None, linear, linear, 0.0, masks_zero)
+    if kind == "lstm":
+        kernel = array("kernel", None, None)
+        units = kernel.shape[1] // 4
+        recurrent = array("recurrent_kernel", units, 4 * units)
+        kernel = float_array(f"{where}: kernel", kernel, (None, 4 * units))
+        bias = array("bias", 4 * units, optional=True)
+        codes = (code("activation"), code("recurrent_activation"))
+        return (1, kernel.shape[0], units, kernel, recurrent, bias, *codes, 0.0, False)
+    if kind == "dense":
+        kernel = array("kernel", None, None)
+        bias = array("bias", kernel.shape[1], optional=True)
+        return (4, *kernel.shape, kernel, None, bias, code("activation"), linear, 0.0, False)
+    if kind == "affine":
+        scale = array("scale", None)
+        offset = array("offset", len(scale))
+        return (3, len(scale), len(scale), scale, None, offset, linear, linear, 0.0, False)
+    gamma = array("gamma", None, optional=True)
+    beta = array("beta", None if gamma is None else len(gamma), optional=True)
+    known = gamma if gamma is not None else beta
+    width = before if known is None else len(known)
+    epsilon = node.get("epsilon")
+    check_real(f"{where}: epsilon", epsilon, lambda x: x >= 0, "of at least 0")
+    return (2, width, width, gamma, None, beta, linear, linear, float(epsilon), False)  # type: ignore[arg-type]

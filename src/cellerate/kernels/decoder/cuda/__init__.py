@@ -1,0 +1,1 @@
+"""Generation on NVIDIA GPUs, from Hopper on: one kernel that reads, scores and draws."""

@@ -1,0 +1,135 @@
+"""Which chains a GPU generates from, and their weights in the order in which the kernel reads them.
+
+A module of its own because generate.cuh defines that order, and nothing after this looks at a weight again.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cellerate.errors import ConfigError, ModelError
+from cellerate.kernels.decoder.contract import KINDS, ChainNode
+from cellerate.kernels.decoder.cuda.plan import Generator, Layer
+from cellerate.kernels.lstm.cuda.arrays import by_unit, numbers
+from cellerate.kernels.lstm.cuda.plan import MOST_UNITS
+from cellerate.kernels.lstm.spec import ACTIVATIONS
+
+_WORD_BYTES = 4
+
+
+def parts(nodes: Sequence[ChainNode]) -> tuple[ChainNode, list[ChainNode], ChainNode]:
+    """The embedding, the LSTMs and the dense of a chain, checked. Raises `ConfigError` and `ModelError`."""
+    kinds = [KINDS[node.kind] for node in nodes]
+    if not kinds or kinds[0] != "embedding":
+        raise ConfigError("chain: expected an embedding first")
+    for place, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
+        where = f"chain[{place}]"
+        wanted = "embedding" if place == 0 else "dense" if place == len(nodes) - 1 else "lstm"
+        if kind != wanted:
+            raise _refusal(f"{where} is a {kind}, where it needs the {wanted}")
+        if place > 0 and node.inputs != nodes[place - 1].outputs:
+            raise ConfigError(
+                f"{where}: takes {node.inputs} features, but the node before it gives {nodes[place - 1].outputs}."
+            )
+        if kind == "dense" and ACTIVATIONS[node.activation] != "linear":
+            raise _refusal(f"{where}, a dense, has the activation {ACTIVATIONS[node.activation]}")
+        if kind == "lstm" and node.outputs > MOST_UNITS:
+            raise _refusal(f"{where}, an lstm, has {node.outputs} units, and {MOST_UNITS} is the most")
+        for name in ("kernel", "recurrent_kernel", "bias"):
+            array = getattr(node, name)
+            if array is not None and not np.isfinite(array).all():
+                raise ModelError(
+                    f"{where}: {name} holds a NaN or an infinity: its training has diverged. Go back to an earlier "
+                    "checkpoint, or train with a lower learning rate or gradient clipping."
+                )
+    if len(nodes) < 3:
+        raise ConfigError("chain: expected at least one lstm, and a dense behind it")
+    return nodes[0], list(nodes[1:-1]), nodes[-1]
+
+
+def _refusal(reason: str) -> ModelError:
+    return ModelError(
+        "a GPU generates from an embedding, LSTMs and a linear dense layer, one behind the other: "
+        f"{reason}. This model runs with device='cpu'."
+    )
+
+
+def weights(
+    generator: Generator, embedding: ChainNode, lstms: Sequence[ChainNode], dense: ChainNode
+) -> dict[str, np.ndarray]:
+    """The arrays that the kernel reads, by the names of its arguments."""
+    first, layers = lstms[0], generator.layers
+    table = _array(embedding.kernel) @ _array(first.kernel)
+    if first.bias is not None:
+        table += first.bias
+    matrices = [_packed_layer(_array(first.recurrent_kernel), generator, layers[0], layers[0])]
+    biases = [np.zeros(0, np.float32)]
+    for place in range(1, len(lstms)):
+        lstm, layer = lstms[place], layers[place]
+        matrices.append(_packed_layer(_array(lstm.kernel), generator, layers[place - 1], layer))
+        matrices.append(_packed_layer(_array(lstm.recurrent_kernel), generator, layer, layer))
+        bias = np.zeros(4 * layer.units, np.float32) if lstm.bias is None else lstm.bias
+        biases.append(by_unit(bias, layer.units).reshape(-1))
+    matrices.append(_packed_head(_array(dense.kernel), generator))
+    return {
+        "table": numbers(np.ascontiguousarray(by_unit(table, first.outputs)), generator.number),
+        "weights": np.concatenate(matrices),
+        "biases": np.concatenate(biases),
+        "head_bias": _head_bias(dense.bias, generator),
+    }
+
+
+def _array(array: np.ndarray | None) -> np.ndarray:
+    assert array is not None  # noqa: S101 (nodes of these kinds have it)
+    return array
+
+
+def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer: Layer) -> np.ndarray:
+    """A matrix of an LSTM as the warps read it, in the generator's type, flat.
+
+    As `kernels.lstm.cuda.plan.Packing` has it for the forward recurrence, but that there may be more units than
+    columns: (block, product, tile, lane, part, number).
+
+    Args:
+        weights: (units below, 4H).
+        generator: The kernel.
+        below: The layer whose h it multiplies.
+        layer: The layer that it belongs to.
+    """
+    inputs, units = generator.padded_units(below), generator.padded_units(layer)
+    values = numbers(weights, generator.number).reshape(below.units, 4, layer.units)
+    padded = np.zeros((inputs, 4, units), values.dtype)
+    padded[: below.units, :, : layer.units] = values
+    word = _WORD_BYTES // values.itemsize
+    # product, half, quarter, number; upper, gate; block, tile, unit
+    axes = padded.reshape(-1, 2, 4, word, 2, 2, generator.blocks_of(layer), generator.block_units // 4, 4)
+    return axes.transpose(6, 0, 7, 8, 5, 2, 1, 4, 3).reshape(-1)
+
+
+def _packed_head(kernel: np.ndarray, generator: Generator) -> np.ndarray:
+    """The matrix of the logits (H, V) as the warps read it, in the generator's type, flat.
+
+    As `_packed_layer`, where the tiles of a block are those of its warps, one round after the other.
+    """
+    head = generator.head
+    values = numbers(kernel, generator.number)
+    word = _WORD_BYTES // values.itemsize
+    inputs = head.pairs * head.depth_warps * 16 * word
+    padded = np.zeros((inputs, head.senders, head.rounds * head.tile_warps * 16), values.dtype)
+    own = 16 * head.block_tiles
+    whole = np.zeros((len(values), head.senders * own), values.dtype)
+    whole[:, : values.shape[1]] = values
+    padded[: len(values), :, :own] = whole.reshape(len(values), head.senders, own)
+    # pair, depth, in pair, half, quarter, number; block; round, tile, upper, group
+    axes = padded.reshape(
+        head.pairs, head.depth_warps, 2, 2, 4, word, head.senders, head.rounds, head.tile_warps, 2, 8
+    )
+    return axes.transpose(6, 7, 0, 2, 1, 8, 10, 4, 3, 9, 5).reshape(-1)
+
+
+def _head_bias(bias: np.ndarray | None, generator: Generator) -> np.ndarray:
+    """The bias of the logits, zeros where there is none and up to a whole tile."""
+    padded = np.zeros(-(-generator.outputs // 16) * 16, np.float32)
+    if bias is not None:
+        padded[: generator.outputs] = bias
+    return padded

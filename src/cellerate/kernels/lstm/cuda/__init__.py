@@ -1,0 +1,1 @@
+"""The recurrence of an LSTM layer on NVIDIA GPUs, from Hopper on."""

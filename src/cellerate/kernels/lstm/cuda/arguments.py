@@ -1,0 +1,58 @@
+"""The arguments of the kernels, byte for byte as their sources have them."""
+
+import ctypes
+
+from cellerate.kernels.cuda.launch import Arguments
+
+
+class ForwardArguments(Arguments):
+    """`ForwardArguments` of lstm_forward.cuh, field by field; there are the shapes."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("batch", "steps", "units", "vocabulary", "masked_output")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "projected",
+                "ids",
+                "weights",
+                "h0",
+                "c0",
+                "mask",
+                "recurrent_dropout",
+                "outputs",
+                "states",
+                "gates",
+                "cells",
+                "last_output",
+                "h_T",
+                "c_T",
+            )
+        ),
+    )
+
+
+class BackwardArguments(Arguments):
+    """`BackwardArguments` of lstm_backward.cuh, field by field; there are the shapes."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("batch", "steps", "units", "masked_output")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "gates",
+                "cells",
+                "weights",
+                "c0",
+                "mask",
+                "recurrent_dropout",
+                "d_outputs",
+                "d_last_output",
+                "d_h_T",
+                "d_c_T",
+                "d_projected",
+                "d_h0",
+                "d_c0",
+            )
+        ),
+    )

@@ -1,0 +1,99 @@
+"""One call of an LSTM layer on a GPU, as every framework makes it: its kernels, and what they read and write."""
+
+import dataclasses
+from typing import NamedTuple
+
+from cellerate.kernels.lstm.cuda import select
+from cellerate.kernels.lstm.cuda.plan import Direction, Packing, Variant, packing
+from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+
+
+class Result(NamedTuple):
+    """An array that a kernel writes.
+
+    Attributes:
+        shape: Of it.
+        float32: Whether it is float32 whatever the layer's type; the others are of that type.
+    """
+
+    shape: tuple[int, ...]
+    float32: bool = False
+
+
+Results = dict[str, Result]
+"""By the names of the kernels' arguments, in the order in which they are kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerPlan:
+    """One call.
+
+    Attributes:
+        shape: (B, T, H).
+        number: What products are computed in: the layer's type, or "tf32" for float32.
+        options: Activations, direction and masked outputs.
+        return_sequences: Whether all outputs are wanted or the last.
+        masked: Whether there is a mask.
+        dropped: Whether there are masks of recurrent dropout.
+        device: The GPU's number.
+    """
+
+    shape: tuple[int, int, int]
+    number: str
+    options: LstmOptions
+    return_sequences: bool
+    masked: bool
+    dropped: bool
+    device: int
+
+    def kernel(self, direction: Direction) -> Variant:
+        """The kernel that is the fastest on the GPU. Raises `ConfigError` and `BackendError` as `select` does."""
+        return select.variant_of(
+            direction,
+            self.number,
+            self.shape,
+            self.options,
+            masked=self.masked,
+            dropped=self.dropped,
+            device=self.device,
+        )
+
+    def packing(self, kernel: Variant) -> tuple[int, Packing]:
+        """How many units of zeros the recurrent kernel (H, 4, H) gets on both axes, and the order it is read in."""
+        return kernel.units - self.shape[2], packing(kernel)
+
+    @property
+    def outputs(self) -> str:
+        """The name of the outputs among the arguments of the forward kernel; with "d_" in front, of the backward."""
+        return "outputs" if self.return_sequences else "last_output"
+
+    @property
+    def h_of_steps(self) -> str:
+        """The name of h after each step among what is kept and the outputs: these, unless they differ from it."""
+        return "states" if self.masked or not self.return_sequences else "outputs"
+
+    def kept(self) -> Results:
+        """What the forward kernel writes for the backward one, beside the outputs."""
+        batch, steps, units = self.shape
+        found = {"gates": Result((batch, steps, units, 4)), "cells": Result(self.shape, float32=True)}
+        return found | ({"states": Result(self.shape)} if self.h_of_steps == "states" else {})
+
+    def forward_results(self) -> Results:
+        """What else it writes."""
+        batch, _, units = self.shape
+        state = (batch, units)
+        outputs = Result(self.shape if self.return_sequences else state)
+        return {self.outputs: outputs, "h_T": Result(state), "c_T": Result(state, float32=True)}
+
+    def backward_results(self) -> Results:
+        """What the backward kernel writes."""
+        batch, steps, units = self.shape
+        state = (batch, units)
+        d_projected = Result((batch, steps, units, 4))
+        return {"d_projected": d_projected, "d_h0": Result(state), "d_c0": Result(state, float32=True)}
+
+    def integers(self) -> dict[str, int]:
+        """The arguments of both kernels that are numbers, by their names."""
+        batch, steps, units = self.shape
+        masked_output = MASKED_OUTPUTS.index(self.options.masked_output)
+        return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}

@@ -1,0 +1,359 @@
+// The forward recurrence of one LSTM layer in one direction.
+//
+// Source of the idea that weights stay in registers and clusters exchange h: persistent RNNs (Diamos et al., "Persistent
+// RNNs: Stashing Recurrent Weights On-Chip", 2016), on the distributed shared memory of Hopper.
+#pragma once
+
+#include "lstm.cuh"
+
+namespace cellerate::gpu {
+
+// Rows beyond the batch and units beyond H are computed with zeros and not written.
+template <class Number>
+struct ForwardArguments {
+  int batch, steps, units;         // B, T and H itself
+  int vocabulary;                  // V, the rows of the table, where there are ids
+  MaskedOutput masked_output;      // only with a mask
+  const Number* projected;         // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
+  const int* ids;                  // (B, T), or null
+  const Words* weights;            // (kBlocks, kProducts, kWarps, 32): the recurrent kernel, zeros beyond H
+  const Number* h0;                // (B, H), or null: zeros
+  const float* c0;                 // (B, H), or null: zeros
+  const unsigned char* mask;       // (B, T), zero where masked; only with a mask
+  const float* recurrent_dropout;  // (4, B, H); only with one
+  Number* outputs;                 // (B, T, H), or null
+  Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
+  Number* gates;                   // (B, T, H, 4) what backward needs, or null
+  float* cells;                    // (B, T, H) c after each step, with gates
+  Number* last_output;             // (B, H), or null
+  Number* h_T;                     // (B, H)
+  float* c_T;                      // (B, H)
+};
+
+template <class P>
+struct ForwardShared {
+  using Number = typename P::Number;
+  using Panel = Number[P::kRows * kPanelUnits];  // by `in_panel`
+  // h is sent as the matrix units take it; but where it is multiplied with masks first, that is for who receives it.
+  static constexpr int kParts = P::kDropped ? 1 : Layout<Number>::kSplit;
+
+  // The h of all units, of this step and of the next.
+  alignas(128) Panel h[2][P::kPanels][kParts];
+  // What this block sends, and what it writes where that is something else: of even steps and of odd ones.
+  Panel sent[2][P::kBlockPanels][kParts];
+  Panel state[2][P::kBlockPanels];   // not used where the same as what is sent
+  Panel output[2][P::kBlockPanels];  // not used where the same as the state
+  // With a mask for each gate: those of all units, (4, kPanels) panels.
+  Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
+  Barrier arrived[2];
+  // And the sums of all gates, units and rows.
+  float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
+  // What there are no registers for.
+  static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
+  using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
+  Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
+};
+
+// The recurrence of a block: its units of the rows of its cluster.
+template <class P>
+class ForwardBlock {
+  using Number = typename P::Number;
+  using L = Layout<Number>;
+  static constexpr int kProducts = ForwardShared<P>::kProducts;
+  static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
+  static constexpr int kParts = ForwardShared<P>::kParts;
+  // What is sent is h as it is, if it is neither split nor rounded.
+  static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
+  static constexpr bool kOwnOutput = P::kMasked;
+
+ public:
+  CELLERATE_DEVICE explicit ForwardBlock(const ForwardArguments<Number>& in)
+      : in_(in),
+        shared_(*reinterpret_cast<ForwardShared<P>*>(shared_memory())),
+        block_unit_(here_.warp * 4 + here_.lane / 8),
+        unit_(here_.first_unit + block_unit_),
+        there_(unit_ < in.units) {}
+
+  CELLERATE_DEVICE void run() {
+    load_weights();
+    begin();
+    read_ahead(0);
+    for (int step = 0; step < in_.steps; ++step) {
+      const int now = step & 1, next = now ^ 1;
+      if (step > 0) wait_for(shared_.arrived[now], ((step - 1) >> 1) & 1);
+      const bool last = step + 1 == in_.steps;
+      if (here_.thread == 0 && !last) {
+        expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof shared_.sent[0]));
+      }
+      float sums[P::kTiles][4] = {};
+      multiply(now, sums);
+      if constexpr (P::kDropped) stage(sums);
+      CELLERATE_UNROLL
+      for (int tile = 0; tile < P::kTiles; ++tile) advance(next, tile, gates_of(sums[tile], tile));
+      order_before_copies();
+      sync_block();
+      if (!last) {
+        for_each_block(here_, [&](int block) {
+          copy_to_block(block, shared_.h[next][here_.rank * P::kBlockPanels], shared_.sent[next],
+                        sizeof shared_.sent[0], shared_.arrived[next]);
+        });
+      }
+      // What memory has to do is not begun before the copies are: their fence might wait for it.
+      if (!last) read_ahead(step + 1);
+      keep(step);
+      write(step, next);
+    }
+    finish();
+    // No block ends while another may still send to it, or read from it.
+    sync_cluster();
+  }
+
+ private:
+  // Row of the batch of a tile that this thread computes.
+  CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
+  CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
+  CELLERATE_DEVICE long at(int tile, int step) const {
+    return static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
+  }
+
+  // The 16 rows of a product are of four units all gates, so that two lanes together have those of a unit. With a mask
+  // for each gate they are 16 units of one gate, since they are multiplied with h under that mask.
+  CELLERATE_DEVICE void load_weights() {
+    const Words* of_block = in_.weights + here_.rank * kProducts * P::kThreads;
+    weights_.load(of_block, here_.warp, shared_.weights);
+  }
+
+  // Fills h with the initial states of all units, and takes those of this thread.
+  CELLERATE_DEVICE void begin() {
+    for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
+      const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
+      const int b = here_.first_row + r, unit = panel * kPanelUnits + u;
+      const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
+      const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
+      store_h(h, shared_.h[0][panel][0] + in_panel<Number>(r, u));
+      if constexpr (P::kDropped) {
+        for (int gate = 0; gate < 4; ++gate) {
+          const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
+          const float scale = b < in_.batch && unit < in_.units ? in_.recurrent_dropout[from] : 0.0f;
+          narrow(scale, dropout(gate, panel)[in_panel<Number>(r, u)]);
+        }
+      }
+    }
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      const int b = here_.first_row + row(tile);
+      inside_[tile] = there_ && b < in_.batch;
+      const long n = static_cast<long>(b) * in_.units + unit_;
+      c_[tile] = inside_[tile] && in_.c0 != nullptr ? in_.c0[n] : 0.0f;
+      h_[tile] = inside_[tile] && in_.h0 != nullptr ? widen(in_.h0[n]) : 0.0f;
+      output_[tile] = 0.0f;
+    }
+    make_barriers(shared_.arrived);
+  }
+
+  CELLERATE_DEVICE static void store_h(float h, Number* to) {
+    if constexpr (P::kDropped) {
+      narrow(h, *to);
+    } else {
+      store_split(h, to, kNumbers);
+    }
+  }
+  CELLERATE_DEVICE Number* dropout(int gate, int panel) {
+    return shared_.dropout + (gate * P::kPanels + panel) * kNumbers;
+  }
+
+  // Reads what a step needs from memory, a step before it is needed.
+  CELLERATE_DEVICE void read_ahead(int step) {
+    weights_.read_ahead();
+    // All ids before the first is needed.
+    int id[P::kTiles];
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      id[tile] = in_.ids != nullptr && inside_[tile] ? in_.ids[at(tile, step)] : 0;
+    }
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (!inside_[tile]) continue;
+      long from = at(tile, step);
+      if constexpr (P::kMasked) mask_[tile].read(in_.mask + from);
+      // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
+      const int most = in_.vocabulary - 1;
+      if (in_.ids != nullptr) from = id[tile] < 0 ? 0 : id[tile] < most ? id[tile] : most;
+      projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
+    }
+  }
+
+  // weights · h.
+  CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
+    // Two sums, of even products and odd ones, so that none waits for the one before. Split numbers need no second one;
+    // with many tiles and warps others are under way meanwhile, and the registers are worth more.
+    constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
+    float other[P::kTiles][4] = {};
+    constexpr int kPairUnits = 2 * L::kProduct;
+    CELLERATE_UNROLL
+    for (int pair = 0; pair < kProducts / 2; ++pair) {
+      const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
+      unsigned parts[L::kSplit][P::kTiles][4];
+      CELLERATE_UNROLL
+      for (int tile = 0; tile < P::kTiles; ++tile) {
+        const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
+        CELLERATE_UNROLL
+        for (int part = 0; part < kParts; ++part) {
+          load_matrices(parts[part][tile], shared_.h[now][panel][part] + from);
+        }
+        if constexpr (P::kDropped) {
+          unsigned scales[4];
+          load_matrices(scales, dropout(here_.warp % 4, panel) + from);
+          CELLERATE_UNROLL
+          for (int n = 0; n < 4; ++n)
+            parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
+          if constexpr (L::kSplit == 2) {
+            CELLERATE_UNROLL
+            for (int n = 0; n < 4; ++n) split(parts[0][tile][n], parts[1][tile][n]);
+          }
+        }
+      }
+      weights_.multiply(2 * pair, 0, parts, sums);
+      weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums);
+    }
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) sums[tile][part] += other[tile][part];
+    }
+  }
+
+  // With a mask for each gate the gates of a unit are with four warps.
+  CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
+    const int gate = here_.warp % 4;
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      CELLERATE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        const int unit = here_.warp / 4 * 16 + here_.lane / 4 + (part >> 1) * 8;
+        const int r = tile * 8 + 2 * (here_.lane % 4) + (part & 1);
+        shared_.sums[(gate * P::kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
+      }
+    }
+    sync_block();
+  }
+
+  CELLERATE_DEVICE UnitGates gates_of(const float (&mine)[4], int tile) {
+    if constexpr (P::kDropped) {
+      const float* staged = shared_.sums + block_unit_ * P::kRows + row(tile);
+      constexpr int kGate = P::kBlockUnits * P::kRows;
+      return {{staged[0], staged[kGate], staged[2 * kGate], staged[3 * kGate]}};
+    }
+    return gates_of_unit(mine, here_.lane);
+  }
+
+  // Computes a step of this thread's unit in one row, and leaves what comes of it where it is sent and written from.
+  CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
+    constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
+    Number projected[4];
+    projected_[tile].take(projected);
+    CELLERATE_UNROLL
+    for (int gate = 0; gate < 4; ++gate) z.of[gate] += widen(projected[gate]);
+    Gate i, f, g, o;
+    all_gates<kGate, kValue, Number>(z, i, f, g, o);
+    const float c = f.value * c_[tile] + i.value * g.value;
+    const float h = o.value * activate<kValue, Number>(c);
+    bool live = true;
+    if constexpr (P::kMasked) {
+      unsigned char mask[1];
+      mask_[tile].take(mask);
+      live = mask[0] != 0;
+    }
+    if (live) {
+      c_[tile] = c;
+      // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
+      h_[tile] = inside_[tile] ? h : 0.0f;
+    }
+    const int panel = block_unit_ / kPanelUnits;
+    const int place = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
+    store_h(h_[tile], shared_.sent[next][panel][0] + place);
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][panel][place]);
+    if constexpr (P::kMasked) {
+      if (live || in_.masked_output == MaskedOutput::kPreviousState) {
+        output_[tile] = h_[tile];
+      } else if (in_.masked_output == MaskedOutput::kZero) {
+        output_[tile] = 0.0f;
+      }
+      narrow(output_[tile], shared_.output[next][panel][place]);
+    }
+    narrow(i.kept, gates_[tile].of[0]);
+    narrow(f.kept, gates_[tile].of[1]);
+    narrow(g.kept, gates_[tile].of[2]);
+    narrow(o.kept, gates_[tile].of[3]);
+  }
+
+  // Writes what backward needs of a step.
+  CELLERATE_DEVICE void keep(int step) {
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (in_.gates == nullptr || !inside_[tile]) continue;
+      const long n = at(tile, step) * in_.units + unit_;
+      *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates_[tile];
+      in_.cells[n] = c_[tile];
+    }
+  }
+
+  // Writes the outputs and states of a step, 16 bytes at once.
+  CELLERATE_DEVICE void write(int step, int next) {
+    CELLERATE_UNROLL
+    for (int panel = 0; panel < P::kBlockPanels; ++panel) {
+      const Number* state = kOwnState ? shared_.state[next][panel] : shared_.sent[next][panel][0];
+      const Number* output = kOwnOutput ? shared_.output[next][panel] : state;
+      const int first = here_.first_unit + panel * kPanelUnits;
+      if (in_.outputs != nullptr) write_panel(in_.outputs, step, first, output);
+      if (in_.states != nullptr) write_panel(in_.states, step, first, state);
+    }
+  }
+  CELLERATE_DEVICE void write_panel(Number* to, int step, int first_unit, const Number* panel) const {
+    for (int n = here_.thread; n < kNumbers / L::kChunk; n += P::kThreads) {
+      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = here_.first_row + r;
+      if (b >= in_.batch || first_unit + unit >= in_.units) continue;
+      Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit + unit;
+      const Number* from = panel + in_panel<Number>(r, unit);
+      if (in_.units % L::kChunk == 0) {
+        struct alignas(16) Chunk {
+          Number of[L::kChunk];
+        };
+        *reinterpret_cast<Chunk*>(there) = *reinterpret_cast<const Chunk*>(from);
+      } else {
+        for (int u = 0; u < L::kChunk && first_unit + unit + u < in_.units; ++u) there[u] = from[u];
+      }
+    }
+  }
+
+  CELLERATE_DEVICE void finish() {
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < P::kTiles; ++tile) {
+      if (!inside_[tile]) continue;
+      const long n = static_cast<long>(here_.first_row + row(tile)) * in_.units + unit_;
+      narrow(h_[tile], in_.h_T[n]);
+      in_.c_T[n] = c_[tile];
+      if (in_.last_output != nullptr) narrow(P::kMasked ? output_[tile] : h_[tile], in_.last_output[n]);
+    }
+  }
+
+  const ForwardArguments<Number>& in_;
+  ForwardShared<P>& shared_;
+  const Place<P> here_;
+  const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
+  const bool there_;             // whether it is one
+
+  typename ForwardShared<P>::Weights weights_;
+  Awaited<Number, 4> projected_[P::kTiles];
+  Awaited<unsigned char, 1> mask_[P::kTiles];
+  Gates<Number> gates_[P::kTiles];
+  float c_[P::kTiles], h_[P::kTiles], output_[P::kTiles];
+  bool inside_[P::kTiles];
+};
+
+template <class P>
+CELLERATE_DEVICE void lstm_forward(const ForwardArguments<typename P::Number>& in) {
+  ForwardBlock<P>(in).run();
+}
+
+}  // namespace cellerate::gpu

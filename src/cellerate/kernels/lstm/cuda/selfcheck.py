@@ -1,0 +1,287 @@
+"""Trials of the kernels on the GPU itself: whether they are right there, and how long a step of each takes.
+
+A module of its own because it is what runs them without a framework, on numbers that it makes up. What it finds is
+remembered (`timing_cache`).
+
+`python -m cellerate.kernels.lstm.cuda.selfcheck [GPU]` checks them and prints the worst error, as a
+share of what is allowed.
+"""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import BackendError
+from cellerate.kernels.cuda import launch, timing_cache
+from cellerate.kernels.lstm import reference
+from cellerate.kernels.lstm.cuda import plan
+from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
+from cellerate.kernels.lstm.cuda.arrays import by_unit, numbers
+from cellerate.kernels.lstm.cuda.plan import Direction, Variant
+from cellerate.kernels.lstm.spec import MASKED_OUTPUTS
+
+# Root mean squares of the error as shares of the results', and of the gradients'.
+ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 5e-6), "tf32": (1e-3, 5e-3)}
+# The check compiles two kernels a case, in a second each at most, and runs them in less.
+_CHECK_SECONDS = 180
+_TIMED_STEPS, _TIMED_LAUNCHES = 32, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer that is checked: every type, both sizes of blocks, the largest cluster, and all that varies.
+
+    Forget gates near 1 over many steps show what the GPU's approximations are worth.
+    """
+
+    number: str
+    units: int
+    masked: bool = False
+    dropped: bool = False
+    batch: int = 9
+    steps: int = 5
+    inputs: int = 3
+    forget_bias: float = 0.0
+
+    def variant(self, direction: Direction) -> Variant:
+        """Its kernel."""
+        padded = plan.padded_units(self.units)
+        return Variant(direction, self.number, padded, 8, masked=self.masked, dropped=self.dropped)
+
+
+CASES = (
+    Case("bfloat16", 512),
+    Case("bfloat16", 64, steps=100, forget_bias=5.0),
+    Case("bfloat16", 72, masked=True, dropped=True),
+    Case("float16", 1000),
+    Case("float32", 136, masked=True),
+    Case("float32", 64, dropped=True),
+    Case("tf32", 96, masked=True),
+)
+
+
+@functools.cache
+def failure(device: int) -> str | None:
+    """Why the kernels are not to be trusted on a GPU, in words; None if they gave what they should.
+
+    They are checked in a process of its own, which is ended if it hangs; once, unless that went wrong.
+
+    Args:
+        device: The GPU's number.
+    """
+    try:
+        timing_cache.measured(launch.gpu_name(device), "check", lambda: {"worst": _checked_apart(device)})
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+def _checked_apart(device: int) -> float:
+    """The worst error, as a share of what is allowed. Raises `BackendError` if it is too large, or there is none."""
+    command = [sys.executable, "-m", "cellerate.kernels.lstm.cuda.selfcheck", str(device)]
+    try:
+        done = subprocess.run(  # noqa: S603 (our own program)
+            command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"the check of the kernels did not end within {_CHECK_SECONDS} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise BackendError(f"the check of the kernels failed: {last}")
+    worst = float(done.stdout)
+    if not 0 < worst < 1:
+        raise BackendError(f"the kernels err by {worst:.3g} times what is allowed")
+    return worst
+
+
+def check(case: Case, device: int) -> float:
+    """The largest error of a layer's results and gradients, as a share of what is allowed; both passes."""
+    given = _given(case)
+    done = reference.forward(**given)
+    rng = np.random.default_rng(1)
+    shapes = {"d_outputs": done.outputs.shape, "d_h_T": done.h_T.shape, "d_c_T": done.c_T.shape}
+    cotangents = {name: _rounded(rng.normal(size=shape), case.number) for name, shape in shapes.items()}
+    wanted = reference.backward(done, **cotangents)
+    sizes = (case.batch, case.steps, case.units)
+    state = sizes[::2]
+    masks = {
+        "mask": given["mask"].astype(np.uint8) if case.masked else None,
+        "recurrent_dropout": given.get("recurrent_dropout"),
+    }
+    forward = case.variant("forward")
+    projected = given["x"] @ given["kernel"] + given["bias"]
+    found = _run(
+        forward,
+        {
+            "projected": numbers(by_unit(projected, case.units), case.number),
+            "weights": _packed(given["recurrent_kernel"], forward),
+            "h0": numbers(given["h0"], case.number),
+            "c0": given["c0"],
+            **masks,
+        },
+        {"outputs": sizes, "states": sizes, "gates": (*sizes, 4), "h_T": state, "cells": sizes, "c_T": state},
+        sizes,
+        device,
+    )
+    backward = case.variant("backward")
+    gradients = _run(
+        backward,
+        {
+            "gates": found["gates"],
+            "cells": found["cells"],
+            "weights": _packed(given["recurrent_kernel"], backward),
+            "c0": given["c0"],
+            "d_outputs": numbers(cotangents["d_outputs"], case.number),
+            "d_h_T": numbers(cotangents["d_h_T"], case.number),
+            "d_c_T": cotangents["d_c_T"].astype(np.float32),
+            **masks,
+        },
+        {"d_projected": (*sizes, 4), "d_h0": state, "d_c0": state},
+        sizes,
+        device,
+    )
+    d_projected = _widened(gradients["d_projected"], case.number).swapaxes(-1, -2)
+    d_projected = d_projected.reshape(case.batch * case.steps, -1)
+    d_kernel = given["x"].reshape(len(d_projected), -1).T.astype(np.float64) @ d_projected
+    allowed, of_gradients = ALLOWED[case.number]
+    errors = [
+        _error(_widened(found["outputs"], case.number), done.outputs) / allowed,
+        _error(_widened(found["h_T"], case.number), done.h_T) / allowed,
+        _error(found["c_T"], done.c_T) / allowed,
+        _error(_widened(gradients["d_h0"], case.number), wanted["h0"]) / of_gradients,
+        _error(gradients["d_c0"], wanted["c0"]) / of_gradients,
+        _error(d_projected.sum(0), wanted["bias"]) / of_gradients,
+        _error(d_kernel, wanted["kernel"]) / of_gradients,
+    ]
+    return float(np.max(errors))  # a NaN, if there is one
+
+
+def step_us(variant: Variant, device: int) -> float:
+    """Microseconds of a step while all clusters run that a GPU can run at once; measured once and remembered."""
+
+    def measure() -> dict[str, float]:
+        batch = launch.resident(variant, device) * variant.rows
+        arguments = _arguments(variant, (batch, _TIMED_STEPS, variant.units))
+        # What stands in the memory makes no difference.
+        held = {name: launch.Memory(count, device) for name, count in _bytes(variant, batch).items()}
+        for name, memory in held.items():
+            setattr(arguments, name, memory.address)
+
+        def work() -> None:
+            for _ in range(_TIMED_LAUNCHES):
+                launch.launch(variant, arguments, device, 0)
+
+        work()
+        return {"us": launch.elapsed_ms(work, device) * 1e3 / (_TIMED_LAUNCHES * _TIMED_STEPS)}
+
+    return timing_cache.measured(launch.gpu_name(device), f"step of {variant}", measure)["us"]
+
+
+def _bytes(variant: Variant, batch: int) -> dict[str, int]:
+    """Of the arguments that training gives to a kernel, how many bytes are enough for each."""
+    state = 4 * batch * variant.units
+    sequence = _TIMED_STEPS * state
+    found = {"gates": 4 * sequence, "cells": sequence, "weights": 16 * variant.units**2}
+    found |= {"mask": _TIMED_STEPS * batch} if variant.masked else {}
+    found |= {"recurrent_dropout": 4 * state} if variant.dropped else {}
+    if variant.direction == "forward":
+        return found | {"projected": 4 * sequence, "outputs": sequence, "h_T": state, "c_T": state}
+    return found | {"d_outputs": sequence, "d_projected": 4 * sequence, "d_h0": state, "d_c0": state}
+
+
+def _arguments(variant: Variant, sizes: tuple[int, ...]) -> launch.Arguments:
+    arguments = ForwardArguments() if variant.direction == "forward" else BackwardArguments()
+    arguments.batch, arguments.steps, arguments.units = sizes
+    arguments.masked_output = MASKED_OUTPUTS.index("previous_output")
+    return arguments
+
+
+def _given(case: Case) -> dict[str, Any]:
+    """A layer's arguments, of numbers that its type has, but for x and kernel, which no kernel sees."""
+    rng = np.random.default_rng(0)
+    b, t, d, h = case.batch, case.steps, case.inputs, case.units
+    given: dict[str, Any] = {
+        "x": rng.normal(size=(b, t, d)).astype(np.float32),
+        "kernel": (rng.normal(size=(d, 4 * h)) * 0.5).astype(np.float32),
+        "recurrent_kernel": _rounded(rng.normal(size=(h, 4 * h)) * 0.8 / np.sqrt(h), case.number),
+        "bias": (rng.normal(size=4 * h) * 0.5).astype(np.float32),
+        "h0": _rounded(rng.uniform(-1, 1, (b, h)), case.number),
+        "c0": rng.normal(size=(b, h)).astype(np.float32),
+    }
+    given["bias"][h : 2 * h] += case.forget_bias
+    if case.masked:
+        given["mask"] = rng.random((b, t)) < 0.7
+    if case.dropped:
+        given["recurrent_dropout"] = ((rng.random((4, b, h)) < 0.75) / 0.75).astype(np.float32)
+    return given
+
+
+def _run(
+    variant: Variant,
+    arrays: Mapping[str, np.ndarray | None],
+    results: Mapping[str, tuple[int, ...]],
+    sizes: tuple[int, ...],
+    device: int,
+) -> dict[str, np.ndarray]:
+    """Runs a kernel on arrays; its results by name, of bfloat16 the bits."""
+    arguments = _arguments(variant, sizes)
+    held = {}
+    for name, array in arrays.items():
+        if array is not None:
+            held[name] = launch.Memory(array.nbytes, device)
+            held[name].write(np.ascontiguousarray(array))
+    number = numbers(np.zeros(1), variant.number).dtype
+    wide = ("cells", "c_T", "d_c0")
+    empty = {name: np.empty(shape, np.float32 if name in wide else number) for name, shape in results.items()}
+    held |= {name: launch.Memory(array.nbytes, device) for name, array in empty.items()}
+    for name, memory in held.items():
+        setattr(arguments, name, memory.address)
+    launch.launch(variant, arguments, device, 0)
+    for name, array in empty.items():
+        held[name].read(array, 0)
+    return empty
+
+
+def _packed(weights: np.ndarray, variant: Variant) -> np.ndarray:
+    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    units, packing = len(weights), plan.packing(variant)
+    values = numbers(weights, variant.number)
+    padded = np.zeros((variant.units, 4, variant.units), values.dtype)
+    padded[:units, :, :units] = values.reshape(units, 4, units)
+    return np.ascontiguousarray(padded.reshape(packing.shape).transpose(packing.axes))
+
+
+def _widened(array: np.ndarray, number: str) -> np.ndarray:
+    if number == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
+def _rounded(array: np.ndarray, number: str) -> np.ndarray:
+    """Numbers that a type has, as float32."""
+    return _widened(numbers(array.astype(np.float32), number), number).astype(np.float32)
+
+
+def _error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The root mean square of the difference, as a share of that of what is wanted."""
+    return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks every case on a GPU, by its number, and prints the worst error."""
+    device = int(arguments[0]) if arguments else 0
+    try:
+        print(float(np.max([check(case, device) for case in CASES])))
+    except BackendError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

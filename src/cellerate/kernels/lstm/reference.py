@@ -1,0 +1,382 @@
+"""The oracle: one direction of one LSTM layer in NumPy float64, slow and obvious.
+
+A module of its own because every other implementation is held against it; it is itself held against Keras
+and, for the gradients, against finite differences. It is written to be read beside the equations, so nothing
+in it is fused, merged over time or saved for speed::
+
+    z_t = x_t·kernel + h_{t-1}·recurrent_kernel + bias, cut into the gates z_i, z_f, z_c, z_o
+    i, f, o = recurrent_activation(z_i, z_f, z_o)        g = activation(z_c)
+    c_t = f * c_{t-1} + i * g                            h_t = o * activation(c_t)
+
+What the names mean is in `kernels.spec`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from cellerate.errors import ConfigError
+from cellerate.kernels.lstm.spec import LstmOptions, check_shapes
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """One activation.
+
+    Attributes:
+        value: Of a pre-activation, element by element.
+        derivative: The derivative of `value` at the same pre-activation. Where there is none, at a kink,
+            most of Keras's backends agree on one, and it is that one.
+    """
+
+    value: Function
+    derivative: Function
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What backward needs of one step walked.
+
+    Attributes:
+        t: Which step of the sequence it is.
+        live: (B, 1) bool, the mask: whether the step counts.
+        z: (B, 4H) the pre-activations.
+        h_before: (B, H) h that the step was given.
+        c_before: (B, H) c that the step was given.
+        c_new: (B, H) c that the step computed, before the mask chose.
+    """
+
+    t: int
+    live: np.ndarray
+    z: np.ndarray
+    h_before: np.ndarray
+    c_before: np.ndarray
+    c_new: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """The results of `forward`, and what `backward` needs; all numbers are float64.
+
+    Attributes:
+        outputs: (B, T, H) in the order walked.
+        h_T: (B, H) h after the last step walked.
+        c_T: (B, H) c after the last step walked.
+        x: (B, T, D) as given.
+        kernel: (D, 4H) as given.
+        recurrent_kernel: (H, 4H) as given.
+        has_bias: Whether a bias was given.
+        dropout: (4, B, D) as given, or ones.
+        recurrent_dropout: (4, B, H) as given, or ones.
+        steps: The T steps in the order walked.
+        options: As given.
+    """
+
+    outputs: np.ndarray
+    h_T: np.ndarray
+    c_T: np.ndarray
+    x: np.ndarray
+    kernel: np.ndarray
+    recurrent_kernel: np.ndarray
+    has_bias: bool
+    dropout: np.ndarray
+    recurrent_dropout: np.ndarray
+    steps: tuple[Step, ...]
+    options: LstmOptions
+
+
+def forward(
+    x: np.ndarray,
+    kernel: np.ndarray,
+    recurrent_kernel: np.ndarray,
+    bias: np.ndarray | None = None,
+    h0: np.ndarray | None = None,
+    c0: np.ndarray | None = None,
+    *,
+    mask: np.ndarray | None = None,
+    dropout: np.ndarray | None = None,
+    recurrent_dropout: np.ndarray | None = None,
+    options: LstmOptions = LstmOptions(),  # noqa: B008 - it is frozen
+) -> Forward:
+    """Runs the layer over a batch of sequences.
+
+    Args:
+        x: (B, T, D) inputs; this and all others of any dtype, cast to float64 first.
+        kernel: (D, 4H).
+        recurrent_kernel: (H, 4H).
+        bias: (4H,), or None for none.
+        h0: (B, H), or None for zeros.
+        c0: (B, H), or None for zeros.
+        mask: (B, T), False where a step does not count; None if all do.
+        dropout: (4, B, D), what x is multiplied by before the product of each gate; None for ones.
+        recurrent_dropout: (4, B, H), what h is multiplied by before the product of each gate; None for ones.
+        options: The activations, the direction and what a masked step puts out.
+
+    Returns:
+        The outputs, the last states and what `backward` needs.
+
+    Raises:
+        ConfigError: A shape does not fit.
+
+    Source:
+        Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997, with the forget gate of Gers,
+        Schmidhuber and Cummins, "Learning to Forget", 2000; as `keras.layers.LSTMCell.call` computes it.
+    """
+    shape = check_shapes(
+        x,
+        kernel,
+        recurrent_kernel,
+        bias=bias,
+        h0=h0,
+        c0=c0,
+        mask=mask,
+        dropout=dropout,
+        recurrent_dropout=recurrent_dropout,
+    )
+    B, T, D, H = shape.batch, shape.steps, shape.inputs, shape.units
+    x, kernel, recurrent_kernel = _float64(x), _float64(kernel), _float64(recurrent_kernel)
+    dropout = np.ones((4, B, D)) if dropout is None else _float64(dropout)
+    recurrent_dropout = np.ones((4, B, H)) if recurrent_dropout is None else _float64(recurrent_dropout)
+    mask = np.ones((B, T), bool) if mask is None else np.array(mask, bool)
+    h = np.zeros((B, H)) if h0 is None else _float64(h0)
+    c = np.zeros((B, H)) if c0 is None else _float64(c0)
+    activation, gate = ACTIVATIONS[options.activation], ACTIVATIONS[options.recurrent_activation]
+
+    outputs = np.zeros((B, T, H))
+    steps = []
+    for k in range(T):
+        t = T - 1 - k if options.go_backwards else k
+        live = mask[:, t, np.newaxis]
+
+        z = np.zeros((B, 4 * H))
+        for n, part in enumerate(_gates(H)):
+            z[:, part] += (x[:, t] * dropout[n]) @ kernel[:, part]
+            z[:, part] += (h * recurrent_dropout[n]) @ recurrent_kernel[:, part]
+        if bias is not None:
+            z += _float64(bias)
+        z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
+        c_new = gate.value(z_f) * c + gate.value(z_i) * activation.value(z_c)
+        h_new = gate.value(z_o) * activation.value(c_new)
+
+        steps.append(Step(t, live, z, h, c, c_new))
+        if options.masked_output == "previous_state":
+            otherwise = h
+        elif options.masked_output == "previous_output" and k > 0:
+            otherwise = outputs[:, k - 1]
+        else:
+            otherwise = np.zeros((B, H))
+        outputs[:, k] = np.where(live, h_new, otherwise)
+        h = np.where(live, h_new, h)
+        c = np.where(live, c_new, c)
+    return Forward(
+        outputs,
+        h,
+        c,
+        x,
+        kernel,
+        recurrent_kernel,
+        bias is not None,
+        dropout,
+        recurrent_dropout,
+        tuple(steps),
+        options,
+    )
+
+
+def backward(
+    forward: Forward,
+    d_outputs: np.ndarray | None = None,
+    d_h_T: np.ndarray | None = None,
+    d_c_T: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """The gradients of a loss with respect to what `forward` was given.
+
+    Args:
+        forward: What `forward` returned; it is not changed, so it serves any number of calls.
+        d_outputs: (B, T, H) the gradient of the loss with respect to the outputs; None for zeros.
+        d_h_T: (B, H) with respect to h_T; None for zeros.
+        d_c_T: (B, H) with respect to c_T; None for zeros.
+
+    Returns:
+        The gradients by the names "x", "kernel", "recurrent_kernel", "bias" (if there was one), "h0" and
+        "c0" (also where the states were left out), each of the shape of its argument.
+
+    Raises:
+        ConfigError: A gradient has another shape than its result.
+    """
+    H = forward.h_T.shape[1]
+    options, dropout, recurrent_dropout = forward.options, forward.dropout, forward.recurrent_dropout
+    activation, gate = ACTIVATIONS[options.activation], ACTIVATIONS[options.recurrent_activation]
+    d_outputs = _cotangent("d_outputs", d_outputs, forward.outputs)
+    d_h = _cotangent("d_h_T", d_h_T, forward.h_T)
+    d_c = _cotangent("d_c_T", d_c_T, forward.c_T)
+
+    d_x = np.zeros_like(forward.x)
+    d_kernel = np.zeros_like(forward.kernel)
+    d_recurrent_kernel = np.zeros_like(forward.recurrent_kernel)
+    d_bias = np.zeros(4 * H)
+    # What later masked steps pass back to the output of the step before them.
+    d_repeated = np.zeros_like(d_h)
+    for k, step in reversed(list(enumerate(forward.steps))):
+        live = step.live
+        d_output = d_outputs[:, k] + d_repeated
+        d_h_new = np.where(live, d_h + d_output, 0)
+        d_c_new = np.where(live, d_c, 0)
+        # Where the mask is False the states went through unchanged, and so do their gradients; d_z is 0.
+        d_h_before = np.where(live, 0, d_h)
+        d_c_before = np.where(live, 0, d_c)
+        if options.masked_output == "previous_output":
+            d_repeated = np.where(live, 0, d_output)
+        elif options.masked_output == "previous_state":
+            d_h_before += np.where(live, 0, d_output)
+
+        z_i, z_f, z_c, z_o = np.split(step.z, 4, axis=1)
+        i, f, g, o = gate.value(z_i), gate.value(z_f), activation.value(z_c), gate.value(z_o)
+        d_o = d_h_new * activation.value(step.c_new)
+        d_c_new = d_c_new + d_h_new * o * activation.derivative(step.c_new)
+        d_z = np.concatenate(
+            [
+                d_c_new * g * gate.derivative(z_i),
+                d_c_new * step.c_before * gate.derivative(z_f),
+                d_c_new * i * activation.derivative(z_c),
+                d_o * gate.derivative(z_o),
+            ],
+            axis=1,
+        )
+        d_c_before += d_c_new * f
+
+        d_bias += d_z.sum(axis=0)
+        for n, part in enumerate(_gates(H)):
+            d_kernel[:, part] += (forward.x[:, step.t] * dropout[n]).T @ d_z[:, part]
+            d_x[:, step.t] += dropout[n] * (d_z[:, part] @ forward.kernel[:, part].T)
+            d_recurrent_kernel[:, part] += (step.h_before * recurrent_dropout[n]).T @ d_z[:, part]
+            d_h_before += recurrent_dropout[n] * (d_z[:, part] @ forward.recurrent_kernel[:, part].T)
+        d_h, d_c = d_h_before, d_c_before
+
+    gradients = {"x": d_x, "kernel": d_kernel, "recurrent_kernel": d_recurrent_kernel}
+    if forward.has_bias:
+        gradients["bias"] = d_bias
+    return gradients | {"h0": d_h, "c0": d_c}
+
+
+def _gates(H: int) -> list[slice]:
+    """Where i, f, c and o are on the last axis of 4H."""
+    return [slice(n * H, (n + 1) * H) for n in range(4)]
+
+
+def _float64(values: np.ndarray) -> np.ndarray:
+    # A copy: what is kept for backward must not change with the arrays of the caller.
+    return np.array(values, np.float64)
+
+
+def _cotangent(name: str, given: np.ndarray | None, result: np.ndarray) -> np.ndarray:
+    if given is None:
+        return np.zeros_like(result)
+    if np.shape(given) != result.shape:
+        axes = "(B, T, H)" if result.ndim == 3 else "(B, H)"
+        raise ConfigError(
+            f"{name} has shape {np.shape(given)}; expected {axes} = {result.shape}, the shape of the result. "
+            "Give one number for each number of the result, or None for zeros."
+        )
+    return _float64(given)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    # exp of what is never positive: it cannot overflow.
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0, x)
+
+
+def _inside(low: float, x: np.ndarray, high: float) -> np.ndarray:
+    """1 strictly between two kinks, 0 elsewhere."""
+    return ((low < x) & (x < high)).astype(np.float64)
+
+
+def _d_tanh(x: np.ndarray) -> np.ndarray:
+    return 1 - np.tanh(x) ** 2
+
+
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+def _d_elu(x: np.ndarray) -> np.ndarray:
+    return np.exp(np.minimum(x, 0))
+
+
+# Klambauer et al., 2017: with these a mean of 0 and a variance of 1 pass through unchanged.
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _normal_cdf(x: np.ndarray) -> np.ndarray:
+    # NumPy has no erf of its own. erfc, as 1 + erf(x) loses all its digits where x is far below 0.
+    erfc = np.vectorize(math.erfc, otypes=[np.float64])
+    return 0.5 * erfc(-x / math.sqrt(2))
+
+
+def _d_gelu(x: np.ndarray) -> np.ndarray:
+    return _normal_cdf(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _d_mish(x: np.ndarray) -> np.ndarray:
+    inner = np.tanh(_softplus(x))
+    return inner + x * (1 - inner**2) * _sigmoid(x)
+
+
+def _soft_shrink(x: np.ndarray) -> np.ndarray:
+    return np.sign(x) * np.maximum(np.abs(x) - 0.5, 0)
+
+
+def _outside_half(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) > 0.5, 1.0, 0.0)
+
+
+def _sparse_plus(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 1, (np.clip(x, -1, 1) + 1) ** 2 / 4, x)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "linear": Activation(lambda x: x, np.ones_like),
+    "tanh": Activation(np.tanh, _d_tanh),
+    "sigmoid": Activation(_sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
+    "relu": Activation(lambda x: np.maximum(x, 0), lambda x: np.where(x > 0, 1.0, 0.0)),
+    "hard_sigmoid": Activation(lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: _inside(-3, x, 3) / 6),
+    "softplus": Activation(_softplus, _sigmoid),
+    "softsign": Activation(lambda x: x / (1 + np.abs(x)), lambda x: 1 / (1 + np.abs(x)) ** 2),
+    "elu": Activation(_elu, _d_elu),
+    "selu": Activation(
+        lambda x: _SELU_SCALE * np.where(x > 0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0))),
+        lambda x: _SELU_SCALE * np.where(x > 0, 1, _SELU_ALPHA * np.exp(np.minimum(x, 0))),
+    ),
+    "exponential": Activation(np.exp, np.exp),
+    "relu6": Activation(lambda x: np.clip(x, 0, 6), lambda x: _inside(0, x, 6)),
+    "leaky_relu": Activation(lambda x: np.where(x > 0, x, 0.2 * x), lambda x: np.where(x > 0, 1, 0.2)),
+    "silu": Activation(lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x))),
+    "gelu": Activation(lambda x: x * _normal_cdf(x), _d_gelu),
+    "hard_silu": Activation(
+        lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        lambda x: np.where(x < 3, _inside(-3, x, 3) * (2 * x + 3) / 6, 1),
+    ),
+    "hard_tanh": Activation(lambda x: np.clip(x, -1, 1), lambda x: np.where(np.abs(x) <= 1, 1.0, 0.0)),
+    "mish": Activation(lambda x: x * np.tanh(_softplus(x)), _d_mish),
+    # With Keras's alpha of 1 it is ELU.
+    "celu": Activation(_elu, _d_elu),
+    "log_sigmoid": Activation(lambda x: -_softplus(-x), lambda x: _sigmoid(-x)),
+    "hard_shrink": Activation(lambda x: x * _outside_half(x), _outside_half),
+    "soft_shrink": Activation(_soft_shrink, _outside_half),
+    "tanh_shrink": Activation(lambda x: x - np.tanh(x), lambda x: np.tanh(x) ** 2),
+    "squareplus": Activation(
+        lambda x: (x + np.sqrt(x**2 + 4)) / 2, lambda x: (1 + x / np.sqrt(x**2 + 4)) / 2
+    ),
+    "sparse_plus": Activation(_sparse_plus, lambda x: (np.clip(x, -1, 1) + 1) / 2),
+    "sparse_sigmoid": Activation(lambda x: (np.clip(x, -1, 1) + 1) / 2, lambda x: _inside(-1, x, 1) / 2),
+}
+"""What the names of `spec.ACTIVATIONS` mean."""

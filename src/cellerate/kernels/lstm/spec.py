@@ -1,0 +1,325 @@
+"""What every LSTM kernel is given: the names of the dimensions, the options, and the checks of the arguments.
+
+A module of its own because each kernel, the reference among them, and each bridge to a framework must mean
+the same by the same name, and refuse the same arguments in the same words.
+
+Dimensions::
+
+    B  batch, rows computed side by side      H   units: the width of h and of c
+    T  time, steps of a sequence              4H  the gates i, f, c, o of all units, one gate after the other
+    D  inputs, features of one step           V   vocabulary, rows of an embedding table
+
+Arguments, by Keras's names::
+
+    x                  (B, T, D)  float32 or bfloat16
+    kernel             (D, 4H)    float32
+    recurrent_kernel   (H, 4H)    float32
+    bias               (4H,)      float32          None: zeros
+    h0, c0             (B, H)     as x             None: zeros
+    mask               (B, T)     bool             None: every step counts
+    dropout            (4, B, D)  float32          None: ones; gate g sees x * dropout[g]
+    recurrent_dropout  (4, B, H)  float32          None: ones; gate g sees h * recurrent_dropout[g]
+    ids                (B, T)     int32            the lookup's x is embeddings[ids]
+    embeddings         (V, D)     float32
+
+Results are outputs (B, T, H), h_T (B, H) and c_T (B, H). Where the mask is False the states stay as they
+were, and the output of that step is one of `MASKED_OUTPUTS`:
+
+    previous_output  the output of the step before; zeros before the first step that counts
+    previous_state   h of the step before; h0 before the first step that counts
+    zero             zeros
+
+With `go_backwards` time is walked from the last step to the first, the mask with it, and outputs[:, k]
+belongs to the k-th step walked.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+from cellerate.activations import ACTIVATIONS
+from cellerate.errors import ConfigError
+from cellerate.program import MASKED_OUTPUTS
+
+__all__ = ["ACTIVATIONS", "MASKED_OUTPUTS"]
+
+_STATE_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What an argument must be: its axes, the dtypes it may have, and what to do about another shape."""
+
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    fix: str
+
+
+_STATE = _Rule(("B", "H"), _STATE_DTYPES, "Give one state for each row of the inputs, or None for zeros.")
+_WEIGHTS_FIX = "give the weights of one layer, the gates i, f, c, o side by side on the last axis."
+_DROPOUT_FIX = "Give one mask for each of the gates i, f, c, o, or None for no dropout."
+_RULES = {
+    "x": _Rule(("B", "T", "D"), _STATE_DTYPES, "Give one sequence of D features for each row of the batch."),
+    "ids": _Rule(("B", "T"), ("int32",), "Give one sequence of ids for each row of the batch."),
+    "embeddings": _Rule(
+        ("V", "D"), ("float32",), "Give the embedding table whose rows are the inputs of this layer."
+    ),
+    "recurrent_kernel": _Rule(("H", "4H"), ("float32",), f"H is its number of rows: {_WEIGHTS_FIX}"),
+    "kernel": _Rule(
+        ("D", "4H"),
+        ("float32",),
+        f"D is the width of the inputs and H the rows of recurrent_kernel: {_WEIGHTS_FIX}",
+    ),
+    "bias": _Rule(
+        ("4H",),
+        ("float32",),
+        "H is the rows of recurrent_kernel: give the bias of the same layer as one vector, or None if it has "
+        "none.",
+    ),
+    "h0": _STATE,
+    "c0": _STATE,
+    "mask": _Rule(
+        ("B", "T"), ("bool",), "Give one value for each step of each row, or None if every step counts."
+    ),
+    "dropout": _Rule(("4", "B", "D"), ("float32",), _DROPOUT_FIX),
+    "recurrent_dropout": _Rule(("4", "B", "H"), ("float32",), _DROPOUT_FIX),
+}
+_OPTIONAL = ("bias", "h0", "c0", "mask", "dropout", "recurrent_dropout")
+
+
+class Array(Protocol):
+    """Anything with a shape and a dtype: a NumPy array, or a framework's tensor of static shape."""
+
+    @property
+    def shape(self) -> Any:
+        """The size of each axis."""
+
+    @property
+    def dtype(self) -> Any:
+        """What the values are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmOptions:
+    """How one direction of one layer computes.
+
+    Attributes:
+        activation: Of the candidate and of the carry on its way out, one of `ACTIVATIONS`.
+        recurrent_activation: Of the gates i, f and o, one of `ACTIVATIONS`.
+        go_backwards: Whether time is walked from the last step to the first.
+        masked_output: What stands in the output where the mask is False, one of `MASKED_OUTPUTS`.
+
+    Raises:
+        ConfigError: An option has another value.
+    """
+
+    activation: str = "tanh"
+    recurrent_activation: str = "sigmoid"
+    go_backwards: bool = False
+    masked_output: str = "previous_output"
+
+    def __post_init__(self) -> None:
+        for name in ("activation", "recurrent_activation"):
+            value = getattr(self, name)
+            if value not in ACTIVATIONS:
+                raise ConfigError(
+                    f"{name} is {value!r}; kernels know {', '.join(ACTIVATIONS)}. Choose one of these, or "
+                    "leave the layer to Keras."
+                )
+        if not isinstance(self.go_backwards, bool):
+            raise ConfigError(f"go_backwards is {self.go_backwards!r}; expected True or False.")
+        if self.masked_output not in MASKED_OUTPUTS:
+            raise ConfigError(
+                f"masked_output is {self.masked_output!r}; expected one of {', '.join(MASKED_OUTPUTS)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmShape:
+    """The sizes of one call.
+
+    Attributes:
+        batch: B.
+        steps: T.
+        inputs: D.
+        units: H.
+    """
+
+    batch: int
+    steps: int
+    inputs: int
+    units: int
+
+
+def check_shapes(
+    x: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    *,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    dropout: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """The part of `validate` that looks at shapes only, for a kernel that takes any dtype.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ConfigError: A shape does not fit, or a size is 0.
+    """
+    return _check_shapes(locals())
+
+
+def validate(
+    x: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    *,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    dropout: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """Checks the arguments of a kernel; only shapes and dtypes are looked at, never a value.
+
+    Args:
+        x: (B, T, D) float32 or bfloat16.
+        kernel: (D, 4H) float32.
+        recurrent_kernel: (H, 4H) float32.
+        bias: (4H,) float32, or None.
+        h0: (B, H) of the dtype of x, or None.
+        c0: (B, H) of the dtype of x, or None.
+        mask: (B, T) bool, or None.
+        dropout: (4, B, D) float32, or None.
+        recurrent_dropout: (4, B, H) float32, or None.
+
+    Returns:
+        The sizes.
+
+    Raises:
+        ConfigError: A shape or a dtype does not fit, or a size is 0.
+
+    Example:
+        >>> import numpy as np
+        >>> x, kernel, recurrent_kernel = (np.ones(s, np.float32) for s in [(2, 7, 3), (3, 20), (5, 20)])
+        >>> validate(x, kernel, recurrent_kernel)
+        LstmShape(batch=2, steps=7, inputs=3, units=5)
+    """
+    return _check_shapes_and_dtypes(locals())
+
+
+def validate_lookup(
+    ids: Array,
+    embeddings: Array,
+    kernel: Array,
+    recurrent_kernel: Array,
+    *,
+    bias: Array | None = None,
+    h0: Array | None = None,
+    c0: Array | None = None,
+    mask: Array | None = None,
+    recurrent_dropout: Array | None = None,
+) -> LstmShape:
+    """Checks the arguments of a kernel whose inputs are the rows `ids` of a table, as `validate` does.
+
+    There is no dropout of the inputs: it makes the x of each row of the batch another, so there is no table.
+
+    Args:
+        ids: (B, T) int32. That each is in [0, V) is for the kernel to see: it is a matter of values.
+        embeddings: (V, D) float32.
+        kernel: (D, 4H) float32.
+        recurrent_kernel: (H, 4H) float32.
+        bias: (4H,) float32, or None.
+        h0: (B, H) float32 or bfloat16, both the same, or None.
+        c0: (B, H) float32 or bfloat16, both the same, or None.
+        mask: (B, T) bool, or None.
+        recurrent_dropout: (4, B, H) float32, or None.
+
+    Returns:
+        The sizes; inputs is the width of the table.
+
+    Raises:
+        ConfigError: A shape or a dtype does not fit, or a size is 0.
+    """
+    return _check_shapes_and_dtypes(locals())
+
+
+def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
+    """Checks all arguments of a call, None for those left out."""
+    shape = _check_shapes(arguments)
+    given = {name: arguments[name] for name in _RULES if arguments.get(name) is not None}
+    for name, array in given.items():
+        found, allowed = _dtype_name(array), _RULES[name].dtypes
+        if found not in allowed:
+            raise ConfigError(
+                f"{name} has dtype {found}; expected {' or '.join(allowed)}. Cast it to {allowed[0]}."
+            )
+    states = [name for name in ("x", "h0", "c0") if name in given]
+    for name in states[1:]:
+        found, leader = _dtype_name(given[name]), _dtype_name(given[states[0]])
+        if found != leader:
+            raise ConfigError(
+                f"{name} has dtype {found}; expected {leader}, the dtype of {states[0]}. "
+                "Cast one of them to the dtype of the other."
+            )
+    return shape
+
+
+def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
+    """Checks in the order of the rules, in which recurrent_kernel tells H before others need it."""
+    sizes: dict[str, int] = {}
+    for name in _RULES:
+        if name in arguments and (arguments[name] is not None or name not in _OPTIONAL):
+            _match(name, arguments[name], sizes)
+    return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
+
+
+def _match(name: str, array: Array, sizes: dict[str, int]) -> None:
+    """Holds a shape against its axes; an axis not yet in `sizes` gets its size from this shape."""
+    axes, fix = _RULES[name].axes, _RULES[name].fix
+    if not hasattr(array, "shape"):
+        raise ConfigError(
+            f"{name} is a {type(array).__name__}; expected an array of shape {_text(axes, {})}."
+        )
+    shape = tuple(array.shape)
+    expected = _text(axes, sizes)
+    if len(shape) != len(axes):
+        raise ConfigError(f"{name} has shape {shape}; expected {expected}. {fix}")
+    for axis, size in zip(axes, shape, strict=True):
+        if axis in ("B", "T", "D", "H", "V") and axis not in sizes:
+            if size < 1:
+                raise ConfigError(
+                    f"{name} has shape {shape}; expected {expected} with every size at least 1. Leave out "
+                    "calls that have nothing to compute."
+                )
+            sizes[axis] = size
+    if shape != tuple(_size(axis, sizes) for axis in axes):
+        raise ConfigError(f"{name} has shape {shape}; expected {_text(axes, sizes)}. {fix}")
+
+
+def _size(axis: str, sizes: dict[str, int]) -> int | None:
+    if axis == "4":
+        return 4
+    if axis == "4H":
+        return 4 * sizes["H"] if "H" in sizes else None
+    return sizes.get(axis)
+
+
+def _text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
+    """The axes as a shape: "(D, 4H) = (3, 20)", or the names alone while a size is not known."""
+
+    def written(items: list[str]) -> str:
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+
+    known = [_size(axis, sizes) for axis in axes]
+    return written(list(axes)) + ("" if None in known else f" = {written([str(size) for size in known])}")
+
+
+def _dtype_name(array: Array) -> str:
+    """The name alone, as bfloat16 is no dtype of NumPy's, and torch writes its own as torch.bfloat16."""
+    return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]

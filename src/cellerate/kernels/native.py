@@ -1,0 +1,120 @@
+"""The native core: whether it is there, its instruction set and threads, and calls of it on NumPy arrays.
+
+The only door to the extension `cellerate.kernels._core`. bfloat16 arrays are those of `ml_dtypes`, which every
+framework that has the type brings along.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import BackendError, ConfigError
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Why the native core is not there, or None if it is."""
+    try:
+        importlib.import_module("cellerate.kernels._core")
+    except ImportError as error:
+        return (
+            f"the native core is not installed ({error}): Cellerate was installed where it could not be compiled. "
+            "Install a C++20 compiler (Debian, Ubuntu: apt-get install g++ python3-dev) and Cellerate again."
+        )
+    return None
+
+
+@functools.cache
+def core() -> ModuleType:
+    """The extension module.
+
+    Raises:
+        BackendError: It is not installed.
+        ConfigError: `CELLERATE_TARGET` names a target that is unknown or cannot run here.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise BackendError(reason)
+    module = importlib.import_module("cellerate.kernels._core")
+    try:
+        module.target()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return module
+
+
+def target() -> str:
+    """The instruction set in use: "avx512bf16", "avx512", "avx2", "neon" or "scalar"."""
+    return str(core().target())
+
+
+def set_target(name: str) -> None:
+    """Chooses another instruction set for all calls from now on, one of `available_targets`."""
+    try:
+        core().set_target(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def available_targets() -> list[str]:
+    """The instruction sets that this machine and build can run, fastest first."""
+    return list(core().available_targets())
+
+
+def num_threads() -> int:
+    """How many threads a call may use: `set_num_threads`, else `CELLERATE_THREADS`, else one a physical core."""
+    try:
+        return int(core().thread_count())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def set_num_threads(count: int) -> None:
+    """Sets how many threads the native core may use, in this process and from now on.
+
+    Args:
+        count: At least 1.
+
+    Raises:
+        ConfigError: `count` is not a whole number from 1 to 1024.
+        BackendError: The core is not installed.
+    """
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ConfigError(f"count: expected a whole number of threads, got {count!r}")
+    try:
+        core().set_thread_count(count)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"count: expected a number of threads from 1 to 1024, got {count}") from error
+
+
+def measure_peak(*, bfloat16: bool = False) -> float:
+    """Operations a second that the multiply-add units allow on `num_threads` threads; takes some tenths of a second.
+
+    A multiply-add counts as two. On a target without bfloat16 products, `bfloat16` measures those of float32.
+    """
+    return max(float(core().measure_peak(bfloat16, num_threads())) for _ in range(3))
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array on a cache line of its own; TensorFlow takes over such arrays without a copy."""
+    bytes_needed = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.empty(bytes_needed + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + bytes_needed].view(dtype).reshape(shape)
+
+
+def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: Any = None) -> None:
+    """Calls a function of the core with contiguous arrays or None; raises `ConfigError` for what does not fit."""
+    first = () if options is None else (options,)
+    try:
+        getattr(core(), name)(*first, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
+    except (ValueError, IndexError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _plain(array: np.ndarray | None) -> np.ndarray | None:
+    """An array as the core takes it: NumPy cannot hand over bfloat16 as such."""
+    return array.view(np.uint16) if array is not None and array.dtype.name == "bfloat16" else array

@@ -1,0 +1,131 @@
+"""Carrying the states of recurrent layers from batch to batch while training.
+
+A module of its own because Keras's `stateful=True` cannot be trusted for it: in Keras 3.15 the states stay
+zero through `fit` on JAX, and `fit` fails on torch. Here each recurrent layer is wrapped in one that keeps
+its states as tracked weights, in a second graph that shares every layer with the model: what is trained is
+the model itself, which stays stateless.
+"""
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from cellerate.errors import ModelError
+from cellerate.keras_graph.graph import functional_graph
+from cellerate.layers.accelerate import accelerate, implementation_of, is_strict
+
+
+@dataclasses.dataclass(frozen=True)
+class CarriedStates:
+    """A model whose recurrent states go on from one batch to the next.
+
+    Attributes:
+        model: Shares the layers of the original; takes batches of one fixed size.
+        layers: The wrappers that hold the states.
+    """
+
+    model: keras.Model
+    layers: tuple["CarriedRNN", ...]
+
+    def reset(self) -> None:
+        """Puts all states to zero."""
+        for layer in self.layers:
+            layer.reset()
+
+
+def carried_states(model: keras.Model, batch_size: int) -> CarriedStates:
+    """Builds the graph of `model` again, with carried states in place of zero ones.
+
+    Args:
+        model: A Functional or Sequential model with recurrent layers directly in it.
+        batch_size: Rows of every batch, B; row b of a batch goes on where row b of the last one ended.
+
+    Raises:
+        ModelError: The model has no graph, no recurrent layer, or one that cannot carry states.
+    """
+    if functional_graph(model) is None:
+        raise ModelError(
+            f"states cannot be carried through {model.name!r}: it is a {type(model).__name__} without a graph. "
+            "Build it with the functional API or Sequential."
+        )
+    wrappers: list[CarriedRNN] = []
+
+    def share(layer: keras.Layer) -> keras.Layer:
+        if isinstance(layer, keras.layers.RNN):
+            wrappers.append(CarriedRNN(layer, batch_size))
+            return wrappers[-1]
+        if not isinstance(layer, keras.Layer):
+            return layer  # an operation, such as the comparison that makes a mask
+        inner = layer._flatten_layers(include_self=True)
+        if any(isinstance(found, keras.layers.RNN | keras.layers.Bidirectional) for found in inner):
+            raise ModelError(
+                f"states cannot be carried through {layer.name!r} ({type(layer).__name__}): only recurrent "
+                "layers directly in the model, in one direction, have states that go on."
+            )
+        return layer
+
+    source = model.inputs[0]
+    tensor = keras.Input(batch_shape=(batch_size, *source.shape[1:]), dtype=source.dtype, name=source.name)
+    carried = keras.models.clone_model(model, input_tensors=tensor, clone_function=share)
+    if not wrappers:
+        raise ModelError(f"states cannot be carried through {model.name!r}: it has no recurrent layer.")
+    return CarriedStates(carried, tuple(wrappers))
+
+
+class CarriedRNN(keras.Layer):
+    """Runs a recurrent layer from the states that its last call ended with.
+
+    Args:
+        layer: An LSTM, GRU, SimpleRNN or RNN; its weights are used, not copied.
+        batch_size: Rows of every batch.
+    """
+
+    def __init__(self, layer: keras.layers.RNN, batch_size: int) -> None:
+        super().__init__(name=f"carried_{layer.name}")
+        if layer.go_backwards:
+            raise ModelError(
+                f"layer {layer.name!r} goes backwards: its states cannot go on to the next batch."
+            )
+        self.supports_masking = True
+        self.layer = layer
+        # A layer of the same class, so that it takes the same fast path, that returns its states. It runs
+        # the original's cell, so the weights are the original's and there is nothing to build.
+        config = {**layer.get_config(), "return_state": True, "stateful": False}
+        self.runner = type(layer).from_config(config)
+        self.runner.cell = layer.cell
+        self.runner.built = True
+        implementation = implementation_of(layer)
+        if implementation is not None:
+            accelerate(self.runner, implementation if is_strict(layer) else "auto")
+        zeros = keras.tree.flatten(layer.get_initial_state(batch_size))
+        self.states = [
+            self.add_weight(
+                shape=tuple(zero.shape),
+                dtype="float32",
+                initializer="zeros",
+                trainable=False,
+                name=f"state_{n}",
+            )
+            for n, zero in enumerate(zeros)
+        ]
+
+    def call(self, sequences: Any, mask: Any = None, training: bool | None = None) -> Any:
+        """(B, T, D) → what the layer itself returns, continued from its last call."""
+        # Adding zero copies: on torch the graph of this batch must not hold the variable changed below.
+        before = [keras.ops.cast(state + 0.0, self.layer.compute_dtype) for state in self.states]
+        # Asked for anew each time: as an attribute its lists would become Keras's own kind, unknown to JAX.
+        initial = keras.tree.pack_sequence_as(self.layer.get_initial_state(1), before)
+        outputs, *after = self.runner(sequences, initial_state=initial, mask=mask, training=training)
+        for state, value in zip(self.states, keras.tree.flatten(after), strict=True):
+            state.assign(keras.ops.cast(keras.ops.stop_gradient(value), "float32"))
+        return outputs
+
+    def compute_output_shape(self, sequences_shape: Any) -> Any:
+        """The shape of the layer's own output."""
+        return self.layer.compute_output_shape(sequences_shape)
+
+    def reset(self) -> None:
+        """Puts the states to zero."""
+        for state in self.states:
+            state.assign(keras.ops.zeros(state.shape))

@@ -1,0 +1,124 @@
+"""Whether cuDNN computes a call of an LSTM faster than Cellerate's kernels do: measured once on each GPU.
+
+A module of its own because it is the only place that runs Keras's code and Cellerate's side by side. What is compared
+are the functions that the layer would call, on numbers of its sizes: a layer's own weights may be traced at the time.
+"""
+
+import math
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+from keras.src import backend as keras_backend
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+from cellerate.kernels.cuda import launch, timing_cache
+from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.layers import fused
+from cellerate.layers.conditions import Platform, cudnn_conditions
+from cellerate.machine.environment import package_version
+from cellerate.measure import time_alternating
+
+# Of what is measured: more steps or rows take as long for each, and what they take in memory is the user's.
+_MOST_STEPS, _FEWEST_STEPS = 100, 8
+_MOST_ROWS = 4096
+_MOST_NUMBERS = 1 << 26
+# What was found for the calls of each layer, by what decides it.
+_answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
+    """Whether Keras would take cuDNN for a call on a GPU, and that is faster than Cellerate's kernels.
+
+    Args:
+        layer: The layer.
+        sequences: (B, T, D), of which the shape is looked at.
+        mask: (B, T), or None.
+        training: Whether a backward pass will follow.
+    """
+    # In a symbolic call sizes are made up.
+    if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
+        return False
+    number = fused.bridge().cuda_number(layer.compute_dtype)
+    call = (tuple(sequences.shape), mask is None, bool(training), number)
+    answers = _answers.setdefault(layer, {})
+    if call not in answers:
+        found = _asked(layer, sequences, mask, bool(training), number)
+        if found is None:
+            return False
+        answers[call] = found
+    return answers[call]
+
+
+def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number: str) -> bool | None:
+    """The answer of `cudnn_is_faster`; None where there is none yet, and nothing can be measured now."""
+    here, bridge = Platform.of(keras.backend.backend(), None), fused.bridge()
+    conditions = cudnn_conditions(layer, "lstm", None if mask is None else "a layer", here)
+    if not all(condition.holds for condition in conditions):
+        return False
+    batch, steps, inputs = sequences.shape
+    # Neighbouring sizes have one answer; powers of two, so that there are few.
+    batch, steps, inputs = (1 << (max(1, int(n)) - 1).bit_length() for n in (batch, steps, inputs))
+    dtype, units = str(layer.compute_dtype), int(layer.units)
+    batch = min(batch, _MOST_ROWS)
+    room = max(_FEWEST_STEPS, _MOST_NUMBERS // (batch * max(inputs, 4 * units)))
+    steps = min(steps, _MOST_STEPS, room)
+    sizes = (batch, steps, inputs, units)
+    question = (
+        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {number}, {'training' if training else 'inference'}"
+    )
+    question += f", Keras {keras.__version__}, {here.backend} {package_version(here.backend)}"
+
+    def measure() -> dict[str, float]:
+        arrays = _arrays(sizes, dtype)
+        contestants = {
+            name: bridge.blocking(function, arrays, training, like=sequences)
+            for name, function in (("cellerate-cuda", _ours), ("cudnn", _keras))
+        }
+        try:
+            contestants["cudnn"]()
+        except NotImplementedError:
+            # So Keras would take another way.
+            del contestants["cudnn"]
+        return {name: t.median_s for name, t in time_alternating(contestants, repeats=7, warmup=2).items()}
+
+    gpu = launch.gpu_name(bridge.gpu_number(sequences))
+    times = timing_cache.measured(gpu, question, measure if bridge.can_measure(sequences) else None)
+    return times.get("cudnn", math.inf) < times["cellerate-cuda"] if times else None
+
+
+def _ours(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
+    given = {"x": x, "h0": h0, "c0": c0, "kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
+    return fused.bridge().cuda_lstm(given, LstmOptions(), True)[0]
+
+
+def _keras(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
+    """As `LSTM.inner_loop` calls it; the weights are cast in every call, as a layer's are."""
+    return keras_backend.lstm(
+        x,
+        h0,
+        c0,
+        None,
+        kernel=keras.ops.cast(kernel, x.dtype),
+        recurrent_kernel=keras.ops.cast(recurrent_kernel, x.dtype),
+        bias=keras.ops.cast(bias, x.dtype),
+        activation=keras.activations.tanh,
+        recurrent_activation=keras.activations.sigmoid,
+        return_sequences=True,
+    )[1]
+
+
+def _arrays(sizes: tuple[int, int, int, int], dtype: str) -> list[tuple[np.ndarray, str]]:
+    """x, h0, c0, kernel, recurrent_kernel and bias, each with the dtype that a layer has it in."""
+    batch, steps, inputs, units = sizes
+    rng = np.random.default_rng(0)
+    narrow = [
+        rng.normal(size=shape) * 0.5 for shape in ((batch, steps, inputs), (batch, units), (batch, units))
+    ]
+    weights = [
+        rng.normal(size=shape) * 0.1 for shape in ((inputs, 4 * units), (units, 4 * units), (4 * units,))
+    ]
+    given = [(array.astype(np.float32), dtype) for array in narrow]
+    return given + [(array.astype(np.float32), "float32") for array in weights]

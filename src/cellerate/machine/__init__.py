@@ -1,0 +1,1 @@
+"""What this computer is: processors, memory, packages, backends, and its GPUs (`gpu`)."""

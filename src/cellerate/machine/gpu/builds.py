@@ -1,0 +1,200 @@
+"""How the installed backends were built: for which CUDA, and whether the libraries for it are there.
+
+A module of its own because these are facts about packages. They come from what the packages say of themselves;
+importing a framework to ask it would take seconds.
+"""
+
+import ast
+import dataclasses
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cellerate.machine.environment import package_version
+
+# All of TensorFlow's distributions hold the package `tensorflow`.
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
+_LOADER_CACHE = Path("/etc/ld.so.cache")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
+_CLAUSE = re.compile(r"""\s*(\w+)\s*==\s*["']([^"']*)["']\s*""")
+_LIBRARIES = ("nvidia-", "cuda-toolkit", "jax-cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """An installed backend.
+
+    Attributes:
+        distribution: The package that pip knows it by: "torch", "tensorflow-cpu".
+        version: Of the backend, as installed: "2.13.0+cpu".
+        cuda: The CUDA that it was built for, "12.5.1"; None if for none, empty if it does not say.
+        cudnn: The version of the wheel of cuDNN for it; None without one.
+        other: What other GPUs it was built for, "ROCm 6.4"; else None.
+        misfit: What is installed and does not fit together; else None.
+        absent: The wheels that it needs for a GPU and that are not installed.
+        smallest_capability: The least that a GPU must have, as (major, minor).
+    """
+
+    distribution: str
+    version: str
+    cuda: str | None
+    cudnn: str | None = None
+    other: str | None = None
+    misfit: str | None = None
+    absent: tuple[str, ...] = ()
+    smallest_capability: tuple[int, int] = (0, 0)
+
+    @property
+    def cuda_major(self) -> int | None:
+        """The first number of that CUDA; None if it does not say."""
+        found = re.match(r"(\d+)(?:\.|$)", self.cuda or "")
+        return None if found is None else int(found[1])
+
+
+def build_of(backend: str) -> Build | None:
+    """How a backend is built, or None if it is not installed.
+
+    Args:
+        backend: "tensorflow", "jax" or "torch".
+    """
+    found = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[backend]()
+    major = None if found is None else found.cuda_major
+    if found is None or major is None:
+        return found
+    cudnn = package_version(f"nvidia-cudnn-cu{major}")
+    # CUDA 13 ended with the GPUs before Turing.
+    smallest = max(found.smallest_capability, (7, 5) if major >= 13 else (0, 0))
+    absent = () if found.absent and _on_system("libcudnn.so.9") else found.absent
+    return dataclasses.replace(found, cudnn=cudnn, smallest_capability=smallest, absent=absent)
+
+
+def _torch() -> Build | None:
+    version = package_version("torch")
+    if version is None:
+        return None
+    module = _source("torch", "torch/version.py")
+    if module is None:
+        tag = re.search(r"\+(?:cpu|cu(\d+)(\d))$", version)
+        cuda = "" if tag is None else f"{tag[1]}.{tag[2]}" if tag[1] else None
+        return Build("torch", version, cuda)
+    said = _constants(module)
+    if not said.get("cuda"):
+        return Build("torch", version, None, other=f"ROCm {said['hip']}" if said.get("hip") else None)
+    return Build("torch", version, said["cuda"], absent=tuple(_absent("torch")))
+
+
+def _jax() -> Build | None:
+    version = package_version("jax")
+    if version is None:
+        return None
+    for major in ("13", "12"):
+        name = f"jax-cuda{major}-plugin"
+        plugin = package_version(name)
+        if plugin is None:
+            continue
+        library = package_version("jaxlib") or "none"
+        # JAX compares the numbers alone: a plugin may have been built again.
+        fits = _numbers(plugin) == _numbers(library)
+        misfit = None if fits else f"{name} {plugin} does not fit jaxlib {library}"
+        absent = tuple(_absent(name, "with-cuda"))
+        return Build("jax", version, major, misfit=misfit, absent=absent)
+    return Build("jax", version, None)
+
+
+def _tensorflow() -> Build | None:
+    for name in _TENSORFLOW:
+        version = package_version(name)
+        if version is None:
+            continue
+        module = _source(name, "tensorflow/python/platform/build_info.py")
+        if module is None:
+            return Build(name, version, "")
+        said = _build_info(module)
+        if not said.get("is_cuda_build"):
+            return Build(name, version, None, other="ROCm" if said.get("is_rocm_build") else None)
+        codes = (
+            re.fullmatch(r"(?:sm|compute)_(\d+)(\d)", str(c))
+            for c in said.get("cuda_compute_capabilities", ())
+        )
+        smallest = min(((int(c[1]), int(c[2])) for c in codes if c is not None), default=(0, 0))
+        cuda = str(said.get("cuda_version") or "12")
+        absent = tuple(_absent(name, "and-cuda"))
+        return Build(name, version, cuda, absent=absent, smallest_capability=smallest)
+    return None
+
+
+def _source(distribution: str, file: str) -> ast.Module | None:
+    """A module of an installed distribution, read and not imported, or None where it cannot be read."""
+    try:
+        text = Path(str(metadata.distribution(distribution).locate_file(file))).read_text(encoding="utf-8")
+        return ast.parse(text)
+    except (metadata.PackageNotFoundError, OSError, ValueError, SyntaxError):
+        return None
+
+
+def _constants(module: ast.Module) -> dict[str, str]:
+    """The names to which a module gives a text."""
+    found = {}
+    for node in module.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                found[target.id] = node.value.value
+    return found
+
+
+def _build_info(module: ast.Module) -> dict[str, Any]:
+    """The table of TensorFlow's `build_info.py`, written as `OrderedDict([...])`."""
+    for node in module.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or not node.value.args:
+            continue
+        try:
+            return dict(ast.literal_eval(node.value.args[0]))
+        except (ValueError, TypeError):
+            continue
+    return {}
+
+
+def _absent(distribution: str, extra: str | None = None) -> Iterator[str]:
+    """The NVIDIA wheels that a distribution requires, of one extra or of none, and that are not installed."""
+    for requirement in metadata.requires(distribution) or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is None or not found[1].startswith(_LIBRARIES) or not _applies(found[2] or "", extra):
+            continue
+        if package_version(found[1]) is None:
+            yield found[1]
+
+
+def _applies(marker: str, extra: str | None) -> bool:
+    """Whether a requirement is one of this machine and of that extra; what is not understood is not."""
+    here = {
+        "platform_system": platform.system(),
+        "sys_platform": sys.platform,
+        "platform_machine": platform.machine(),
+        "extra": extra or "",
+    }
+    clauses = [_CLAUSE.fullmatch(clause) for clause in marker.split(" and ")] if marker.strip() else []
+    return all(clause is not None and here.get(clause[1]) == clause[2] for clause in clauses)
+
+
+def _on_system(library: str) -> bool:
+    """Whether a library is where the system looks for it, outside all wheels."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        # A folder that may not be looked into has none for us.
+        if folder and os.access(Path(folder) / library, os.F_OK):
+            return True
+    try:
+        return library.encode() + b"\0" in _LOADER_CACHE.read_bytes()
+    except OSError:
+        return False
+
+
+def _numbers(version: str) -> list[str]:
+    """The numbers a version begins with."""
+    return re.findall(r"\d+", (re.match(r"[\d.]*", version) or [""])[0])

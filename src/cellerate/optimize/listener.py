@@ -1,0 +1,104 @@
+"""What a run of `optimize` shows while it works: nothing, or a line for each pass in a terminal.
+
+Passes state facts and never format them; a notebook or a test can listen in.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cellerate.report.record import Pass
+
+
+class Listener:
+    """Listens to a run; this one shows nothing, others override what they show."""
+
+    def start(self, passes: Sequence[str], left_s: float) -> None:
+        """The run begins, or goes on; these passes are left to do, in so many seconds."""
+
+    def begin(self, title: str) -> None:
+        """A pass begins."""
+
+    def note(self, text: str) -> None:
+        """What the pass is at."""
+
+    def step(self, done: int, total: int, loss: float) -> None:
+        """A training goes on."""
+
+    def end(self, found: Pass) -> None:
+        """A pass is over."""
+
+    def message(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def stop(self) -> None:
+        """The run is over, whatever the reason."""
+
+
+class Terminal(Listener):
+    """A live line on a terminal and a line for each pass, both on stderr."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._live: Any = None
+        self._number = self._count = 0
+        self._title = ""
+
+    def start(self, passes: Sequence[str], left_s: float) -> None:
+        """Opens the live line."""
+        self._end, self._count = time.perf_counter() + left_s, len(passes)
+        if not self._console.is_terminal:
+            return
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._live.add_task("")
+        self._live.start()
+
+    def begin(self, title: str) -> None:
+        """Shows the name of the pass."""
+        self._number += 1
+        self._title = title
+        self._show("")
+
+    def note(self, text: str) -> None:
+        """Shows what the pass is at."""
+        self._show(text)
+
+    def step(self, done: int, total: int, loss: float) -> None:
+        """Shows how far a training is."""
+        self._show(f"step {done} of {total}, loss {loss:.4f}")
+
+    def end(self, found: Pass) -> None:
+        """Prints the line of a pass, which stays."""
+        mark = {"done": "+" if found.kept else "=", "failed": "!", "skipped": "."}[found.status]
+        told = found.decision or found.reason
+        self.message(f" {mark} {found.title} ({found.seconds:.0f} s): {told}")
+
+    def message(self, text: str) -> None:
+        """Prints a sentence above the live line."""
+        self._console.print(text, markup=False)
+
+    def stop(self) -> None:
+        """Takes the live line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, text: str) -> None:
+        if self._live is None:
+            return
+        left = max(0.0, self._end - time.perf_counter())
+        told = f"{self._number}/{self._count} {self._title}" + (f": {text}" if text else "")
+        from rich.markup import escape
+
+        self._live.update(self._task, description=escape(f"{told}  ({left:.0f} s of the budget left)"))

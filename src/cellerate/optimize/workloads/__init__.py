@@ -1,0 +1,1 @@
+"""What `optimize` measures a model of each task with."""

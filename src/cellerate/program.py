@@ -1,0 +1,311 @@
+"""What a packed model computes: a small graph of operations from a fixed list, with its weights.
+
+A module of its own because everything around a packed model speaks of it: what reads it out of a Keras model,
+what writes it to a file and reads it back, and what runs it. It knows none of them.
+
+A program is a tuple of nodes in an order in which each comes after those it reads. Nodes take and give
+float32 arrays of shape (B, ...), ids (B, T) int32 and masks (B, T) bool; B and T are free unless said
+otherwise. Axes are counted as in NumPy, the batch included.
+"""
+
+import dataclasses
+import unicodedata
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from cellerate.activations import ACTIVATIONS
+from cellerate.errors import ModelError
+
+MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
+"""What stands in the output where the mask is False; the native core's code for one is its index."""
+
+Option = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
+"""What an option may be: a plain value that JSON holds, lists as tuples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What a node of one kind has.
+
+    Attributes:
+        inputs: The names of what it reads; those that end in "?" may be absent. ("*",) stands for one or more,
+            named "0", "1", ...
+        arrays: Its weights, by name, with the axes of each; those that end in "?" may be absent.
+        options: Its options, each with the type it must have.
+    """
+
+    inputs: tuple[str, ...]
+    arrays: Mapping[str, str]
+    options: Mapping[str, type | tuple[type, ...]]
+
+
+def _operation(
+    *inputs: str, arrays: Mapping[str, str] | None = None, **options: type | tuple[type, ...]
+) -> Operation:
+    return Operation(inputs, MappingProxyType(dict(arrays or {})), MappingProxyType(options))
+
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(
+    {
+        # What is given from outside. shape has -1 where a size is free, the batch first; dtype "float32" or "int32".
+        "input": _operation(shape=tuple, dtype=str),
+        # (B, T) ids -> (B, T, E); negative ids count from the end.
+        "embedding": _operation("ids", arrays={"embeddings": "VE"}),
+        # (B, ..., E) -> (B, ..., V): the product with the table transposed, of a tied head. soft_cap or None.
+        "unembedding": _operation("x", arrays={"embeddings": "VE"}, soft_cap=(float, type(None))),
+        # ids -> mask: True where the id is not 0.
+        "ids_mask": _operation("ids"),
+        # (B, T, F) -> mask: True where any feature is not mask_value.
+        "features_mask": _operation("x", mask_value=float),
+        # x (B, T, F), mask -> x with zeros where the mask is False.
+        "masked": _operation("x", "mask"),
+        # -> outputs (B, T, H), or with return_sequences=False the last one (B, H). See kernels.spec.
+        "lstm": _operation(
+            "x",
+            "mask?",
+            "h0?",
+            "c0?",
+            arrays={"kernel": "DG", "recurrent_kernel": "HG", "bias?": "G"},
+            activation=str,
+            recurrent_activation=str,
+            masked_output=str,
+            go_backwards=bool,
+            return_sequences=bool,
+        ),
+        # The last state (B, H) of the lstm it reads: state is "h" or "c".
+        "lstm_state": _operation("lstm", state=str),
+        # (B, ..., K) -> (B, ..., N), then the activation.
+        "dense": _operation("x", arrays={"kernel": "KN", "bias?": "N"}, activation=str),
+        "activation": _operation("x", activation=str),
+        # Over the last axis.
+        "layer_norm": _operation("x", arrays={"gamma?": "F", "beta?": "F"}, epsilon=float),
+        # x * scale + offset, over the last axis: a BatchNormalization that no longer learns, a Normalization.
+        "affine": _operation("x", arrays={"scale": "F", "offset": "F"}),
+        "add": _operation("*"),
+        "subtract": _operation("0", "1"),
+        "multiply": _operation("*"),
+        "average": _operation("*"),
+        "maximum": _operation("*"),
+        "minimum": _operation("*"),
+        "concatenate": _operation("*", axis=int),
+        # shape without the batch; -1 at most once.
+        "reshape": _operation("x", shape=tuple),
+        # (B, F) -> (B, n, F).
+        "repeat_vector": _operation("x", n=int),
+        # Steps begin to end of axis 1; end None for all.
+        "crop": _operation("x", begin=int, end=(int, type(None))),
+        "take": _operation("x", indices=tuple, axis=int),
+        "cumsum": _operation("x", axis=int),
+        "flip": _operation("x", axis=int),
+        # axes without the batch, counted from 1, as in keras.layers.Permute.
+        "permute": _operation("x", axes=tuple),
+        # Over axis 1: (B, T, F) -> (B, F).
+        "mean_over_time": _operation("x", "mask?"),
+        "max_over_time": _operation("x"),
+        # mask -> mask, reversed over time: that of a backward layer's outputs put in order again.
+        "flip_mask": _operation("mask"),
+    }
+)
+"""Every operation there is; a file that names another is refused."""
+
+# Whole numbers and axes beyond these are no model's, and array libraries choke on them.
+_LARGEST = 2**31 - 1
+MOST_AXES = 32
+# A file of many tiny nodes would take its reader's time. Models have some ten nodes a layer, and a few outputs.
+_MOST_NODES, _MOST_OUTPUTS = 1 << 14, 1 << 10
+_LONGEST_NAME = 1 << 10
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_TUPLES = {"input": "shape", "reshape": "shape", "permute": "axes", "take": "indices"}
+
+# What a dense or activation node knows beyond the kernels' activations; over the last axis.
+OUTPUT_ACTIVATIONS = (*ACTIVATIONS, "softmax", "log_softmax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One operation of a program.
+
+    Attributes:
+        op: A key of `OPERATIONS`.
+        name: Where it came from, for messages: the path of a Keras layer.
+        inputs: What it reads: the name of an input → the number of an earlier node.
+        arrays: Its weights, float32, contiguous. Nodes may share one array.
+        options: Its options.
+    """
+
+    op: str
+    name: str
+    inputs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A graph of operations.
+
+    Attributes:
+        nodes: In an order in which each comes after those it reads.
+        outputs: The name of an output → the number of the node that gives it, in the model's order.
+
+    Raises:
+        ModelError: A node is not as `OPERATIONS` says, or reads one that does not come before it; the shapes
+            of its weights do not fit together; a weight is not finite; an option has a value that no model
+            has; two inputs have one name; there are more nodes or outputs than models have.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            raise ModelError("a program has at least one output, got none.")
+        if len(self.nodes) > _MOST_NODES or len(self.outputs) > _MOST_OUTPUTS:
+            raise ModelError(
+                f"a program has at most {_MOST_NODES:,} nodes and {_MOST_OUTPUTS:,} outputs, got {len(self.nodes):,} "
+                f"and {len(self.outputs):,}."
+            )
+        # An array that nodes share is searched for NaN once.
+        finite: set[int] = set()
+        for number, node in enumerate(self.nodes):
+            _check(number, node, self.nodes, finite)
+        if len(self.inputs) < sum(node.op == "input" for node in self.nodes):
+            raise ModelError("each input of a program has a name of its own, got two of one name.")
+        for name, number in self.outputs.items():
+            _check_name("an output", name)
+            if not _is_number(number) or not 0 <= number < len(self.nodes):
+                raise ModelError(f"output {name!r}: expected the number of a node, got {number!r}.")
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """The name of each input → the number of its node, in order."""
+        return {node.name: number for number, node in enumerate(self.nodes) if node.op == "input"}
+
+
+def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -> None:
+    """Raises `ModelError` unless a node is as its operation says; `finite` are the ids of arrays known to be."""
+    operation = OPERATIONS.get(node.op)
+    if operation is None:
+        raise ModelError(f"{node.name}: there is no operation {node.op!r}.")
+    _check_name("a node", node.name)
+    _check_names(node, "input", set(node.inputs), operation.inputs)
+    for name, source in node.inputs.items():
+        if not _is_number(source) or not 0 <= source < number:
+            raise ModelError(f"{node.name}: input {name!r} must be an earlier node, got {source!r}.")
+    _check_names(node, "array", set(node.arrays), tuple(operation.arrays))
+    sizes: dict[str, int] = {}
+    for name, axes in operation.arrays.items():
+        array = node.arrays.get(name.removesuffix("?"))
+        if array is not None:
+            _check_array(node, name.removesuffix("?"), array, axes, sizes)
+            if id(array) not in finite:
+                _check_finite(node, name.removesuffix("?"), array)
+                finite.add(id(array))
+    if "H" in sizes and sizes["G"] != 4 * sizes["H"]:
+        raise ModelError(f"{node.name}: recurrent_kernel must have 4 columns a row, got {sizes}.")
+    _check_names(node, "option", set(node.options), tuple(operation.options))
+    for name, kind in operation.options.items():
+        value = node.options[name]
+        # A bool is an int to Python, but an option is one or the other.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ModelError(f"{node.name}: option {name!r} cannot be {value!r}.")
+    _check_values(node, nodes)
+
+
+def _check_name(what: str, name: str) -> None:
+    """Refuses names that would fill or change the terminal that a message with them is shown on."""
+    if len(name) > _LONGEST_NAME or any(unicodedata.category(character) == "Cc" for character in name):
+        raise ModelError(
+            f"the name of {what} must have at most {_LONGEST_NAME:,} characters and no control characters, got "
+            f"{name[:40]!r}; rename it."
+        )
+
+
+def _check_names(node: Node, what: str, found: set[str], expected: tuple[str, ...]) -> None:
+    if expected == ("*",):
+        allowed = required = {str(n) for n in range(max(1, len(found)))}
+    else:
+        allowed = {name.removesuffix("?") for name in expected}
+        required = {name for name in expected if not name.endswith("?")}
+    if not required <= found <= allowed:
+        raise ModelError(
+            f"{node.name}: {node.op} has the {what}s {', '.join(expected) or 'none'}; got "
+            f"{', '.join(sorted(found)) or 'none'}."
+        )
+
+
+def _check_array(node: Node, name: str, array: np.ndarray, axes: str, sizes: dict[str, int]) -> None:
+    if array.dtype != np.float32 or array.ndim != len(axes) or 0 in array.shape:
+        raise ModelError(
+            f"{node.name}: {name} must be float32 with {len(axes)} axes and elements, got {array.dtype} "
+            f"{array.shape}."
+        )
+    for axis, size in zip(axes, array.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            raise ModelError(
+                f"{node.name}: {name} has the shape {array.shape}, its other weights say {sizes}."
+            )
+
+
+def _check_finite(node: Node, name: str, array: np.ndarray) -> None:
+    if not np.isfinite(array).all():
+        raise ModelError(
+            f"{node.name}: {name} holds a NaN or an infinity, so the model's training has diverged: go back to "
+            "an earlier checkpoint."
+        )
+
+
+def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
+    """What the types of the options do not say."""
+    options = node.options
+    known = {
+        "masked_output": MASKED_OUTPUTS,
+        "recurrent_activation": ACTIVATIONS,
+        "activation": ACTIVATIONS if node.op == "lstm" else OUTPUT_ACTIVATIONS,
+        "state": ("h", "c"),
+        "dtype": ("float32", "int32"),
+    }
+    for name, values in known.items():
+        if name in options and options[name] not in values:
+            raise ModelError(
+                f"{node.name}: {name} must be one of {', '.join(values)}; got {options[name]!r}."
+            )
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            largest = _LARGEST_FLOAT if isinstance(number, float) else _LARGEST
+            # A NaN is not below anything.
+            if isinstance(number, int | float) and not abs(number) <= largest:
+                raise ModelError(f"{node.name}: {name} must be at most {largest:.9g}, got {number!r}.")
+    if node.op in _TUPLES:
+        _check_tuple(node, _TUPLES[node.op])
+    if isinstance(epsilon := options.get("epsilon"), float) and epsilon < 0:
+        raise ModelError(f"{node.name}: epsilon must be at least 0, got {epsilon!r}.")
+    if isinstance(soft_cap := options.get("soft_cap"), float) and soft_cap <= 0:
+        raise ModelError(f"{node.name}: soft_cap must be above 0, got {soft_cap!r}.")
+    if node.op == "lstm" and ("h0" in node.inputs) != ("c0" in node.inputs):
+        raise ModelError(f"{node.name}: h0 and c0 come together.")
+    if node.op == "lstm_state" and nodes[node.inputs["lstm"]].op != "lstm":
+        raise ModelError(f"{node.name}: lstm_state must read an lstm, got {nodes[node.inputs['lstm']].op}.")
+    if node.op == "repeat_vector" and not 1 <= int(str(options["n"])) <= 1 << 20:
+        raise ModelError(f"{node.name}: n must be from 1 to {1 << 20}, got {options['n']!r}.")
+
+
+def _check_tuple(node: Node, name: str) -> None:
+    values = node.options[name]
+    if not isinstance(values, tuple) or not all(_is_number(value) for value in values):
+        raise ModelError(f"{node.name}: {name} must be whole numbers, got {values!r}.")
+    sizes = all(size == -1 or int(size) > 0 for size in values)
+    fits = {
+        "input": sizes and 1 <= len(values) <= MOST_AXES,
+        "reshape": sizes and len(values) <= MOST_AXES and values.count(-1) <= 1,
+        "permute": sorted(values) == list(range(1, min(len(values), MOST_AXES) + 1)),
+        "take": len(values) > 0,
+    }
+    if not fits[node.op]:
+        raise ModelError(f"{node.name}: {node.op} cannot have the {name} {values!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

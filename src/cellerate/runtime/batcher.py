@@ -1,0 +1,332 @@
+"""Continuous batching: sequences are drawn side by side, join while others run, and leave when they end.
+
+What is drawn of a sequence depends on its own prompt and rules alone, never on those beside it.
+"""
+
+import bisect
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from cellerate.data.tokenizer import Tokenizer
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole, ids_array
+from cellerate.kernels.decoder.contract import Steps
+from cellerate.kernels.decoder.sampling import Cancellation, Drawn, Request, SamplingRules
+from cellerate.runtime.streaming import TextStream
+
+Reason = Literal["length", "stop", "cancelled", "failed"]
+_Found = TypeVar("_Found")
+
+# Ids drawn in the first step: few, so that the first words show at once, and that little is drawn beyond a stop text;
+# each step after it draws twice as many, up to what the model says.
+_FIRST_DRAWN = 8
+# A step draws at least so many, though some sequences need fewer and wait: a call costs as much as a few ids.
+_LEAST_DRAWN = 32
+# What is wrong with one sequence; any other error is the machine's, and `step` raises it.
+_OF_A_SEQUENCE = (ConfigError, DataError, ModelError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What a step brought of one sequence.
+
+    Attributes:
+        ticket: Whose.
+        ids: (N,) int32, drawn in this step; those behind a stop text are left out.
+        log_probabilities: (N,) float32, ln of how likely the model itself found each, whatever the sampling.
+        text: What can be shown now, beyond what was shown before; empty without a tokenizer.
+        reason: Why it ended; None while it goes on.
+    """
+
+    ticket: "Ticket"
+    ids: np.ndarray
+    log_probabilities: np.ndarray
+    text: str
+    reason: Reason | None
+
+
+class Ticket:
+    """A sequence in a `Batcher`, and what has come of it. `Batcher.submit` makes it; read it once it has ended.
+
+    Attributes:
+        reason: Why it ended: "length" (enough ids), "stop" (a stop text), "cancelled" or "failed"; None before.
+        error: What it failed of; None otherwise.
+    """
+
+    def __init__(
+        self,
+        prompt: np.ndarray,
+        max_tokens: int,
+        rules: SamplingRules,
+        tokenizer: Tokenizer | None,
+        stop: Sequence[str],
+        cancellation: Cancellation | None,
+    ) -> None:
+        self.reason: Reason | None = None
+        self.error: Exception | None = None
+        self._prompt, self._left, self._rules = prompt, max_tokens, rules
+        self._tokenizer, self._stop = tokenizer, stop
+        self._stream = None if tokenizer is None else TextStream(tokenizer, stop)
+        self._cancellation = cancellation
+        self._unwanted = False
+        self._joins_others = False
+        self._state = self._logits = np.empty(0, np.float32)
+        self._ids = [np.empty(0, np.int32)]
+        self._log_probabilities = [np.empty(0, np.float32)]
+        self._shown: list[str] = []
+        self._drawn = 0
+
+    @property
+    def text(self) -> str:
+        """The continuation, without the prompt and without a stop text; empty without a tokenizer."""
+        return "".join(self._shown)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(N,) int32, those drawn up to the end of `text`, or of the stop text."""
+        return np.concatenate(self._ids)
+
+    @property
+    def log_probabilities(self) -> np.ndarray:
+        """(N,) float32, ln of how likely the model itself found each id, whatever the sampling."""
+        return np.concatenate(self._log_probabilities)
+
+    @property
+    def _cancelled(self) -> bool:
+        return self._unwanted or (self._cancellation is not None and self._cancellation.cancelled)
+
+    def _request(self, count: int) -> Request:
+        previous: np.ndarray | tuple[()] = ()
+        if self._rules.repetition_penalty != 1:
+            previous = np.concatenate([self._prompt, *self._ids])
+        return Request(
+            min(count, self._left), self._rules, self._drawn, previous, cancellation=self._cancellation
+        )
+
+    def _take(self, drawn: Drawn) -> Update:
+        """Takes what was drawn, and ends if that was all."""
+        cancelled, ids = self._cancelled, drawn.ids
+        text = self._stream.push(ids) if self._stream else ""
+        if self._stream and self._stream.stopped:
+            self.reason = "stop"
+            ids = ids[: self._end_of_stop(ids)]
+        elif len(ids) == self._left:
+            self.reason = "length"
+        elif cancelled:
+            self.reason = "cancelled"
+        if self._stream and self.reason:
+            text += self._stream.finish()
+        log_probabilities = drawn.log_probabilities[: len(ids)]
+        self._ids.append(ids)
+        self._log_probabilities.append(log_probabilities)
+        self._drawn += len(ids)
+        self._left -= len(ids)
+        self._shown.append(text)
+        return Update(self, ids, log_probabilities, text, self.reason)
+
+    def _fail(self, error: Exception) -> Update:
+        self.reason, self.error = "failed", error
+        return Update(self, self._ids[0], self._log_probabilities[0], "", self.reason)
+
+    def _end_of_stop(self, ids: np.ndarray) -> int:
+        """The fewest of the ids just drawn that complete a stop text."""
+        assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
+        decode, all_ids = self._tokenizer.decode, np.concatenate([*self._ids, ids])
+        end = bisect.bisect_left(
+            range(len(all_ids)),
+            True,
+            self._drawn + 1,
+            key=lambda n: any(stop in decode(all_ids[:n]) for stop in self._stop),
+        )
+        return end - self._drawn
+
+
+class Batcher:
+    """Draws any number of sequences on one model, each as if it were alone.
+
+    Any thread may call any method. `submit` and `cancel` return at once, while a step runs in another thread too;
+    steps wait for each other, so that one thread is enough to drive it. A server submits and cancels from its
+    handlers, and steps in a thread of its own while the batcher is not `idle`.
+
+    Sequences that were submitted before the same step are read by length, the longest first: prompts of like
+    lengths are read together, and those that take longest begin first. They go before all submitted later.
+
+    Args:
+        steps: The model.
+        tokenizer: What its ids mean; None for ids without text, and without stop texts.
+
+    Example:
+        >>> batcher = Batcher(steps, tokenizer)
+        >>> ticket = batcher.submit(tokenizer.encode("Well, Prince,"), max_tokens=400)
+        >>> while not batcher.idle:
+        ...     for update in batcher.step():
+        ...         print(update.text, end="")
+    """
+
+    def __init__(self, steps: Steps, tokenizer: Tokenizer | None = None) -> None:
+        self._steps, self._tokenizer = steps, tokenizer
+        self._stepping = threading.Lock()
+        # Guards the three lists: a step changes them for a moment only, and draws without it.
+        self._lock = threading.Lock()
+        self._submitted: list[Ticket] = []
+        self._waiting: list[Ticket] = []
+        self._active: list[Ticket] = []
+        self._next_drawn = _FIRST_DRAWN
+
+    @property
+    def idle(self) -> bool:
+        """Whether every sequence has ended, so that a step would do nothing."""
+        with self._lock:
+            return not (self._submitted or self._waiting or self._active)
+
+    def submit(
+        self,
+        prompt: np.ndarray,
+        *,
+        max_tokens: int,
+        rules: SamplingRules | None = None,
+        stop: Sequence[str] = (),
+        cancellation: Cancellation | None = None,
+    ) -> Ticket:
+        """Adds a sequence, which joins the others at one of the next steps.
+
+        Args:
+            prompt: (N,) ids to continue, N at least 1.
+            max_tokens: How many ids to draw at most.
+            rules: How they are drawn; None for `SamplingRules()`.
+            stop: Texts that end it.
+            cancellation: Ends it, and all that share it, in the middle of a step.
+
+        Raises:
+            ConfigError: The prompt or a stop text is empty, or a number does not fit.
+            DataError: An id is not in the vocabulary.
+        """
+        check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
+        if len(prompt) == 0:
+            raise ConfigError("the prompt is empty: give at least one character to continue.")
+        ids = ids_array("ids", prompt, (None,), self._steps.vocabulary_size)
+        if self._tokenizer is None and stop:
+            raise ConfigError(f"stop is {stop!r}, and without a tokenizer there is no text: leave it out.")
+        rules = rules or SamplingRules()
+        ticket = Ticket(ids, int(max_tokens), rules, self._tokenizer, stop, cancellation)
+        with self._lock:
+            ticket._joins_others = bool(self._active)
+            self._submitted.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a sequence with what it has, at the end of the step that runs or at the next; the others go on.
+
+        One that has ended stays as it is.
+        """
+        ticket._unwanted = True
+
+    def step(self) -> list[Update]:
+        """Reads the prompts that there is room for, and draws some ids of each sequence.
+
+        A sequence that fails ends with its error, and the others go on.
+
+        Returns:
+            What came of each sequence that was drawn, or that ended: nothing where the batcher is idle.
+
+        Raises:
+            CellerateError: The model cannot run at all, as on a GPU that is gone. The next step tries again.
+        """
+        with self._stepping:
+            with self._lock:
+                new = sorted(self._submitted, key=lambda one: len(one._prompt))
+                self._waiting += reversed(new)
+                self._submitted.clear()
+            updates = self._leave_unread() + self._join()
+            if self._active:
+                updates += self._draw()
+            if not self._active and not self._waiting:
+                self._next_drawn = _FIRST_DRAWN
+            return updates
+
+    def _leave_unread(self) -> list[Update]:
+        """Ends those that were cancelled before their prompts were read."""
+        unwanted = {one: None for one in self._waiting if one._cancelled}
+        if not unwanted:
+            return []
+        with self._lock:
+            self._waiting = [one for one in self._waiting if one not in unwanted]
+        nothing = Drawn(np.empty(0, np.int32), np.empty(0, np.float32))
+        return [one._take(nothing) for one in unwanted]
+
+    def _join(self) -> list[Update]:
+        """Reads prompts that wait, if there is room; gives those that failed."""
+        steps, waiting = self._steps, self._waiting
+        room = steps.rows_at_once - len(self._active)
+        # A few free places are not worth the reading of a few prompts.
+        if not waiting or room < 1 or (room < steps.rows_at_once // 4 and len(waiting) > room):
+            return []
+        joining = waiting[:room]
+        read, failed = _each(joining, self._read)
+        # Who joins others is shown its first words as soon as they were.
+        if any(one._joins_others for one in joining):
+            self._next_drawn = _FIRST_DRAWN
+        for one, (state, logits) in read.items():
+            one._state, one._logits = state, logits
+        with self._lock:
+            del waiting[: len(joining)]
+            self._active += read
+        return [one._fail(error) for one, error in failed.items()]
+
+    def _draw(self) -> list[Update]:
+        """Draws some ids of each."""
+        least = min(one._left for one in self._active)
+        count = min(self._next_drawn, max(_LEAST_DRAWN, least))
+
+        def draw(tickets: Sequence[Ticket]) -> list[tuple[Drawn, np.ndarray, np.ndarray]]:
+            found, state, logits = self._steps.generate_rows(
+                np.stack([one._state for one in tickets]),
+                np.stack([one._logits for one in tickets]),
+                [one._request(count) for one in tickets],
+            )
+            return list(zip(found, state, logits, strict=True))
+
+        drawn, failed = _each(self._active, draw)
+        self._next_drawn = min(2 * self._next_drawn, self._steps.most_drawn)
+        updates = []
+        for one in self._active:
+            if one in failed:
+                updates.append(one._fail(failed[one]))
+            else:
+                found, one._state, one._logits = drawn[one]
+                updates.append(one._take(found))
+        with self._lock:
+            self._active = [one for one in self._active if one.reason is None]
+        return updates
+
+    def _read(self, tickets: Sequence[Ticket]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Reads prompts together: the state and the logits after each."""
+        lengths = np.array([len(one._prompt) for one in tickets])
+        ids = np.zeros((len(tickets), lengths.max()), np.int32)
+        for row, one in enumerate(tickets):
+            ids[row, : len(one._prompt)] = one._prompt
+        state, logits = self._steps.read(self._steps.initial_state(len(tickets)), ids, lengths)
+        return list(zip(state, logits, strict=True))
+
+
+def _each(
+    tickets: Sequence[Ticket], call: Callable[[Sequence[Ticket]], list[_Found]]
+) -> tuple[dict[Ticket, _Found], dict[Ticket, Exception]]:
+    """What a call finds of each of several sequences, and what each that it fails on failed of."""
+    try:
+        return dict(zip(tickets, call(tickets), strict=True)), {}
+    except _OF_A_SEQUENCE as error:
+        if len(tickets) == 1:
+            return {}, {tickets[0]: error}
+    # One of them spoilt it for all: each alone, with the same results.
+    found: dict[Ticket, _Found] = {}
+    failed: dict[Ticket, Exception] = {}
+    for one in tickets:
+        alone, wrong = _each([one], call)
+        found |= alone
+        failed |= wrong
+    return found, failed

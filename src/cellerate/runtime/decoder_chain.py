@@ -1,0 +1,126 @@
+"""Finding a next-token chain in a packed model: ids in, one layer after another, logits out.
+
+A module of its own because such a chain is what the native core runs a time step at a time, and only some
+programs are one; the others say here why not.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ModelError
+from cellerate.program import Node, Program
+
+# What may stand between the embedding and the logits, and the only input each of them may have.
+_LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
+
+# Weights that layers share are packed once for each: so many times as large as they are, or so many bytes.
+_MOST_TIMES, _MOST_SHARED_BYTES = 16, 64 << 20
+
+
+def chain_of(program: Program) -> list[dict[str, Any]]:
+    """The layers of a next-token model, for `kernels.stepping.StepModel`.
+
+    A softmax at the end is left out: the logits before it give the same distribution. Where an Embedding masks
+    id 0, that id leaves the state, and so the logits, as they are.
+
+    Args:
+        program: What the model computes.
+
+    Returns:
+        One dictionary a layer: "op", and its weights and options by name. The embedding is the first.
+
+    Raises:
+        ModelError: The program is no such chain; the message says which node is in the way.
+    """
+    if len(program.inputs) != 1 or len(program.outputs) != 1:
+        raise _refusal(
+            f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
+        )
+    number = next(iter(program.outputs.values()))
+    nodes: list[Node] = []
+    while program.nodes[number].op != "input":
+        node = program.nodes[number]
+        name = "ids" if node.op == "embedding" else "x"
+        if node.inputs.keys() - {"mask"} != {name} or node.op not in _LINKS | {"embedding"}:
+            reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
+            raise _refusal(f"{node.name} is {node.op}{reads}")
+        nodes.insert(0, node)
+        number = node.inputs[name]
+    if program.nodes[number].options["dtype"] != "int32" or not nodes or nodes[0].op != "embedding":
+        raise _refusal("it does not start with an Embedding of ids")
+    if any(node.op == "embedding" for node in nodes[1:]):
+        raise _refusal("an Embedding reads what a layer computes")
+    masks_zero = _masks_zero(program, nodes, number)
+    # Such a layer only casts: the end of `models.text` is one.
+    nodes = [n for n in nodes if (n.op, n.options.get("activation")) != ("activation", "linear")]
+    chain = [link for place, node in enumerate(nodes) for link in _links(node, last=place == len(nodes) - 1)]
+    if not any(link["op"] == "lstm" for link in chain):
+        raise _refusal("it has no LSTM, so there is nothing to step")
+    _check_shared(chain)
+    chain[0]["masks_zero"] = masks_zero
+    return chain
+
+
+def _check_shared(chain: list[dict[str, Any]]) -> None:
+    """Refuses weights that so many layers share that packing them for each would take memory without bound."""
+    arrays = [value for link in chain for value in link.values() if isinstance(value, np.ndarray)]
+    kept = sum({id(array): array.nbytes for array in arrays}.values())
+    if sum(array.nbytes for array in arrays) > _MOST_TIMES * kept + _MOST_SHARED_BYTES:
+        raise _refusal(f"its {len(chain)} layers share their weights, and each needs its own here")
+
+
+def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
+    """Whether the LSTMs pass over id 0, which they must do all or none."""
+    lstms = [node for node in nodes if node.op == "lstm"]
+    masked = [node for node in lstms if "mask" in node.inputs]
+    for node in masked:
+        mask = program.nodes[node.inputs["mask"]]
+        if mask.op != "ids_mask" or mask.inputs["ids"] != ids:
+            raise _refusal(f"{node.name} is masked by something else than its ids being 0")
+        if node.options["masked_output"] == "zero":
+            raise _refusal(f"{node.name} gives zeros at masked steps")
+    if masked and len(masked) < len(lstms):
+        raise _refusal(f"{masked[0].name} is masked and another LSTM is not")
+    return bool(masked)
+
+
+def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
+    """A node as it stands in a chain; none for what does nothing there."""
+    arrays, options = dict(node.arrays), dict(node.options)
+    match node.op:
+        case "embedding":
+            return [{"op": "embedding", **arrays}]
+        case "lstm":
+            if options["go_backwards"]:
+                raise _refusal(f"{node.name} walks backwards, from a future that is not written yet")
+            names = ("activation", "recurrent_activation")
+            return [{"op": "lstm", "bias": None, **arrays, **{name: options[name] for name in names}}]
+        case "layer_norm":
+            return [
+                {"op": "layer_norm", "gamma": None, "beta": None, **arrays, "epsilon": options["epsilon"]}
+            ]
+        case "affine":
+            return [{"op": "affine", **arrays}]
+        case "unembedding":
+            if options["soft_cap"] is not None:
+                raise _refusal(f"{node.name} caps its logits")
+            kernel = np.ascontiguousarray(arrays["embeddings"].T)
+            return [{"op": "dense", "kernel": kernel, "bias": None, "activation": "linear"}]
+    activation = options["activation"]
+    if last and activation in ("softmax", "log_softmax"):
+        activation = "linear"
+    if node.op == "dense":
+        if activation in ("softmax", "log_softmax"):
+            raise _refusal(f"{node.name} is a softmax that is not the end")
+        return [{"op": "dense", "bias": None, **arrays, "activation": activation}]
+    if activation != "linear":
+        raise _refusal(f"{node.name} is an activation layer, {activation}, that is not the end")
+    return []
+
+
+def _refusal(reason: str) -> ModelError:
+    return ModelError(
+        f"this model cannot be run a step at a time on the native core: {reason}. It can still `predict` whole "
+        "sequences."
+    )

@@ -1,0 +1,227 @@
+"""On a GPU an accelerated layer takes cuDNN where that is faster, and measures it once; the GPU is an emulated one."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from cellerate.kernels.cuda import launch, timing_cache
+from cellerate.kernels.lstm.cuda import plan, select, selfcheck
+from cellerate.layers import cudnn_choice, fused
+from cellerate.layers.accelerate import accelerate, implementation_of
+from cellerate.layers.explain import explain
+from support import gpu_cases
+
+BACKEND = keras.backend.backend()
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own path is cuDNN"),
+    pytest.mark.usefixtures("gpu"),
+]
+B, T, D, H = 3, 4, 5, 6
+STEP_US = selfcheck.step_us  # what the fixture `gpu` stands in for
+X = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path))
+    timing_cache._read.cache_clear()
+    return tmp_path
+
+
+def forget() -> None:
+    """Makes this another process, which knows the file alone."""
+    timing_cache._read.cache_clear()
+    cudnn_choice._answers.clear()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """What the contests give, one after the other; they are given ours as the faster one."""
+    seen: list[dict[str, float]] = []
+
+    class Timed:
+        def __init__(self, seconds: float) -> None:
+            self.median_s = seconds
+
+    def alternate(contestants: Any, **_: Any) -> dict[str, Timed]:
+        for work in contestants.values():
+            work()
+        seen.append({"cellerate-cuda": 1.0, "cudnn": 2.0})
+        return {name: Timed(seen[-1][name]) for name in contestants}
+
+    monkeypatch.setattr(cudnn_choice, "time_alternating", alternate)
+    # Keras's own function for JAX refuses where there is no GPU.
+    monkeypatch.setattr(cudnn_choice, "_keras", cudnn_choice._ours)
+    return seen
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of Cellerate's kernels, but for those of a contest."""
+    seen: list[Any] = []
+    run = fused.run
+    monkeypatch.setattr(fused, "run", lambda *given: seen.append(given) or run(*given))
+    return seen
+
+
+def outputs(layer: Any, x: np.ndarray = X, **given: Any) -> np.ndarray:
+    return ops.convert_to_numpy(layer(ops.convert_to_tensor(x), **given))
+
+
+def test_contest_is_held_once_and_remembered_on_disk(
+    measured: list[Any], ours: list[Any], cache: Path
+) -> None:
+    layer = accelerate(layers.LSTM(H))
+    first = outputs(layer)
+    outputs(layer)
+    # Neighbouring sizes have the same answer; training and other sizes have their own.
+    outputs(layer, X[:, ::-1])
+    assert len(measured) == 1 and len(ours) == 3
+    outputs(layer, training=True)
+    outputs(layer, np.concatenate([X, X]))
+    assert len(measured) == 3
+    forget()
+    np.testing.assert_array_equal(outputs(layer), first)
+    assert len(measured) == 3
+    remembered = json.loads((cache / "cuda-times.json").read_text())
+    assert all(name.startswith("emulated, CUDA 13.0; ") for name in remembered) and len(remembered) == 3
+
+
+def test_layer_that_cudnn_runs_faster_is_keras_own(measured: list[Any], ours: list[Any], cache: Path) -> None:
+    layer = layers.LSTM(H)
+    stock = outputs(layer)
+    outputs(accelerate(layer))
+    del ours[:]
+    file = cache / "cuda-times.json"
+    turned = {name: {"cellerate-cuda": 2.0, "cudnn": 1.0} for name in json.loads(file.read_text())}
+    file.write_text(json.dumps(turned))
+    forget()
+    np.testing.assert_array_equal(outputs(layer), stock)
+    assert ours == [] and len(measured) == 1
+    # One that is named is taken.
+    outputs(accelerate(layer, "cellerate-cuda"))
+    assert len(ours) == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 3}', "\x00"])
+def test_damaged_file_of_times_is_measured_anew(measured: list[Any], cache: Path, content: str) -> None:
+    (cache / "cuda-times.json").write_text(content)
+    outputs(accelerate(layers.LSTM(H)))
+    assert len(measured) == 1
+    assert len(json.loads((cache / "cuda-times.json").read_text())) == 1 + ("x" in content)
+
+
+def test_times_that_cannot_be_written_are_known_to_the_process(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELLERATE_CACHE", "/dev/null/nowhere")
+    layer = accelerate(layers.LSTM(H))
+    outputs(layer)
+    outputs(layer)
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation": "relu"}, {"recurrent_dropout": 0.2}, {"use_bias": False}], ids=str
+)
+def test_layer_that_cudnn_cannot_run_needs_no_contest(
+    measured: list[Any], ours: list[Any], options: Any
+) -> None:
+    outputs(accelerate(layers.LSTM(H, **options)))
+    outputs(accelerate(layers.LSTM(H)), mask=ops.convert_to_tensor(np.ones((B, T), bool)))
+    assert measured == [] and len(ours) == 2
+
+
+def test_contest_is_held_while_a_model_is_traced_and_really_times_both(ours: list[Any], cache: Path) -> None:
+    model = keras.Sequential([keras.Input((T, D)), layers.LSTM(H), layers.Dense(1)])
+    assert not (cache / "cuda-times.json").exists()
+    accelerate(model).compile("sgd", "mse")
+    assert implementation_of(model.layers[0]) == "cellerate-cuda"
+    model.fit(X, np.zeros((B, 1)), batch_size=B, verbose=0)
+    (times,) = json.loads((cache / "cuda-times.json").read_text()).values()
+    assert times["cellerate-cuda"] > 0
+    assert ("cudnn" in times) is (BACKEND == "torch")
+
+
+def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and_ends(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr(selfcheck, "step_us", STEP_US)
+    monkeypatch.setattr(selfcheck, "_TIMED_STEPS", 1)
+    monkeypatch.setattr(selfcheck, "_TIMED_LAUNCHES", 1)
+    monkeypatch.setattr(plan, "ROWS", (8, 16))
+    select._chosen.cache_clear()
+    x = np.random.default_rng(0).normal(size=(17, T, D)).astype("float32")
+    layer = accelerate(layers.LSTM(H))
+    done: list[np.ndarray] = []
+    # In a thread, so that a lock that nobody opens fails the test in place of hanging the suite.
+    thread = threading.Thread(target=lambda: done.append(outputs(layer, x, training=True)), daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert len(done) == 1
+    times = json.loads((cache / "cuda-times.json").read_text())
+    steps = [name for name in times if "step of Variant" in name]
+    assert len(steps) == 4 and sum("'backward'" in name for name in steps) == 2
+    assert sum(" LSTM, (B, T, D, H) = (32, 4, 8, 6)" in name for name in times) == 1
+
+
+def test_contest_is_remembered_for_the_gpu_that_the_arrays_are_on(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    gpu_cases.emulated_gpu.replace_driver(monkeypatch, count=2)
+    monkeypatch.setattr(fused.bridge(), "gpu_number", lambda array=None: 1)
+    monkeypatch.setattr(launch, "gpu_name", lambda device: f"GPU {device}")
+    outputs(accelerate(layers.LSTM(H)))
+    assert [name.split(";")[0] for name in json.loads((cache / "cuda-times.json").read_text())] == ["GPU 1"]
+
+
+def test_bidirectional_is_not_handed_to_cudnn_as_one() -> None:
+    layer = layers.Bidirectional(layers.LSTM(H))
+    before = dict(vars(layer))
+    accelerate(layer)
+    assert layer._can_attempt_fused_lstm(None, None) is False
+    accelerate(layer, "keras")
+    assert vars(layer) == before
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the other backends compile a step themselves")
+def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured: list[Any]) -> None:
+    from cellerate.bridges.torch_capture import CapturedStep
+
+    class Own(keras.Sequential):
+        def train_step(self, *given: Any) -> Any:
+            return super().train_step(*given)
+
+    for make, captured in ((keras.Sequential, True), (Own, False)):
+        model = make([keras.Input((T, D)), layers.LSTM(H), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        accelerate(model)
+        planned = "a CUDA graph, once three steps of its shape have run"
+        assert explain(model).training_step == (planned if captured else None)
+        model.fit(X, np.zeros((B, 1)), batch_size=1, epochs=2, verbose=0)
+        assert isinstance(model.train_function, CapturedStep) is captured
+        # There is no CUDA here: the step ran as ever, and says why.
+        assert not captured or model.train_function.refused in str(explain(model))
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(X, np.zeros((B, 1)), batch_size=B, verbose=0)
+        assert not isinstance(model.train_function, CapturedStep)
+        accelerate(model, "keras")
+        assert "make_train_function" not in vars(model)
+
+
+def test_kernels_that_fail_their_check_are_left_to_keras_unless_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selfcheck, "failure", lambda device=0: "the check of the kernels failed: wrong")
+    model = accelerate(keras.Sequential([keras.Input((T, D)), layers.LSTM(H)]))
+    assert implementation_of(model.layers[0]) is None
+    assert "failed: wrong" in str(explain(model))
+    accelerate(model, "cellerate-cuda")
+    assert implementation_of(model.layers[0]) == "cellerate-cuda"

@@ -1,0 +1,1 @@
+"""What several folders of tests need: the emulated GPU, and layers for it."""

@@ -1,0 +1,69 @@
+"""Writing files whole or not at all, and what is left of writes that were killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cellerate.errors import OutputError
+from cellerate.files import atomic_write, check_writable
+
+KILLED = """
+import os, signal, sys
+from cellerate.files import atomic_write
+with atomic_write(sys.argv[1]) as beside:
+    beside.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+HOURS = 3600.0
+
+
+def killed_write(target: Path, hours_ago: float) -> Path:
+    """What a write that was killed leaves, so many hours later."""
+    before = set(target.parent.iterdir())
+    done = subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(target.parent.iterdir()) - before
+    os.utime(left, (time.time() - hours_ago * HOURS,) * 2)
+    return left
+
+
+def test_killed_write_leaves_the_target_and_is_swept_later(tmp_path):
+    target = tmp_path / "last.safetensors"
+    target.write_text("whole")
+    old, new = killed_write(target, 2), killed_write(target, 0.9)
+    check_writable(target)
+    assert target.read_text() == "whole"
+    assert not old.exists() and new.exists()
+
+
+@pytest.mark.parametrize("other", ["best.safetensors", "last.keras", "last.2.safetensors", "la.safetensors"])
+def test_sweeping_leaves_what_writes_of_other_files_left_and_what_is_the_users(tmp_path, other):
+    target = tmp_path / "last.safetensors"
+    left = killed_write(tmp_path / other, 5)
+    mine = [tmp_path / name for name in (".last.original.safetensors", ".last.safetensors", "last.bak")]
+    for file in mine:
+        file.touch()
+        os.utime(file, (0, 0))
+    check_writable(target)
+    assert left.exists() and all(file.exists() for file in mine)
+
+
+def test_write_that_fails_leaves_nothing(tmp_path):
+    target = tmp_path / "a" / "b.txt"
+    with pytest.raises(ZeroDivisionError), atomic_write(target) as beside:
+        beside.write_text("half")
+        assert beside.suffix == ".txt"
+        _ = 1 / 0
+    assert list(target.parent.iterdir()) == []
+    check_writable(target)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_path_that_is_a_folder_is_refused_before_anything_is_done(tmp_path):
+    with pytest.raises(OutputError, match="a folder of that name is in the way"):
+        check_writable(tmp_path)
