@@ -1,6 +1,6 @@
 // The element-wise activations of Keras and their derivatives, on vectors.
 //
-// Errors against float64 are given in units in the last place (ulp); tests/kernels/test_activations.py measures them.
+// Errors against float64 are in units in the last place (ulp); tests/kernels/test_activations.py measures them.
 #pragma once
 
 #include <cmath>
@@ -13,12 +13,12 @@ using F = Simd::F;
 
 inline F set(float x) { return Simd::set(x); }
 inline F clamp(F x, float low, float high) {
-  // In this order a NaN stays: min and max give their second argument where one is NaN.
+  // In this order a NaN stays a NaN: min and max give their second argument if either is NaN.
   return Simd::min(set(high), Simd::max(set(low), x));
 }
 
-// e^x within 2 ulp, for x from -104 to `high`; beyond, the value at the end. Up to 88 that is finite.
-// Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is that of the Cephes library's expf.
+// e^x within 2 ulp, for x from -104 to `high`; beyond, the value at that end. It is finite for `high` up to 88.
+// Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial of the Cephes library's expf.
 inline F exponential(F x, float high) {
   x = clamp(x, -104.0f, high);
   const F n = Simd::round(Simd::mul(x, set(1.44269504088896341f)));
@@ -34,9 +34,10 @@ inline F exponential(F x, float high) {
   return Simd::scale(p, n);
 }
 
-// tanh within 4 ulp, within 6 where fma rounds twice. Source: the rational approximation of Eigen (ptanh_float), degree 13 over degree 6.
+// tanh within 4 ulp, or within 6 if fma rounds twice.
+// Source: Eigen's rational approximation (ptanh_float), degree 13 over degree 6.
 inline F hyperbolic_tangent(F x) {
-  // Where the quotient reaches 1 depends on how its terms are rounded.
+  // The limit is where the quotient reaches 1, which depends on how its terms are rounded.
   constexpr float kLimit = Simd::kFused ? 7.99881172180175781f : 7.90531110763549805f;
   x = clamp(x, -kLimit, kLimit);
   const F x2 = Simd::mul(x, x);
@@ -64,7 +65,7 @@ inline F logistic(F x) {
   return logistic(x, e);
 }
 
-// Activations that are rare in an LSTM: through the C library, one lane at a time.
+// For activations that are rare in an LSTM: calls the C library, one lane at a time.
 template <class Function>
 inline F each_lane(F x, Function function) {
   float lanes[Simd::kLanes];
@@ -81,7 +82,7 @@ constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
 inline float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
 
-// Whether the derivative can be told from the activation's value; if not, the pre-activation must be kept.
+// Whether the derivative can be computed from the activation's value; if not, the pre-activation must be kept.
 constexpr bool derivative_from_value(Activation kind) {
   switch (kind) {
     case Activation::kLinear:
@@ -102,7 +103,7 @@ constexpr bool derivative_from_value(Activation kind) {
   }
 }
 
-// The value of an activation other than tanh and sigmoid; out of line, so that those two stay small.
+// The value of an activation other than tanh and sigmoid; out of line, so that the code for those two stays small.
 [[gnu::noinline]] inline F activate_other(Activation kind, F x) {
   const F zero = set(0.0f);
   switch (kind) {
@@ -193,7 +194,7 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kHardSilu:
       return each_lane(x, [](float v) { return v <= -3 ? 0.0f : v >= 3 ? 1.0f : v / 3 + 0.5f; });
     case Activation::kHardTanh:
-      // Keras's backends agree on 1 at both ends, where the value alone does not tell.
+      // Keras's backends agree on 1 at both ends, which cannot be told from the value alone.
       return Simd::where_greater(x, one, zero, Simd::where_greater(set(-1.0f), x, zero, one));
     case Activation::kMish:
       return each_lane(x, [](float v) {
@@ -224,14 +225,14 @@ inline F activate(Activation kind, F x) {
   if (kind == Activation::kSigmoid) return logistic(x);
   return activate_other(kind, x);
 }
-// The same; of a sigmoid also e^-x, of others zero.
+// The same, and in `e` also e^-x for a sigmoid, and zero for others.
 inline F activate(Activation kind, F x, F& e) {
   if (kind == Activation::kSigmoid) return logistic(x, e);
   e = set(0.0f);
   return activate(kind, x);
 }
 
-// The derivative at pre-activation x, where the value is y. If derivative_from_value(kind), x is not looked at.
+// The derivative at pre-activation x, where the value is y. If derivative_from_value(kind), x is not used.
 inline F derivative(Activation kind, F x, F y) {
   if (kind == Activation::kTanh) return Simd::sub(set(1.0f), Simd::mul(y, y));
   if (kind == Activation::kSigmoid) return Simd::mul(y, Simd::sub(set(1.0f), y));

@@ -11,8 +11,8 @@
 namespace cellerate {
 namespace {
 
-// What an array must be. A letter of the dimensions is a size that all arrays share; 4 is itself, G is 4H, and O
-// stands for "BTH" or "BH". Type s is the storage, f float32, i int32, b bool, y bytes.
+// What an array must be. Each letter of the dimensions is a size that all arrays share; 4 is 4, G is 4H, and O stands
+// for "BTH" or "BH". Type s is the storage, f float32, i int32, b bool, y bytes.
 struct Rule {
   const char* name;
   const char* dimensions;
@@ -89,7 +89,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return list(parts);
 }
 
-// Looks arrays up by name and checks them against the rules as they come.
+// Looks up arrays by name, and checks them against the rules as they are added.
 class Checker {
  public:
   Checker(std::span<const Rule> rules, bool sequences) : rules_(rules), sequences_(sequences) {}
@@ -128,14 +128,14 @@ class Checker {
     return static_cast<T*>(found->second->data);
   }
 
-  // A size that the arrays so far have decided, at least 1.
+  // A size that the arrays added so far have determined, at least 1.
   int64_t size(char letter, const char* what) {
     if (sizes_[letter] < 1) throw std::invalid_argument(std::string(what) + ": expected at least 1, got 0");
     return sizes_[letter];
   }
   void set_size(char letter, int64_t size) { sizes_[letter] = size; }
 
-  // What the first array of the storage type has decided.
+  // The storage, as the first array of the storage type has determined it.
   Storage storage() const { return storage_ == Type::kBfloat16 ? Storage::kBfloat16 : Storage::kFloat32; }
 
  private:
@@ -219,7 +219,7 @@ Enum code(const char* name, int64_t value) {
   return static_cast<Enum>(value);
 }
 
-// What forward and backward are both given.
+// Fills the inputs that forward and backward share.
 void fill_inputs(const Options& options, Checker& arrays, LstmInputs& in) {
   in.activation = code<Activation>("activation", options.activation);
   in.recurrent_activation = code<Activation>("recurrent_activation", options.recurrent_activation);

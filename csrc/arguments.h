@@ -1,7 +1,7 @@
-// From arrays as a caller has them to the structures of lstm.h, with every shape and type checked.
+// Turns a caller's arrays into the structures of lstm.h, and checks every shape and type.
 //
-// A module of its own because NumPy and torch (bindings.cpp) and XLA (xla_ffi.cpp) hand over the same arrays in the
-// same order, and both must refuse the same mistakes in the same words.
+// NumPy and torch (bindings.cpp) and XLA (xla_ffi.cpp) pass the same arrays in the same order, and must refuse the
+// same mistakes with the same messages.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ namespace cellerate {
 
 enum class Type { kFloat32, kBfloat16, kInt32, kBool, kByte, kOther };
 
-// An array that is dense and row-major, or absent: then data is null and shape is not looked at.
+// An array that is dense and row-major, or absent: then data is null and shape is not used.
 struct Array {
   void* data = nullptr;
   Type type = Type::kOther;
   std::vector<int64_t> shape;
-  bool present = false;  // an array without elements has no data, and is there
+  bool present = false;  // also for an array without elements, which has no data
 };
 
-// The options of a call as whole numbers, in the order of the fields of LstmInputs they set.
+// The options of a call as whole numbers, in the order of the fields of LstmInputs that they set.
 struct Options {
   int64_t activation = 0, recurrent_activation = 0, masked_output = 0;
   bool go_backwards = false, return_sequences = true;
 };
 
-// The orders in which arrays are handed over. Absent ones keep their place.
+// The orders in which arrays are passed. Absent arrays keep their place.
 inline constexpr const char* kForwardArguments[] = {
     "x",  "ids", "embeddings", "kernel",  "recurrent_kernel", "bias",
     "h0", "c0",  "mask",       "dropout", "recurrent_dropout"};
@@ -44,7 +44,7 @@ inline constexpr const char* kDenseForwardResults[] = {"y"};
 inline constexpr const char* kDenseBackwardArguments[] = {"x", "kernel", "bias", "d_y"};
 inline constexpr const char* kDenseBackwardResults[] = {"d_x", "d_kernel", "d_bias"};
 
-// All throw std::invalid_argument, naming the array, the shape or type it should have and what came.
+// All throw std::invalid_argument, which names the array, the shape or type that it should have, and what came.
 LstmForward forward_call(const Options& options, std::span<const Array> arguments,
                          std::span<const Array> results);
 LstmBackward backward_call(const Options& options, std::span<const Array> arguments,

@@ -26,7 +26,7 @@ using cellerate::Type;
 using OptionCodes = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
 
 Type type_of(const nb::dlpack::dtype& type) {
-  // NumPy cannot hand over bfloat16; its 16 bits come as uint16.
+  // NumPy cannot pass bfloat16; its 16 bits come as uint16.
   if (type == nb::dtype<uint16_t>()) return Type::kBfloat16;
   if (type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) && type.bits == 16)
     return Type::kBfloat16;
@@ -37,7 +37,7 @@ Type type_of(const nb::dlpack::dtype& type) {
   return Type::kOther;
 }
 
-// Arrays of one call; the ndarrays keep the memory alive.
+// The arrays of one call; the ndarrays keep the memory alive.
 class Arrays {
  public:
   Arrays(const nb::sequence& objects, std::span<const char* const> names, bool writable) {

@@ -1,6 +1,6 @@
-// A dense layer over many rows, forward and backward: what stands around an LSTM in a training step.
+// A dense layer over many rows, forward and backward: what surrounds an LSTM in a training step.
 //
-// Its products are those of the LSTM, with plain columns in place of gates.
+// Its products are the LSTM's, with plain columns in place of gates.
 #pragma once
 
 #include "lstm_layout.h"
@@ -61,7 +61,7 @@ struct DensePlan {
   }
 };
 
-// Rows taken together, so that what is copied of them stays in the cache.
+// How many rows are taken together, so that their copies stay in the cache.
 constexpr Index kDenseRows = 768;
 
 template <Storage kStorage, bool kPairs>
@@ -133,7 +133,7 @@ class DenseForwardJob {
 template <Storage kStorage, bool kPairs>
 class DenseBackwardJob {
   using Type = typename Element<kStorage>::Type;
-  static constexpr int kEach = kPairs ? 2 : 1;  // rows of one word
+  static constexpr int kEach = kPairs ? 2 : 1;  // rows in one word
 
  public:
   DenseBackwardJob(const DenseBackward& in, const DensePlan& plan)
@@ -175,7 +175,7 @@ class DenseBackwardJob {
   }
 
  private:
-  // Lays out a thread's rows of a chunk: dy as both factors, and x with a 1 for the bias.
+  // Packs a thread's rows of a chunk: dy as both factors, and x with a 1 for the bias.
   void pack_rows_of_chunk(Index begin, Index count, Range mine) {
     float one = 1;
     if constexpr (kPairs) {

@@ -42,7 +42,7 @@ std::vector<const Target*> runnable() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #ifdef CELLERATE_HAVE_AVX512BF16
-  // Every processor with the one has the other; a build for both needs both.
+  // Every processor that has one has the other, but the build uses both, so both are checked.
   if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
     found.push_back(&avx512bf16::kTarget);
 #endif

@@ -1,4 +1,4 @@
-// Which target runs: the best that this processor and build have, or the one that is asked for.
+// Which target runs: the best that this processor and build have, or the one that was asked for.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ void backward(const LstmBackward& in);
 void dense_forward(const DenseForward& in);
 void dense_backward(const DenseBackward& in);
 
-// Operations a second of target() on `threads` threads when nothing but its multiply-add units limits it.
+// Operations per second of target() on `threads` threads when only its multiply-add units limit it.
 double measure_peak(bool bfloat16, int threads);
 
 }  // namespace cellerate

@@ -1,10 +1,10 @@
 // Matrix products on packed weights, one register tile at a time.
 //
-// Everything is counted in words of 32 bits: one float, or a pair of bfloat16 that lie next to each other along
-// the summed axis K. A word of A is broadcast, a panel of B is four vectors wide and lies as [K][4 * lanes], and a
-// tile is up to kRows rows of four accumulators. So float and bfloat16 differ in one instruction.
+// Everything is counted in words of 32 bits: one float, or two bfloat16 that are neighbours along the summed axis K.
+// A word of A is broadcast, a panel of B is four vectors wide and lies as [K][4 * lanes], and a tile is up to kRows
+// rows of four accumulators. So float and bfloat16 differ in only one instruction.
 //
-// Sums run over K in order, whatever the tile, so a result does not depend on how rows and panels are shared out.
+// Sums run over K in order, whatever the tile, so a result does not depend on how rows and panels are divided.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ inline Range share(Index total, Index index, Index count, Index grain = 1) {
           smaller(total, grains * (index + 1) / count * grain)};
 }
 
-// S stands for Simd, as a parameter so that a target without a dot product need not have the name.
+// S is always Simd; it is a parameter so that targets without dot products need not define `dot`.
 template <bool kPairs, class S = Simd>
 inline F multiply_add(F a, F b, F sum) {
   if constexpr (kPairs) {
@@ -72,7 +72,7 @@ struct Tile {
   void add_packed(const float* a, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, a += kRows, b += kWidth) add(b, [&](int r) { return Simd::set(a[r]); });
   }
-  // The same two with an A of its own for each of the four vectors of B.
+  // The same two, with a separate A for each of the four vectors of B.
   void add_rows_by_gate(const float* const (&a)[4], Index a_row, const float* b, Index k) {
     for (Index i = 0; i < k; ++i, b += kWidth) {
       add_by_gate(b, [&](int r, int j) { return Simd::set(a[j][r * a_row + i]); });
@@ -145,21 +145,21 @@ struct Panels {
   float* at(Index panel, Index row) const { return data + (panel * rows + row) * kWidth; }
 };
 
-// The left factor of a product: row r and block n lie at data + n * block + r * row, `run` words after each other;
-// the words of all blocks make up K.
+// The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the
+// words of all blocks make up K.
 struct Left {
   const float* data;
   Index row, block, run, blocks;
 };
 
-// c[panel][row] = A·B + start for the given rows and panels, where start is what stands in c already if `add`, else
-// the bias.
+// c[panel][row] = A·B + start for the given rows and panels, where start is the old value of c if `add`, else the
+// bias.
 //
 // Args: b: [panel][K][kWidth]. bias: [panel][kWidth], or null for zeros.
 template <bool kPairs>
 void multiply(const Left& a, const float* b, const float* bias, const Panels& c, Range rows, Range panels,
               bool add = false) {
-  // B goes through the first-level cache for every tile of rows; so many words of K stay in the second level.
+  // B passes through the first-level cache for every tile of rows; this many words of K stay in the second level.
   constexpr Index kDeep = 512;
   const Index k = a.run * a.blocks;
   const Index blocks_at_once = larger(1, kDeep / a.run);
@@ -186,8 +186,8 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
   }
 }
 
-// The same with a left factor for each gate, where b's panels are unit panels: a.data is that of the first gate, and
-// those of the others follow `gate` words apart. No blocks.
+// The same with a separate left factor for each gate, where b's panels are unit panels: a.data belongs to the first
+// gate, and the other gates follow, `gate` words apart. There are no blocks.
 template <bool kPairs>
 void multiply_by_gate(const Left& a, Index gate, const float* b, const float* bias, const Panels& c,
                       Range rows, Range panels) {
@@ -204,8 +204,7 @@ void multiply_by_gate(const Left& a, Index gate, const float* b, const float* bi
   }
 }
 
-// c[panel][row] = the sum over gates of factors(gate, row) · (A of the gate · B of the gate), on what stands in c
-// already if `add`.
+// c[panel][row] = the sum over gates of factors(gate, row) · (A of the gate · B of the gate), added to c if `add`.
 //
 // Args: a: block n and gate j of row r lie at data + n * block + r * row + j * run. b: [panel][gate][K][kWidth].
 // factors: gives a row of `columns` floats.

@@ -1,11 +1,10 @@
 // One LSTM layer in one direction, and a dense layer, forward and backward: the interface of the native core.
 //
-// A header of its own because everything else meets here: the kernels implement it once per target, dispatch.cpp
-// picks a target, bindings.cpp and xla_ffi.cpp fill the structures from NumPy arrays and XLA buffers. It knows
-// neither Python nor a framework.
+// The kernels implement it once per target, dispatch.cpp picks a target, and bindings.cpp and xla_ffi.cpp fill the
+// structures from NumPy arrays and XLA buffers. It knows neither Python nor a framework.
 //
 // Dimensions: B batch, T steps, D inputs, H units, V vocabulary. All arrays are dense and row-major; those of type
-// `void` hold float or bfloat16 as `storage` says. Gates stand in Keras's order i, f, c, o on an axis of 4H.
+// `void` hold float or bfloat16, as `storage` says. Gates are in Keras's order i, f, c, o on an axis of 4H.
 #pragma once
 
 #include <cstddef>
@@ -45,15 +44,15 @@ enum class Activation : int32_t {
   kCount,
 };
 
-// What stands in the output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
+// The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int32_t {
-  kPreviousOutput,  // the output before, zeros at the start
-  kPreviousState,   // the state before, h0 at the start
+  kPreviousOutput,  // the previous output, zeros at the start
+  kPreviousState,   // the previous state, h0 at the start
   kZero,
   kCount,
 };
 
-// What forward and backward are both given.
+// The inputs that forward and backward share.
 struct LstmInputs {
   int64_t batch = 0, steps = 0, inputs = 0, units = 0;
   Storage storage = Storage::kFloat32;
@@ -63,7 +62,7 @@ struct LstmInputs {
   bool go_backwards = false;
   bool return_sequences = true;
 
-  // Either x, or ids and embeddings: then row (b, t) of x is embeddings[ids[b, t]], and there is no dropout.
+  // Either x, or ids and embeddings; with these, row (b, t) of x is embeddings[ids[b, t]], and there is no dropout.
   const void* x = nullptr;            // (B, T, D)
   const int32_t* ids = nullptr;       // (B, T), each in [0, V)
   const float* embeddings = nullptr;  // (V, D)
@@ -72,35 +71,35 @@ struct LstmInputs {
   const float* kernel = nullptr;             // (D, 4H)
   const float* recurrent_kernel = nullptr;   // (H, 4H)
   const float* bias = nullptr;               // (4H), or null
-  const void* h0 = nullptr;                  // (B, H), or null: zeros
-  const void* c0 = nullptr;                  // (B, H), or null: zeros
+  const void* h0 = nullptr;                  // (B, H), or null for zeros
+  const void* c0 = nullptr;                  // (B, H), or null for zeros
   const uint8_t* mask = nullptr;             // (B, T), zero where masked, or null
-  const float* dropout = nullptr;            // (4, B, D): what x is multiplied with before each gate, or null
-  const float* recurrent_dropout = nullptr;  // (4, B, H): the same for h; both stay the same over time
+  const float* dropout = nullptr;            // (4, B, D): multiplies x before each gate, or null
+  const float* recurrent_dropout = nullptr;  // (4, B, H): the same for h; both are constant over time
 };
 
 struct LstmForward : LstmInputs {
   void* outputs = nullptr;  // (B, T, H), or (B, H) without return_sequences
   void* h_T = nullptr;      // (B, H)
   void* c_T = nullptr;      // (B, H)
-  void* reserve = nullptr;  // reserve_bytes(): what backward needs; null if there is none
+  void* reserve = nullptr;  // reserve_bytes() for what backward needs, or null to keep nothing
 };
 
 struct LstmBackward : LstmInputs {
   const void* outputs = nullptr;  // as forward wrote them; not read without return_sequences
   const void* reserve = nullptr;
 
-  const void* d_outputs = nullptr;  // the cotangents, in the shapes of the results; null: zeros
+  const void* d_outputs = nullptr;  // the cotangents, in the shapes of the results; null for zeros
   const void* d_h_T = nullptr;
   const void* d_c_T = nullptr;
 
-  void* d_x = nullptr;                  // (B, T, D), or null: not wanted
+  void* d_x = nullptr;                  // (B, T, D), or null if not wanted
   float* d_embeddings = nullptr;        // (V, D); wanted with ids
   float* d_kernel = nullptr;            // (D, 4H)
   float* d_recurrent_kernel = nullptr;  // (H, 4H)
   float* d_bias = nullptr;              // (4H), or null without a bias
-  void* d_h0 = nullptr;                 // (B, H), or null: not wanted
-  void* d_c0 = nullptr;                 // (B, H), or null: not wanted
+  void* d_h0 = nullptr;                 // (B, H), or null if not wanted
+  void* d_c0 = nullptr;                 // (B, H), or null if not wanted
 };
 
 // A dense layer over rows: y = x·kernel + bias.
@@ -116,25 +115,25 @@ struct DenseForward : DenseInputs {
 };
 struct DenseBackward : DenseInputs {
   const void* d_y = nullptr;
-  void* d_x = nullptr;  // or null: not wanted
+  void* d_x = nullptr;  // or null if not wanted
   float* d_kernel = nullptr;
   float* d_bias = nullptr;  // or null without a bias
 };
 
 struct StepKernels;  // step_model.h
 
-// One instruction set: its name and its algorithms. They take any thread count and throw std::bad_alloc.
+// One instruction set: its name and its algorithms. They run on any number of threads, and throw std::bad_alloc.
 struct Target {
   const char* name;
-  bool bfloat16_products;  // whether bfloat16 storage is multiplied as such; otherwise as float
+  bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
   size_t (*reserve_bytes)(const LstmInputs&);
   void (*forward)(const LstmForward&);
   void (*backward)(const LstmBackward&);
   void (*dense_forward)(const DenseForward&);
   void (*dense_backward)(const DenseBackward&);
-  // Runs so many rounds of multiply-adds on each thread and gives the number of operations done: see peak.h.
+  // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
   double (*peak)(bool bfloat16, int threads, int64_t rounds);
-  const StepKernels* steps;  // the next-token chain, a step at a time
+  const StepKernels* steps;  // the next-token chain, one step at a time
 };
 
 }  // namespace cellerate

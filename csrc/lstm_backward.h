@@ -1,9 +1,9 @@
 // The backward pass of one layer.
 //
-// Time is walked back in chunks. Within a chunk each step turns dh and dc into the gradients dz of the four gates
-// and dz·R^T into the dh of the step before. After a chunk, dx = dz·W^T and the gradients of the weights,
-// [x h 1]^T·dz, are one product each over all its rows. With lookups, dz is summed by id instead, and the small
-// products with the embeddings follow at the end.
+// Time runs backwards in chunks. Within a chunk, each step turns dh and dc into the gradients dz of the four gates,
+// and dz·R^T is the dh of the step before. After a chunk, dx = dz·W^T and the gradients of the weights, [x h 1]^T·dz,
+// are one product each over all its rows. With lookups, dz is summed by id instead, and the small products with the
+// embeddings follow at the end.
 #pragma once
 
 #include <stdexcept>
@@ -23,8 +23,8 @@ class BackwardJob {
   static constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
   using Computed = Element<kComputed>;
   static constexpr int kEach =
-      kPairs ? 2 : 1;  // rows of one word of the summed axis, in the weights' products
-  static constexpr Index kRun = kWidth / kEach;      // words of a panel's row, where the gates are summed
+      kPairs ? 2 : 1;  // rows in one word of the summed axis, in the weights' products
+  static constexpr Index kRun = kWidth / kEach;      // words of a panel's row, where K runs over the gates
   static constexpr Index kGateRun = kLanes / kEach;  // the same for one gate
 
  public:
@@ -44,7 +44,7 @@ class BackwardJob {
         gate_(in.recurrent_activation),
         usual_(has_usual_gates(in)) {}
 
-  // Takes the working memory; called without memory first, to learn how much.
+  // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index chunk_rows = chunk_ * rows_;
@@ -96,15 +96,15 @@ class BackwardJob {
   }
 
  private:
-  // Rows of a chunk: enough for the weights' products to be worth loading and storing the sums of d_kernel and
-  // d_recurrent_kernel, few enough for dz to stay in the last-level cache.
+  // Rows of a chunk: enough to make loading and storing the sums of d_kernel and d_recurrent_kernel worthwhile, and
+  // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = 768;
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
     return in_.mask != nullptr && in_.mask[row * plan_.steps + time_of(step)] == 0;
   }
-  // Where a vector of unit panel `panel` lies in d_h_.
+  // Where the vector of unit panel `panel` lies in d_h_.
   float* d_h(Index panel, Index row) const { return d_h_.at(panel / 4, row) + panel % 4 * kLanes; }
   float* d_c(Index panel, Index row) const { return d_c_ + (panel * plan_.batch + row) * kLanes; }
   // The column panels of the state that belong to unit panels.
@@ -142,12 +142,12 @@ class BackwardJob {
                                plan_.units);
   }
 
-  // Adds what came for the outputs of a step to dh.
+  // Adds the gradients of the outputs of a step to dh.
   void add_output_gradients(Index step, Range rows, Range panels) {
     if (in_.d_outputs == nullptr || (!in_.return_sequences && step + 1 < plan_.steps)) return;
     for (Index row = rows.begin; row < rows.end; ++row) {
       if (masked(row, step)) {
-        // The output was not h, or it was h before: then the gradient stays in dh for the step before.
+        // The output was not h, or it was an earlier h: then the gradient stays in dh for the step before.
         if (in_.masked_output == MaskedOutput::kZero) continue;
         if (in_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]) continue;
       }
@@ -164,8 +164,8 @@ class BackwardJob {
     F d[4];
   };
 
-  // The gradients of the gates of one row and panel of units; leaves in d_c and d_h what the step before gets
-  // past the product.
+  // The gradients of the gates of one row and panel of units. Leaves in d_c and d_h what the step before gets besides
+  // the product.
   template <bool kUsual>
   Gates differentiate_row(Index step, Index panel, Index row) {
     if (masked(row, step)) return {{Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)}};
@@ -185,7 +185,7 @@ class BackwardJob {
     const F dh = Simd::load(d_h(panel, row));
     const F dc = Simd::fma(Simd::mul(dh, o.value), derivative(activation, c, a), Simd::load(d_c(panel, row)));
     Simd::store(d_c(panel, row), Simd::mul(dc, f.value));
-    // Only a masked row's dh outlives this step; see multiply_back.
+    // Only a masked row's dh survives this step; see multiply_back.
     if (in_.mask != nullptr) Simd::store(d_h(panel, row), Simd::set(0));
     return {{Simd::mul(Simd::mul(dc, g.value), i.slope), Simd::mul(Simd::mul(dc, before), f.slope),
              Simd::mul(Simd::mul(dc, i.value), g.slope), Simd::mul(Simd::mul(dh, a), o.slope)}};
@@ -215,7 +215,7 @@ class BackwardJob {
     for (int j = 0; j < 4; ++j) Computed::store(to + j * kLanes, gates.d[j]);
   }
 
-  // dh of the step before = dz·R^T, and the dh of masked rows, which differentiate_row left where it was.
+  // The dh of the step before: dz·R^T, plus the dh of masked rows, which differentiate_row left in place.
   void multiply_back(Index step, Index step_of_chunk, Range rows, Range panels) {
     if (step == 0 && in_.d_h0 == nullptr) return;
     const Index block = chunk_ * rows_ * kRun;
@@ -243,7 +243,7 @@ class BackwardJob {
     return static_cast<const Type*>(in_.outputs) + (row * plan_.steps + step - 1) * plan_.units;
   }
 
-  // Packs x, 1 and h of this thread's rows of a chunk as left factors.
+  // Packs x, 1 and h of this thread's rows in a chunk as left factors.
   void pack_inputs(int index, Index begin, Index end) {
     const Range rows = share(plan_.batch, index, plan_.threads, kEach);
     const float one = Simd::kBfloat16Products && kPairs ? word_of_ones() : 1.0f;
@@ -272,7 +272,7 @@ class BackwardJob {
       }
     }
   }
-  // Packs a row (or two of a word) as column k, with dropout once for each gate.
+  // Packs a row (or the two rows of a word) as column k; with dropout, once for each gate.
   void pack(const Type* even, const Type* odd, Index n, const float* dropout, Index row, float* to,
             Index gate_words, Index k) {
     if (dropout == nullptr) return pack_column<kStorage, kPairs>(even, odd, n, to, depth_, 0, k);
@@ -302,7 +302,7 @@ class BackwardJob {
                        {0, input_panels_});
     } else {
       const auto factors = [&](int gate, Index position) {
-        // The row that pads an odd batch has no factors, and nobody reads its result.
+        // The row that pads an odd batch has no factors of its own, and nobody reads its result.
         const Index row = smaller(position % rows_, plan_.batch - 1);
         return in_.dropout + (gate * plan_.batch + row) * plan_.inputs;
       };
@@ -345,7 +345,7 @@ class BackwardJob {
     }
   }
 
-  // kRows rows of a packed left factor, or of one a gate, times a panel of dz.
+  // kRows rows of a packed left factor, or of one per gate, times a panel of dz.
   Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
                               const float* d_gates, Index deep) const {
     Tile<kPairs, kRows> tile;
@@ -361,7 +361,7 @@ class BackwardJob {
     return tile;
   }
 
-  // Adds four vectors of a panel to a row of 4H in Keras's order, or puts them there.
+  // Adds four vectors of a panel to a row of 4H in Keras's order, or stores them there if `first`.
   void add_gates(const F (&sum)[4], float* row, Index panel, bool first) {
     const Index unit = panel * kLanes;
     for (int j = 0; j < 4; ++j) {
@@ -385,7 +385,7 @@ class BackwardJob {
     }
   }
 
-  // The gradients of the initial states, and with lookups those of the embeddings, the kernel and the bias.
+  // Computes the gradients of the initial states, and with lookups those of embeddings, kernel and bias.
   void finish(int index, Range rows, Range panels) {
     for (Index row = rows.begin; row < rows.end; ++row) {
       for (Index panel = panels.begin; panel < panels.end; ++panel) {
@@ -445,7 +445,7 @@ class BackwardJob {
   const Index chunk_;  // steps taken together
   const Index depth_;  // words along the rows of a chunk
   const Index state_panels_, input_panels_;
-  const Index gates_deep_;  // words of K where the gates are summed
+  const Index gates_deep_;  // words of K where K runs over the gates
   const Index x_rows_;      // of the left factor [x 1]^T
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
@@ -458,8 +458,8 @@ class BackwardJob {
   float* d_gates_ = nullptr;    // dz as a left factor: [unit panel][(step of the chunk, row)][kRun]
   float* d_paired_ =
       nullptr;          // dz as a right factor: [unit panel][depth_][kWidth]; with floats the same memory
-  float* x_ = nullptr;  // [x 1]^T as a packed left factor; with dropout one a gate
-  float* h_ = nullptr;  // h^T as a packed left factor; with recurrent dropout one a gate
+  float* x_ = nullptr;  // [x 1]^T as a packed left factor; with dropout one per gate
+  float* h_ = nullptr;  // h^T as a packed left factor; with recurrent dropout one per gate
   Index x_gate_ = 0, h_gate_ = 0;  // words from one gate's to the next
   Panels d_table_;                 // dz summed by id
   Panels d_embeddings_;

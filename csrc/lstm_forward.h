@@ -1,7 +1,7 @@
 // The forward pass of one layer.
 //
-// For each step and each panel of units, a register tile starts from the input projection, adds h·R, and turns the
-// sums of the four gates into the new c and h without leaving the registers.
+// For each step and each panel of units, a tile of registers starts from the input projection, adds h·R, and turns
+// the sums of the four gates into the new c and h.
 #pragma once
 
 #include "lstm_gates.h"
@@ -32,7 +32,7 @@ class ForwardJob {
         gate_(in.recurrent_activation),
         usual_(has_usual_gates(in)) {}
 
-  // Takes the working memory; called without memory first, to learn how much.
+  // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
     const auto panels = static_cast<size_t>(plan_.unit_panels);
     const auto batch = static_cast<size_t>(plan_.batch);
@@ -80,7 +80,7 @@ class ForwardJob {
   }
 
  private:
-  static constexpr Index kRowsAtOnce = 96;  // of a projection, where time steps are taken together
+  static constexpr Index kRowsAtOnce = 96;  // per projection, where steps are projected together
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
@@ -89,7 +89,7 @@ class ForwardJob {
   float* cell(Index panel, Index row) const { return c_ + (panel * plan_.batch + row) * kLanes; }
   State* state(float* h, Index row) const { return reinterpret_cast<State*>(h + row * h_row_); }
 
-  // Packs this thread's share of the weights and puts the states of its rows to their start.
+  // Packs this thread's share of the weights, and sets the states of its rows to their initial values.
   void prepare(int index) {
     const Range share_of_panels = plan_.panels_shared(index);
     pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
@@ -153,7 +153,7 @@ class ForwardJob {
 
   // h times each gate's dropout mask.
   void drop(float* h, Range rows, int index) {
-    // Where units are split all rows belong to every thread, so they are shared out here.
+    // If units are split, every thread has all rows, so the rows are divided here.
     const Range mine = plan_.split_units ? share(plan_.batch, index, plan_.threads) : rows;
     for (int gate = 0; gate < 4; ++gate) {
       for (Index row = mine.begin; row < mine.end; ++row) {
@@ -194,7 +194,7 @@ class ForwardJob {
            : activate_rows<false>(step, panel, rows, sums[0]);
   }
 
-  // Turns the sums of the four gates into the new c and h of these rows, and keeps what backward needs.
+  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs.
   template <bool kUsual>
   void activate_rows(Index step, Index panel, Range rows, const float* sums) {
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
@@ -213,7 +213,7 @@ class ForwardJob {
       const F o = gate.value(sum[3], e[3]);
       F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
       F new_h = Simd::mul(o, activate(kUsual ? Activation::kTanh : in_.activation, c));
-      // Lanes without a unit have weights of zero, which an infinity among the inputs turns into NaN.
+      // Lanes without a unit have weights of zero, and an infinity among the inputs makes their sums NaN.
       const auto units_of = [lanes](F x) { return lanes < kLanes ? first_lanes(x, lanes) : x; };
       c = units_of(c);
       new_h = units_of(new_h);
@@ -246,7 +246,7 @@ class ForwardJob {
     }
   }
 
-  // Writes the outputs of a step, and its states where backward cannot tell them from the outputs.
+  // Writes the outputs of a step, and its states if backward cannot take them from the outputs.
   void write_outputs(Index step, Range rows, Range panels) {
     const bool last = step + 1 == plan_.steps;
     float* h = h_[(step + 1) % 2];
@@ -295,8 +295,8 @@ class ForwardJob {
   float* kernel_ = nullptr;     // packed
   float* recurrent_ = nullptr;  // packed
   float* bias_ = nullptr;       // packed
-  Panels table_;                // embeddings·kernel + bias, a row an id
-  float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one a gate
+  Panels table_;                // embeddings·kernel + bias, one row per id
+  float* x_ = nullptr;          // [step of the chunk][row][x_row_]; with dropout one per gate
   Index x_gate_ = 0;            // words from one gate's x_ to the next
   Panels projected_;            // x·kernel + bias, rows in the order of x_
   float* h_[2] = {};            // [row][h_row_]: step k reads h_[k % 2] and writes the other

@@ -1,9 +1,9 @@
 // The activation of a gate, and how forward keeps the gate for backward.
 //
-// A header of its own because both passes must agree on it. Floats are kept as they are: the value, or the
-// pre-activation where the value does not tell the derivative. bfloat16 rounds a gate of 0.9975 to 0.9961: its slope
-// s(1 - s) is 56 % off, and d_c, which a forget gate multiplies at every step, 13 % after a hundred. So in bfloat16 a
-// value close to where the activation levels out is kept as its distance from there.
+// Both passes must agree on it. Floats are kept as they are: the value, or the pre-activation if the derivative
+// cannot be computed from the value. bfloat16 rounds a gate of 0.9975 to 0.9961, which makes its slope s(1 - s) 56 %
+// wrong, and after a hundred steps d_c, which the forget gate multiplies at each, 13 % wrong. So in bfloat16, a value
+// close to a limit of the activation is kept as its distance from that limit.
 #pragma once
 
 #include "activations.h"
@@ -19,13 +19,13 @@ class GateFunction {
 
   explicit GateFunction(Activation kind) : kind_(kind), kept_as_(kept_as(kind)) {}
 
-  // The value at x, and what kept() wants to know besides.
+  // The value at x, and in `e` what kept() needs in addition.
   F value(F x, F& e) const { return activate(kind_, x, e); }
 
-  // What to keep of the gate whose value at x is y.
+  // What to keep of a gate whose value at x is y.
   F kept(F x, F y, F e) const {
     if (kBfloat16 && kind_ == Activation::kSigmoid) {
-      // 1 - s = e^-x s, without the rounding of a difference.
+      // 1 - s as e^-x s, which avoids the rounding of a difference.
       return Simd::where_greater(x, set(0.0f), Simd::mul(e, Simd::sub(set(0.0f), y)), y);
     }
     if (kBfloat16 && kind_ == Activation::kTanh) return from_the_ends(y);
@@ -55,8 +55,8 @@ class GateFunction {
   enum class KeptAs {
     kValue,
     kPreActivation,
-    kFromOne,  // of a value in [0, 1]: y up to 1/2, and beyond y - 1, which for 1 is -0
-    kFromEnds,  // of tanh: y up to 1/2 in size, and beyond its distance from 1 or -1, with its sign, times kFar
+    kFromOne,   // for a value in [0, 1]: y up to 1/2, and beyond that y - 1, which is -0 for 1
+    kFromEnds,  // for tanh: y up to 1/2 in size, and beyond that its distance from 1 or -1, signed, times kFar
   };
 
   static KeptAs kept_as(Activation kind) {
@@ -71,7 +71,7 @@ class GateFunction {
         case Activation::kElu:
         case Activation::kCelu:
         case Activation::kSelu:
-          // They have a limit on one side only; what rounding does to x changes the slope there little.
+          // They have a limit on one side only, and there rounding x changes the slope little.
           return KeptAs::kPreActivation;
         default:
           break;
@@ -84,7 +84,8 @@ class GateFunction {
     return Simd::where_greater(y, set(0.5f), Simd::mul(Simd::sub(set(1.0f), y), set(-1.0f)), y);
   }
 
-  // Times this, every distance of a float from 1 is larger than 1, and so is kLeastFar, which adds nothing to 1.
+  // Multiplied by kFar, every nonzero distance of a float from 1 is larger than 1. So is kLeastFar, for a distance of
+  // zero: divided by kFar, it changes nothing when added to 1.
   static constexpr float kFar = 0x1p32f, kLeastFar = 0x1p6f;
 
   static F from_the_ends(F y) {
@@ -104,8 +105,8 @@ class GateFunction {
   const KeptAs kept_as_;
 };
 
-// Whether the activations are those of nearly every LSTM. These have code of their own: beside the calls to the rare
-// ones, for which registers are saved, the forward pass takes a tenth more instructions.
+// Whether the activations are those of nearly every LSTM. These have separate code: next to calls of the rare ones,
+// for which registers must be saved, the forward pass would take a tenth more instructions.
 inline bool has_usual_gates(const LstmInputs& in) {
   return in.activation == Activation::kTanh && in.recurrent_activation == Activation::kSigmoid;
 }

@@ -1,4 +1,4 @@
-// What forward and backward share: sizes, how the work is split over threads, and what is reserved for backward.
+// What forward and backward share: sizes, how the work is divided among threads, and what is kept for backward.
 #pragma once
 
 #include "pack.h"
@@ -12,8 +12,8 @@ struct Plan {
   Index batch, steps, inputs, units, vocabulary;
   Index unit_panels;  // panels of kLanes units
   int threads;
-  // With many rows each thread has rows of its own and meets the others only between chunks of time. With few
-  // rows each thread has units of its own, and all meet at every step.
+  // With many rows, each thread has rows of its own, and threads wait for each other only between chunks of time.
+  // With few rows, each thread has units of its own, and all wait for each other at every step.
   bool split_units;
 
   explicit Plan(const LstmInputs& in)
@@ -23,10 +23,10 @@ struct Plan {
         units(in.units),
         vocabulary(in.ids != nullptr ? in.vocabulary : 0),
         unit_panels(ceil_div(in.units, kLanes)) {
-    // Below this many multiplications a thread costs more than it brings.
+    // With fewer multiplications than this, a thread costs more than it saves.
     constexpr double kWorthAThread = 5e5;
-    // Packed weights of more bytes do not stay in a core's cache from step to step, so that each of its own share
-    // is read faster than by all.
+    // Packed weights of more bytes than this do not stay in a core's cache from step to step; then it is faster if
+    // each core reads only its own share.
     constexpr double kCached = 8e6;
     const double products = 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
                             static_cast<double>(units + (vocabulary > 0 ? 0 : inputs));
@@ -35,8 +35,8 @@ struct Plan {
     // Backward gives each thread whole column panels of the state, so forward does too.
     const Index by_units = smaller(most, ceil_div(units, kWidth));
     const Index by_rows = smaller(most, ceil_div(batch, 2));
-    // The fewer rows a weight is used for, the less of its loading the arithmetic hides: measured, of the full
-    // speed r rows reach about r / (r + 2). Meeting at every step has its price too.
+    // The fewer rows use a weight, the less the arithmetic hides its loading: as measured, r rows reach about
+    // r / (r + 2) of the full speed. Waiting for each other at every step costs something too.
     const auto speed = [](Index workers, double rows) {
       return static_cast<double>(workers) * rows / (rows + 2);
     };
@@ -47,30 +47,30 @@ struct Plan {
     threads = static_cast<int>(split_units ? by_units : by_rows);
   }
 
-  // Pairs of rows stay with one thread: in bfloat16 they share words.
+  // Pairs of rows stay on one thread, because in bfloat16 they share words.
   Range rows_of(int index) const { return split_units ? Range{0, batch} : share(batch, index, threads, 2); }
   Range panels_of(int index) const {
     return split_units ? share(unit_panels, index, threads, 4) : Range{0, unit_panels};
   }
-  // Shares of work that any thread can do.
+  // The shares of work that any thread can do.
   Range panels_shared(int index) const { return share(unit_panels, index, threads); }
   bool all_rows_together() const { return split_units || threads == 1; }
 };
 
-// Tells reserves apart that are laid out differently.
+// Distinguishes reserves with different layouts.
 template <bool kPairs>
 constexpr uint64_t kReserveLayout = 0x4c53544d00000000u + kLanes * 2 + (kPairs ? 1 : 0);
 
-// What forward keeps for backward, in one block of memory.
+// What forward keeps for backward, as one block of memory.
 template <Storage kStorage, bool kPairs>
 struct Reserve {
   using Gate = typename Element<kPairs ? Storage::kBfloat16 : Storage::kFloat32>::Type;
   using State = typename Element<kStorage>::Type;
 
-  uint64_t* layout;  // kReserveLayout, as the target that wrote it has it
+  uint64_t* layout;  // kReserveLayout of the target that wrote it
   float* cells;      // [step][unit panel][row][kLanes]
   Gate* gates;       // [step][unit panel][row][kWidth]: in the form of lstm_gates.h
-  State* states;     // [step][row][unit]: h, where the outputs do not tell it; else null
+  State* states;     // [step][row][unit]: h, if the outputs are not the same; else null
   size_t bytes;
 
   Reserve(const LstmInputs& in, void* memory) {
@@ -87,7 +87,7 @@ struct Reserve {
   }
 };
 
-// For each row the first step, in walking order, that is not masked; `steps` if there is none.
+// For each row, the first step that is not masked, in the order of computation; `steps` if there is none.
 inline void first_unmasked(const LstmInputs& in, int32_t* first) {
   for (Index row = 0; row < in.batch; ++row) {
     Index step = 0;
@@ -97,8 +97,8 @@ inline void first_unmasked(const LstmInputs& in, int32_t* first) {
   }
 }
 
-// Treats denormal numbers as zeros while it lives: they are many times slower, and whether a caller's thread does so
-// is the framework's choice, while workers know nothing of it.
+// Treats denormal numbers as zeros while it lives, because they are many times slower. On the caller's thread it is
+// the framework's choice whether they are zeros, and the workers do not inherit that.
 class WithoutDenormals {
  public:
   WithoutDenormals() : before_(read()) { write(before_ | kFlush); }

@@ -1,4 +1,4 @@
-// Weights and rows laid out for gemm.h: panels in gate order, transposes, pairs of bfloat16.
+// Packs weights and rows for gemm.h: panels in gate order, transposes, pairs of bfloat16.
 //
 // A unit panel holds kLanes units and their four gates: columns [i | f | c | o] of kLanes each. Units beyond H
 // are zero everywhere.
@@ -31,7 +31,7 @@ struct Element<Storage::kBfloat16> {
 // Lanes of a vector that lie before `end`.
 inline int lanes_before(Index first, Index end) { return static_cast<int>(smaller(kLanes, end - first)); }
 
-// The first n lanes, zeros in the others.
+// The first n lanes of x, and zeros in the others.
 inline F first_lanes(F x, int n) {
   float lanes[kLanes];
   Simd::store(lanes, x);
@@ -59,11 +59,11 @@ constexpr Index words(Index n) {
   return kPairs ? ceil_div(n, 2) : n;
 }
 
-// Words from row to row of a matrix with n words a row: an odd number of cache lines, so that neighbouring rows do
-// not fall into the same place of the cache.
+// The distance in words between rows of n words: an odd number of cache lines, so that neighbouring rows do not fall
+// into the same set of the cache.
 constexpr Index spread(Index n) { return (ceil_div(n, 16) | 1) * 16; }
 
-// The word of two vectors: the pair, or where words are floats the first alone.
+// The word of two vectors: the pair, or only the first where words are floats.
 template <bool kPairs, class S = Simd>
 F word(F low, [[maybe_unused]] F high) {
   if constexpr (kPairs) {
@@ -106,8 +106,8 @@ inline void pack_bias(const float* bias, Index units, float* out, Index panels) 
 
 // Packs weights (N, 4H), transposed, as [column panel of N][words of 4H in order][kWidth].
 //
-// The order of K is that of unit panels, as the gradients of the gates lie: (panel, gate, lane); or, where each
-// gate is summed on its own, gate by gate: (gate, panel, lane).
+// K is in the order of unit panels, like the gradients of the gates: (panel, gate, lane); or `by_gate`, if each gate
+// is summed separately: (gate, panel, lane).
 template <bool kPairs>
 void pack_transposed(const float* weights, Index n, Index units, bool by_gate, float* out, Range panels) {
   constexpr int kEach = kPairs ? 2 : 1;
@@ -139,7 +139,7 @@ void pack_transposed(const float* weights, Index n, Index units, bool by_gate, f
   }
 }
 
-// Copies a row of n elements to the words of A's row; what the last word has beyond n becomes zero.
+// Copies a row of n elements to the words of A's row; the rest of the last word becomes zero.
 template <Storage kStorage, bool kPairs>
 void copy_row(const typename Element<kStorage>::Type* from, Index n, float* to) {
   if constexpr (kPairs) {
@@ -173,9 +173,9 @@ inline float* packed_at(float* data, Index depth, Index row, Index k) {
   return data + ((row / kRows) * depth + k) * kRows + row % kRows;
 }
 
-// Writes n elements as column k of a left factor packed from row `first_row` (a multiple of kRows) on. With pairs,
-// `even` and `odd` are two neighbours of the summed axis; `odd` may be null for zeros. `scale`, if not null, has a
-// factor for each element, for `even` and `odd` `scale_stride` apart.
+// Writes n elements as column k of a packed left factor, from row `first_row` (a multiple of kRows) on. With pairs,
+// `even` and `odd` are neighbours on the summed axis; `odd` may be null for zeros. `scale`, if not null, has a factor
+// for each element; the factors for `odd` lie `scale_stride` further on.
 template <Storage kStorage, bool kPairs>
 void pack_column(const typename Element<kStorage>::Type* even, const typename Element<kStorage>::Type* odd,
                  Index n, float* data, Index depth, Index first_row, Index k, const float* scale = nullptr,

@@ -1,4 +1,4 @@
-// How fast this target multiplies when nothing else limits it: the measure that a kernel's speed is a share of.
+// How fast this target multiplies when nothing else limits it. A kernel's speed is given as a share of this.
 #pragma once
 
 #include "gemm.h"
@@ -6,7 +6,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Multiply-adds in registers alone: enough independent sums to hide their latency.
+// Multiply-adds on registers only, with enough independent sums to hide their latency.
 template <bool kPairs>
 class PeakJob {
  public:
@@ -15,7 +15,7 @@ class PeakJob {
   void run(int) {
     F sum[kSums];
     for (F& each : sum) each = Simd::set(0);
-    // Numbers whose sums stay finite and normal. A pair of bfloat16 has the bits of some float.
+    // With these numbers the sums stay finite and normal. A pair of bfloat16 has the bits of some float.
     const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
     for (int64_t round = 0; round < rounds_; ++round) {
 #pragma GCC unroll 16

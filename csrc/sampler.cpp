@@ -45,7 +45,7 @@ Sampler::Sampler(const Sampling& sampling, const Exponentials& exponentials, int
       order_(static_cast<size_t>(outputs)) {
   if (sampling_.repetition_penalty == 1) return;
   times_.resize(static_cast<size_t>(outputs));
-  // A window that all ids fit into forgets none.
+  // A window with room for all ids forgets none.
   const int64_t all = static_cast<int64_t>(previous.size()) + more;
   if (sampling_.window > 0 && sampling_.window < all) ring_.resize(static_cast<size_t>(sampling_.window));
   for (const int32_t id : previous) add(id);
@@ -63,7 +63,7 @@ void Sampler::add(int32_t id) {
 }
 
 int64_t Sampler::choose(const float* logits, uint64_t position, float* log_probability) {
-  // A NaN or an infinity makes a product with zero NaN, and a NaN stays in a sum.
+  // A NaN or an infinity times zero is NaN, and makes the sum NaN.
   float check = 0, top = logits[0];
   for (int64_t n = 0; n < outputs_; ++n) {
     check += logits[n] * 0.0f;
@@ -80,7 +80,7 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
       if (times_[n] == 0) continue;
       const double score = scores_[n] > 0 ? scores_[n] / sampling_.repetition_penalty
                                           : scores_[n] * sampling_.repetition_penalty;
-      // Of two infinities there would be no difference.
+      // The difference of two infinities would be NaN.
       constexpr double kMost = std::numeric_limits<double>::max();
       scores_[n] = std::clamp(score, -kMost, kMost);
     }
@@ -112,8 +112,8 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
     total = 0;
     for (int64_t n = 0; n < left; ++n) total += weights_[n];
   }
-  // Inverse of the distribution function: the first id at which the sum goes above the place. The place is below the
-  // total, so there is one, and its weight is not zero.
+  // Inverts the distribution function: takes the first id at which the sum goes above `place`. `place` is below the
+  // total, so there is such an id, and its weight is not zero.
   const double place =
       std::min(uniform(sampling_.seed, sampling_.stream, position) * total, std::nextafter(total, 0.0));
   double sum = 0;
@@ -125,7 +125,7 @@ int64_t Sampler::choose(const float* logits, uint64_t position, float* log_proba
   return report(ordered ? order_[chosen] : chosen, model_weights);
 }
 
-// Puts the weights in descending order, of equals the lower id first, and gives how many stay.
+// Sorts the weights in descending order, with the lower id of equals first, and gives how many stay.
 int64_t Sampler::filter(double total) {
   const auto before = [&](int32_t a, int32_t b) {
     return weights_[a] != weights_[b] ? weights_[a] > weights_[b] : a < b;
@@ -137,8 +137,8 @@ int64_t Sampler::filter(double total) {
     std::iota(order, order_.end(), 0);
     std::nth_element(order, order + left, order_.end(), before);
   } else {
-    // Those so small that all of them together are less than what top_p leaves out need not be put in order. Half
-    // of that, for sums are rounded.
+    // Weights need no sorting if they are so small that all of them together are less than what top_p leaves out. The
+    // limit is half of that, because sums are rounded.
     const double least = (1 - sampling_.top_p) * total / (2 * static_cast<double>(outputs_));
     left = 0;
     for (int64_t n = 0; n < outputs_; ++n) {
@@ -153,7 +153,7 @@ int64_t Sampler::filter(double total) {
       total = 0;
       for (int64_t n = 0; n < left; ++n) total += weights_[n];
     }
-    // A token stays while the mass before it is short of top_p, so the one that reaches it stays too.
+    // A token stays if the mass before it is short of top_p, so the token that reaches top_p stays too.
     double mass = 0;
     int64_t n = 0;
     for (; n < left && mass < sampling_.top_p * total; ++n) mass += weights_[n];

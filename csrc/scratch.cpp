@@ -20,7 +20,7 @@ struct Block {
   size_t bytes;
 };
 
-// One block for each thread that ever called at the same time as others.
+// The blocks that are kept: as many as calls ever ran at the same time.
 struct Kept {
   std::mutex mutex;
   std::vector<Block> blocks;
@@ -50,8 +50,8 @@ Scratch::Scratch(size_t bytes) {
   }
   if (block.bytes < bytes) {
     std::free(block.data);
-    // Whole huge pages, where the system has them for the asking: packed weights are read from end to end at every
-    // step, and with small pages the processor would look up thousands of addresses.
+    // Whole huge pages, if the system gives them on request: packed weights are read from end to end at every step,
+    // and with small pages the processor would have to translate thousands of addresses.
     const size_t grain = bytes < kHugePage ? 64 : kHugePage;
     block.bytes = (bytes + grain - 1) / grain * grain;
     block.data = static_cast<std::byte*>(std::aligned_alloc(grain, block.bytes));
@@ -74,7 +74,7 @@ Scratch::~Scratch() {
 
 void use_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef __linux__
-  // Only pages that belong to the array whole. Where the system has none it is no worse than before.
+  // Only pages that lie entirely in the array. If the system has no huge pages, nothing is worse than before.
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
   const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePage * kHugePage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);

@@ -1,7 +1,7 @@
 // Working memory of the kernels, kept from call to call.
 //
-// A training step needs the same tens of megabytes again and again; fresh ones would be cleared page by page by the
-// operating system each time.
+// A training step needs the same tens of megabytes again and again, and the operating system would clear fresh memory
+// page by page each time.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
-// Asks the system to back an array that is about to be written with huge pages as far as it is not backed yet: where
-// a framework gives fresh memory at each step, clearing it small page by small page costs as much as the arithmetic.
+// Asks the system for huge pages for an array that is about to be written, where it has no pages yet. If a framework
+// gives fresh memory at each step, clearing it in small pages costs as much as the arithmetic.
 void use_huge_pages(void* data, size_t bytes);
 
-// Lays arrays out one after another, each on a cache line of its own: first without memory, to learn the size, then
-// again with it.
+// Lays out arrays one after another, each starting on a new cache line: first without memory, to learn the size, then
+// again with memory.
 class Layout {
  public:
   explicit Layout(std::byte* base) : base_(base) {}

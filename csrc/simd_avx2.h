@@ -25,21 +25,21 @@ struct Simd {
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-  // Both give b where either is NaN.
+  // Both give b if either is NaN.
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // x * 2^n for an integral n in [-252, 254], in two factors since 2^n itself may not be a normal number.
+  // x * 2^n for an integral n in [-252, 254], as two factors because 2^n itself may not be a normal number.
   static F scale(F x, F n) {
     const __m256i i = _mm256_cvtps_epi32(n);
     const __m256i half = _mm256_srai_epi32(i, 1);
     return _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(i, half)));
   }
-  // a > b ? yes : no, in each lane; no where either is NaN.
+  // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
   }
-  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  // In each lane, yes if the sign bit of x is set (also of -0), else no.
   static F where_negative(F x, F yes, F no) { return _mm256_blendv_ps(no, yes, x); }
 
   static F load_bf16(const uint16_t* p) {
@@ -69,16 +69,16 @@ struct Simd {
   using I = __m256i;
   static I load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
-  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
   static I dot_bytes(F a, F b, I sum) {
     const __m256i x = _mm256_castps_si256(a), y = _mm256_castps_si256(b);
-    // In 16 bits, bytes 0 and 2 of each word, then 1 and 3: nothing saturates.
+    // Multiplies in 16 bits, bytes 0 and 2 of each word and then 1 and 3, so that nothing saturates.
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
                                            _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
   }
-  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
   static void store_bytes(uint8_t* p, F x) {
     const __m256i offset = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
     const __m128i words =
@@ -94,7 +94,7 @@ struct Simd {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
   }
   static __m128i narrow(F x) {
-    // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+    // Rounds to nearest, ties to even; a NaN keeps its upper half and becomes quiet.
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));

@@ -1,11 +1,11 @@
-// Vectors of AVX-512 (F, BW, DQ, VL), and with AVX-512-BF16 its dot product.
+// Vectors of AVX-512 (F, BW, DQ, VL), with the dot product of AVX-512-BF16 if there is one.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-// GCC 12 takes the deliberately undefined operands inside its own intrinsics for a mistake (GCC bug 105593).
+// GCC 12 warns about the deliberately undefined operands inside its own intrinsics (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -35,17 +35,17 @@ struct Simd {
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  // Both give b where either is NaN.
+  // Both give b if either is NaN.
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // x * 2^n for an integral n.
   static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
-  // a > b ? yes : no, in each lane; no where either is NaN.
+  // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
   }
-  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  // In each lane, yes if the sign bit of x is set (also of -0), else no.
   static F where_negative(F x, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(x)), no, yes);
   }
@@ -58,7 +58,7 @@ struct Simd {
   static void store_bf16_n(uint16_t* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
 
 #ifdef __AVX512BF16__
-  // Words are pairs of bfloat16: sum + a.low * b.low + a.high * b.high.
+  // For words that are pairs of bfloat16: sum + a.low * b.low + a.high * b.high.
   static F dot(F a, F b, F sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
@@ -81,22 +81,22 @@ struct Simd {
   using I = __m512i;
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
-  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
   static I dot_bytes(F a, F b, I sum) {
     const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
 #ifdef __AVX512VNNI__
-    // Not the intrinsic, around which GCC 12 copies every sum to another register and back.
+    // Not the intrinsic: around it GCC 12 copies every sum to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "vm"(y));
     return sum;
 #else
-    // In 16 bits, bytes 0 and 2 of each word, then 1 and 3: nothing saturates.
+    // Multiplies in 16 bits, bytes 0 and 2 of each word and then 1 and 3, so that nothing saturates.
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)),
                                            _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
     const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(y, 8));
     return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
   }
-  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
   static void store_bytes(uint8_t* p, F x) {
     const __m512i offset = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(offset));
@@ -109,7 +109,7 @@ struct Simd {
 #ifdef __AVX512BF16__
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
 #else
-    // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+    // Rounds to nearest, ties to even; a NaN keeps its upper half and becomes quiet.
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));

@@ -33,19 +33,19 @@ struct Simd {
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F div(F a, F b) { return vdivq_f32(a, b); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
-  // Both give b where either is NaN, as on x86; vminq_f32 would give NaN.
+  // Both give b if either is NaN, as on x86; vminq_f32 would give NaN.
   static F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
   static F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static F round(F x) { return vrndnq_f32(x); }
-  // x * 2^n for an integral n in [-252, 254], in two factors since 2^n itself may not be a normal number.
+  // x * 2^n for an integral n in [-252, 254], as two factors because 2^n itself may not be a normal number.
   static F scale(F x, F n) {
     const int32x4_t i = vcvtq_s32_f32(n);
     const int32x4_t half = vshrq_n_s32(i, 1);
     return vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(i, half)));
   }
-  // a > b ? yes : no, in each lane; no where either is NaN.
+  // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) { return vbslq_f32(vcgtq_f32(a, b), yes, no); }
-  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  // In each lane, yes if the sign bit of x is set (also of -0), else no.
   static F where_negative(F x, F yes, F no) {
     return vbslq_f32(vcltzq_s32(vreinterpretq_s32_f32(x)), yes, no);
   }
@@ -59,7 +59,7 @@ struct Simd {
     return load_bf16(all);
   }
   static void store_bf16(uint16_t* p, F x) {
-    // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+    // Rounds to nearest, ties to even; a NaN keeps its upper half and becomes quiet.
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
@@ -82,7 +82,7 @@ struct Simd {
   using I = int32x4_t;
   static I load_int(const int32_t* p) { return vld1q_s32(p); }
   static F to_float(I x) { return vcvtq_f32_s32(x); }
-  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
   static I dot_bytes(F a, F b, I sum) {
     const uint8x16_t x = vreinterpretq_u8_f32(a);
     const int8x16_t y = vreinterpretq_s8_f32(b);
@@ -96,7 +96,7 @@ struct Simd {
     };
     return vaddq_s32(sum, vpaddq_s32(words(x_low, y_low), words(x_high, y_high)));
   }
-  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
   static void store_bytes(uint8_t* p, F x) {
     int32_t lanes[kLanes];
     vst1q_s32(lanes, vcvtnq_s32_f32(x));

@@ -1,4 +1,4 @@
-// Vectors in plain C++, for every machine: four lanes, which compilers turn into whatever the baseline has.
+// Vectors in plain C++, for every machine: four lanes, which compilers map to the vectors of the baseline.
 #pragma once
 
 #include <cmath>
@@ -52,7 +52,7 @@ struct Simd {
 #else
   static F fma(F a, F b, F c) { return add(mul(a, b), c); }
 #endif
-  // Both give b where either is NaN.
+  // Both give b if either is NaN.
   static F min(F a, F b) {
     return map(a, b, [](float x, float y) { return x < y ? x : y; });
   }
@@ -66,13 +66,13 @@ struct Simd {
   static F scale(F x, F n) {
     return map(x, n, [](float y, float e) { return std::ldexp(y, static_cast<int>(e)); });
   }
-  // a > b ? yes : no, in each lane; no where either is NaN.
+  // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) {
     F r;
     for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] > b.v[i] ? yes.v[i] : no.v[i];
     return r;
   }
-  // The sign bit of x, which -0 has, ? yes : no, in each lane.
+  // In each lane, yes if the sign bit of x is set (also of -0), else no.
   static F where_negative(F x, F yes, F no) {
     F r;
     for (int i = 0; i < kLanes; ++i) r.v[i] = std::signbit(x.v[i]) ? yes.v[i] : no.v[i];
@@ -93,7 +93,7 @@ struct Simd {
     for (int i = 0; i < n; ++i) {
       uint32_t bits;
       std::memcpy(&bits, &x.v[i], 4);
-      // Round to nearest, ties to even; a NaN keeps its upper half, made quiet.
+      // Rounds to nearest, ties to even; a NaN keeps its upper half and becomes quiet.
       const bool nan = (bits & 0x7fffffff) > 0x7f800000;
       const uint32_t rounded = nan ? bits | 0x00400000 : bits + 0x7fff + ((bits >> 16) & 1);
       p[i] = static_cast<uint16_t>(rounded >> 16);
@@ -117,7 +117,7 @@ struct Simd {
     return {{static_cast<float>(x.v[0]), static_cast<float>(x.v[1]), static_cast<float>(x.v[2]),
              static_cast<float>(x.v[3])}};
   }
-  // Words are four bytes each, unsigned in a and signed in b: sum + the four products, exactly.
+  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
   static I dot_bytes(F a, F b, I sum) {
     uint8_t x[4 * kLanes];
     int8_t y[4 * kLanes];
@@ -126,7 +126,7 @@ struct Simd {
     for (int i = 0; i < 4 * kLanes; ++i) sum.v[i / 4] += static_cast<int32_t>(x[i]) * y[i];
     return sum;
   }
-  // x, which lies in [-127, 127], to the nearest whole number, ties to even, plus 128, as a byte a lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
   static void store_bytes(uint8_t* p, F x) {
     for (int i = 0; i < kLanes; ++i)
       p[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(x.v[i])) + 128);

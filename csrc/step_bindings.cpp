@@ -1,4 +1,4 @@
-// step_model.h for Python: cellerate.kernels.decoder.cpu is its face and checks shapes and types.
+// step_model.h for Python. cellerate.kernels.decoder.cpu calls it, with shapes and types already checked.
 #include "step_bindings.h"
 
 #include <nanobind/ndarray.h>
@@ -52,7 +52,7 @@ void make(StepModel* self, const std::vector<Node>& nodes, int precision, int th
     new (self) StepModel(chain, static_cast<Precision>(precision), threads);
     return;
   } catch (const std::domain_error& error) {
-    // A weight that is no number; the face tells it from a wrong argument by the kind of the error.
+    // A weight is not finite. The type of the error lets Python distinguish this from a wrong argument.
     PyErr_SetString(PyExc_ArithmeticError, error.what());
   }
   throw nb::python_error();
@@ -80,7 +80,7 @@ Sampling sampling_of(const Rules& rules) {
           std::get<4>(rules), std::get<5>(rules), std::get<6>(rules), std::get<7>(rules)};
 }
 
-// Writes the ids and their log probabilities, (B, N) with N the largest count; gives of each row how many there are,
+// Writes the ids and their log probabilities, (B, N) with N the largest count. Gives for each row how many there are,
 // and whether a logit was not finite.
 std::vector<std::tuple<int64_t, bool>> generate(const StepModel& model, const In<float>& state,
                                                 const Out<float>& new_state, const Out<float>& logits,

@@ -1,4 +1,4 @@
-// What bindings.cpp calls to add the next-token chain to the module.
+// Adds the next-token chain to the module; bindings.cpp calls it.
 #pragma once
 
 #include <nanobind/nanobind.h>

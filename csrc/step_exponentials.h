@@ -1,7 +1,7 @@
 // Softmax in double precision, for drawing and scoring: the same bits on every target.
 //
-// A header of its own because nothing here is about layers. The loops are plain C++, which the compiler turns into the
-// target's vectors; every multiply-add is written out, so that none is fused on one target and not on another.
+// The loops are plain C++, which the compiler turns into the target's vectors. Every multiply-add is written out, so
+// that none is fused on one target and not on another.
 #pragma once
 
 #include "lstm.h"
@@ -9,11 +9,13 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// e^x within 1 ulp for x of at most 0; zero below -708, where it is next to the smallest number.
-// Source: Cody and Waite's reduction, x = n ln 2 + r; the Taylor polynomial of degree 13, 2e-19 off for |r| < 0.35.
+// e^x within 1 ulp for x of at most 0; zero below -708, where it is close to the smallest normal number.
+// Source: Cody and Waite's reduction, x = n ln 2 + r; the Taylor polynomial of degree 13, with an error of 2e-19 for
+// |r| < 0.35.
 inline double exponential_below_zero(double x) {
   constexpr double kLeast = -708;
-  // To a number of this size nothing but whole numbers can be added; n then stands in its lowest bits.
+  // A number of this size has no bits for fractions, so the sum is rounded to a whole number; n is in its lowest
+  // bits.
   constexpr double kWhole = 0x1.8p52;
   constexpr double kHigh = 0x1.62e42fefa39efp-1, kLow = 0x1.abc9e3b39803fp-56;  // ln 2
   const double bounded = x < kLeast ? kLeast : x;
@@ -34,7 +36,7 @@ inline double exponential_below_zero(double x) {
   p = __builtin_fma(p, r, 0.5);
   p = __builtin_fma(p, r, 1.0);
   p = __builtin_fma(p, r, 1.0);
-  // 2^n: its exponent is n, more than -1023, plus 1023.
+  // 2^n: its exponent field is n + 1023, where n is above -1023.
   const double power =
       __builtin_bit_cast(double, (__builtin_bit_cast(uint64_t, shifted) + uint64_t{1023}) << 52);
   return x < kLeast ? 0 : p * power;
@@ -42,7 +44,7 @@ inline double exponential_below_zero(double x) {
 
 inline void exponential_weights(const double* scores, int64_t count, double largest, double temperature,
                                 double* weights) {
-  // With the largest taken away first a tiny temperature cannot overflow.
+  // Because the largest score is subtracted first, a tiny temperature cannot cause an overflow.
   if (temperature == 1) {
     for (int64_t n = 0; n < count; ++n) weights[n] = exponential_below_zero(scores[n] - largest);
   } else {
@@ -51,7 +53,7 @@ inline void exponential_weights(const double* scores, int64_t count, double larg
   }
 }
 
-// In 16 sums, then these in order: the order of additions is part of the result.
+// Adds up 16 sums, and then these in order, because the order of additions is part of the result.
 inline double exponential_sum(const float* logits, int64_t count, double largest) {
   constexpr int kSums = 16;
   double sums[kSums] = {};

@@ -1,7 +1,7 @@
-// The kernels of step_model.h: a chain of layers on packed weights, a few rows at a time.
+// The kernels of step_model.h: a chain of layers on packed weights, for a few rows at a time.
 //
-// Threads share the columns of every product, for with few rows the time goes into reading weights, and each core then
-// keeps its own part in its cache. They meet at a barrier after every product.
+// Threads divide the columns of every product, because with few rows the time goes into reading weights, and each
+// core keeps its own part of them in its cache. They meet at a barrier after every product.
 #pragma once
 
 #include "step_exponentials.h"
@@ -9,7 +9,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Sums of a row in an order that no target changes: 16 sums, each over every 16th feature, then these in order.
+// Sums a row in the same order on every target: 16 sums, each over every 16th feature, and then these in order.
 template <class Term>
 double sum_in_order(Index n, Term term) {
   double sums[16] = {};
@@ -35,11 +35,11 @@ inline void normalise_row(const PackedNode& node, float* row) {
   }
 }
 
-// One call. Rows of a chunk are counted (step of the chunk, row of the batch).
+// One call. The rows of a chunk are in the order (step of the chunk, row of the batch).
 template <Precision kPrecision>
 class StepJob {
   static constexpr int kEach = elements_of_word(kPrecision);
-  static constexpr Index kRowsAtOnce = 96;  // of a product over time
+  static constexpr Index kRowsAtOnce = 96;  // per product over several steps
 
  public:
   StepJob(const PackedChain& chain, const StepCall& call)
@@ -101,14 +101,13 @@ class StepJob {
   }
 
  private:
-  // What a node has while the job runs.
+  // The memory of a node while the job runs.
   struct Layer {
     float* floats;  // [row][float_row], outputs
-    float*
-        words;  // [row][word_row], the same as a left factor; of an LSTM the first batch is h before the chunk
-    float* scales;     // [row], int8
-    float* cells;      // [panel][row of the batch][kLanes]
-    float* hidden;     // [row of the batch][unit], the last h in full
+    float* words;   // [row][word_row], the same as a left factor; for an LSTM, h before the chunk comes first
+    float* scales;  // [row], int8
+    float* cells;   // [panel][row of the batch][kLanes]
+    float* hidden;  // [row of the batch][unit], the last h in full
     float* projected;  // [panel][row][kWidth]
     Index float_row, word_row;
   };
@@ -118,7 +117,7 @@ class StepJob {
     const bool lstm = node.kind == StepKind::kLstm;
     return share(lstm ? node.recurrent.columns_panels : node.kernel.columns_panels, index, call_.threads);
   }
-  // Whether the words of a node's outputs are only made when the whole row is there.
+  // Whether the words of a node's outputs can only be made once the whole row is there.
   bool words_later(const PackedNode& node) const {
     if (node.kind == StepKind::kDense) return kPrecision != Precision::kFloat32;
     return node.kind == StepKind::kLstm && !is_static(node);
@@ -128,7 +127,7 @@ class StepJob {
     return call_.lengths != nullptr && step >= call_.lengths[row];
   }
 
-  // The outputs of node n as a left factor, from row `first` of the chunk on.
+  // The outputs of node n as a left factor, starting with row `first` of the chunk.
   StepRows rows_of(int n, Index first) const {
     const PackedNode& node = chain_.nodes[n];
     const Layer& layer = layers_[n];
@@ -143,7 +142,7 @@ class StepJob {
     return layer.floats + row * layer.float_row;
   }
 
-  // Calls each(node, layer, at) for the LSTMs, where `at` is the place of their h in a state; c follows it.
+  // Calls each(node, layer, at) for each LSTM, where `at` is the place of its h in a state; c follows it.
   template <class Each>
   void for_states(Each each) {
     Index at = 0;
@@ -154,7 +153,8 @@ class StepJob {
       at += 2 * node.outputs;
     }
   }
-  // Calls each(row, first unit, hidden, cells) for this thread's panels of an LSTM, with the places of their h and c.
+  // Calls each(row, first unit, hidden, cells) for this thread's panels of an LSTM; the last two are where h and c
+  // lie.
   template <class Each>
   void for_vectors(int index, const PackedNode& node, const Layer& layer, Each each) {
     const Range panels = panels_of(node, index);
@@ -204,10 +204,10 @@ class StepJob {
     for (Index step = 0;; ++step) {
       int32_t id = 0;
       if (batch_ == 1) {
-        // Each thread draws for itself, from logits that stay the same until all have met again.
+        // Each thread draws the id itself, from logits that do not change until all threads have met again.
         id = generation.next(index, logits);
         if (id < 0) break;
-        // In two places by turns: the others read one while this thread may already write the next.
+        // Alternates between two places: other threads may still read one while this thread writes the next.
         if (index == 0) cancelled_[step % 2] = generation.cancelled();
       } else {
         for (Index row = mine.begin; row < mine.end; ++row)
@@ -231,7 +231,7 @@ class StepJob {
     }
   }
 
-  // Runs the nodes up to the last LSTM for some steps, the id of (row, step) being ids[row * stride + step].
+  // Runs the nodes up to the last LSTM for some steps. The id of (row, step) is ids[row * stride + step].
   void run_chunk(int index, Index begin, Index steps, const int32_t* ids, Index stride) {
     const Range mine = share(steps * batch_, index, call_.threads);
     for (int n = 0; n <= last_lstm_; ++n) {
@@ -254,7 +254,7 @@ class StepJob {
     }
   }
 
-  // Runs the nodes after the last LSTM for those rows whose logits are wanted.
+  // Runs the nodes after the last LSTM for the rows whose logits are wanted.
   void finish_chunk(int index, Index begin, Index steps, float* logits = nullptr) {
     const bool last = begin + steps == call_.steps;
     const bool all = call_.log_probabilities != nullptr;
@@ -283,7 +283,7 @@ class StepJob {
                          : static_cast<float>(log_softmax(kExponentials, floats_of(end, row), chain_.outputs,
                                                           call_.ids[b * call_.steps + next]));
     }
-    // The rows are written again in the next chunk.
+    // The next chunk overwrites the rows.
     barrier_.wait();
   }
 
@@ -295,7 +295,7 @@ class StepJob {
         row_to_words<kPrecision>(floats_of(n, row), node.outputs, layer.words + at * layer.word_row);
   }
 
-  // One node without a state; `out`, if not null, takes the rows densely instead.
+  // Runs a node without a state. If `out` is not null, the rows are written there instead, without padding.
   void run_stateless(int index, int n, Range rows, float* out) {
     const PackedNode& node = chain_.nodes[n];
     if (node.kind == StepKind::kDense) {
@@ -363,7 +363,8 @@ class StepJob {
       return ended(row, begin + step) || (chain_.masks_zero && ids[row * stride + step] == 0);
     };
     for (Index step = 0; step < steps; ++step) {
-      // There and back by turns: where the weights do not fit a core's cache, it still has those of the last panels.
+      // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, it still
+      // has those of the last panels.
       for_blocks({0, batch_}, panels, (begin + step) % 2 == 1,
                  [&](auto count, auto side, Index row, Index panel) {
                    constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
@@ -392,8 +393,8 @@ class StepJob {
         barrier_.wait();
       }
     }
-    // The last h becomes the first of the next chunk. All have read the old one; the barrier of whatever comes
-    // next makes the new one seen.
+    // The last h becomes the first of the next chunk. All threads have read the old one; the next barrier, whoever
+    // waits at it, makes the new one visible.
     const Range mine = share(batch_, index, call_.threads);
     for (Index row = mine.begin; row < mine.end; ++row) {
       std::memcpy(layer.words + row * layer.word_row, layer.words + (rows + row) * layer.word_row,
@@ -403,7 +404,7 @@ class StepJob {
     if (n + 1 == chain_.count || (n == last_lstm_ && call_.generation == nullptr)) barrier_.wait();
   }
 
-  // The gates' sums of one row and panel become c and h.
+  // Turns the sums of the gates of one row and panel into c and h.
   void advance(int n, Index step, bool stays, Index row, Index panel, const F* sums) {
     const PackedNode& node = chain_.nodes[n];
     const Layer& layer = layers_[n];
@@ -422,7 +423,7 @@ class StepJob {
       h = Simd::mul(o, activate(node.activation, c));
       const int lanes = lanes_before(unit, node.outputs);
       if (lanes < kLanes) {
-        // Lanes without a unit have weights of zero, which an infinity would turn into NaN.
+        // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.
         c = first_lanes(c, lanes);
         h = first_lanes(h, lanes);
       }
@@ -442,8 +443,8 @@ class StepJob {
   int last_lstm_;
   bool cancelled_[2] = {};
   Layer* layers_ = nullptr;
-  float* logits_ = nullptr;   // (B, V') of the last step of a generation
-  int32_t* drawn_ = nullptr;  // (B) the ids it reads; -1 for a row that has ended
+  float* logits_ = nullptr;   // (B, V') after the last step of a generation
+  int32_t* drawn_ = nullptr;  // (B) the ids that a step reads; -1 for a row that has ended
 };
 
 template <Precision kPrecision>

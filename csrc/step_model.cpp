@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Whole numbers of sums of bytes stay below 2^31 up to so many inputs.
+// The most inputs for which integer sums of products of bytes stay below 2^31.
 constexpr int64_t kMostInputs = 65536;
 
 void check_finite(const float* values, int64_t count, size_t node, const char* name) {
@@ -125,7 +125,7 @@ StepModel::StepModel(const std::vector<StepNode>& nodes, Precision precision, in
   outputs_ = width;
   const StepChain chain{nodes.data(), static_cast<int>(nodes.size()), precision};
   bytes_ = target_->steps->pack(chain, nullptr);
-  // Whole huge pages, for the weights are read from end to end at every step.
+  // Whole huge pages, because the weights are read from end to end at every step.
   constexpr size_t kHugePage = size_t{2} << 20;
   const size_t grain = bytes_ < kHugePage / 2 ? 64 : kHugePage;
   const size_t whole = (bytes_ + grain - 1) / grain * grain;
@@ -158,7 +158,7 @@ void StepModel::check(const StepCall& call) const {
 void StepModel::run(StepCall call) const {
   if (call.generation == nullptr) check(call);
   if (call.batch == 0) return;
-  // Below this many multiplications in a call, waking a thread costs more than it brings.
+  // With fewer multiplications than this in a call, waking a thread costs more than it saves.
   constexpr double kWorthAThread = 1e6;
   if (call.threads > 0) {
   } else if (threads_ > 0) {
@@ -189,7 +189,7 @@ std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vec
   call.new_state = new_state;
   call.logits = logits;
   call.threads = threads;
-  // Logits beyond the vocabulary are no ids; only measure() draws from a model that has some.
+  // Logits beyond the vocabulary are not ids; only measure() draws from a model that has such logits.
   Generation generation(draws, exponentials(), std::min(outputs_, vocabulary_), threads);
   call.generation = &generation;
   run(call);
@@ -199,12 +199,13 @@ std::vector<StepModel::Drawn> StepModel::generate_on(int threads, const std::vec
   return drawn;
 }
 
-// A stretch of ids after the other, each on as many threads as are faster at the time.
+// Draws ids in stretches, each on as many threads as are fastest at the time.
 StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, float* new_state,
                                              float* logits) const {
   constexpr int64_t kStretch = 512, kTrial = 64;
-  // Fewer ids tell nothing. What wakes threads in every call is part of the pace of such calls; where only a trial
-  // wakes them it is not, so some ids go ahead of it, on threads that are awake from then on.
+  // With fewer than kTells ids, a time says nothing. If every call wakes threads, that belongs to the pace of the
+  // calls. If only a trial wakes them, it does not; so the trial first draws kWaking ids, after which the threads are
+  // awake.
   constexpr int64_t kTells = 8, kWaking = 4;
   std::vector<float> before;
   std::vector<int32_t> previous;
@@ -239,7 +240,7 @@ StepModel::Drawn StepModel::generate_at_pace(Draw draw, const float* state, floa
   }
 }
 
-// Whether it is time to see if the threads that one stream does not use still are slower.
+// Whether it is time to check if the number of threads that is not in use is still slower.
 bool StepModel::is_trial_due() const {
   constexpr int64_t kTryAgain = 500'000'000;  // nanoseconds
   const int64_t now = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
@@ -254,7 +255,7 @@ int StepModel::threads_of_one_stream() const {
 }
 
 bool StepModel::several_are_faster() const {
-  // Others must be worth what they keep from whoever else would use them.
+  // More threads must be clearly faster, because they take cores from whoever else could use them.
   constexpr double kWorth = 0.9;
   return pace_.several > 1 && pace_.seconds[1].load(std::memory_order_relaxed) <
                                   kWorth * pace_.seconds[0].load(std::memory_order_relaxed);
@@ -263,7 +264,7 @@ bool StepModel::several_are_faster() const {
 void StepModel::measure() const {
   const int most = thread_count();
   if (most == 1) return;
-  // Enough multiplications that waking the threads does not count.
+  // Enough multiplications to make the waking of threads negligible.
   const auto steps = static_cast<int64_t>(std::clamp(2e7 / products_, 32.0, 256.0));
   std::vector<float> state(static_cast<size_t>(state_size_)), after(state.size());
   std::vector<float> logits(static_cast<size_t>(outputs_));

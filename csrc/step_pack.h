@@ -1,11 +1,11 @@
-// The weights of a chain as the steps read them: packed once, in one block of memory.
+// The weights of a chain in the form that the steps read: packed once, in one block of memory.
 #pragma once
 
 #include "step_products.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
-// A table of embeddings·kernel + bias larger than this is not worth its memory.
+// The most bytes that a table of embeddings·kernel + bias is worth.
 constexpr Index kLargestTable = Index{64} << 20;
 
 struct PackedNode {
@@ -14,11 +14,11 @@ struct PackedNode {
   Activation activation, recurrent_activation;
   float epsilon;
   StepMatrix kernel, recurrent;
-  float* bias;      // of a product [panel][kWidth]; otherwise beta or offset, padded, or null
+  float* bias;      // of a product, [panel][kWidth]; otherwise beta or offset, padded, or null
   float* factors;   // gamma or scale, padded, or null
-  float* table;     // of an LSTM: [id][panel][kWidth], or null; of an embedding the rows, padded
-  bool table_used;  // of an embedding: the LSTM after it has the table
-  bool bounded;     // of an LSTM: |h| is at most 1
+  float* table;     // for an LSTM, [id][panel][kWidth], or null; for an embedding its rows, padded
+  bool table_used;  // for an embedding: whether the LSTM after it has a table
+  bool bounded;     // for an LSTM: whether |h| is at most 1
 };
 
 struct PackedChain {
@@ -35,7 +35,7 @@ inline uint16_t round_to_bf16(float x) {
   return lanes[0];
 }
 
-// Packs a matrix (K, ...) whose packed column c is column `column(c)` of `stride`, or zeros where that is negative.
+// Packs a matrix (K, stride): packed column c is its column `column(c)`, or zeros if that is negative.
 template <class Column>
 void pack_matrix(Precision precision, const float* from, Index k, Index stride, Column column,
                  const StepMatrix& to) {
@@ -52,7 +52,7 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
         const float size = __builtin_fabsf(weight(row));
         largest = size > largest ? size : largest;
       }
-      // A column so small that its scale would be a denormal number is zero for all that matters.
+      // A column so small that its scale would be a denormal number may become zeros.
       scale = largest / 127 < 1e-37f ? 1 : largest / 127;
       to.scales[n] = scale;
     }
@@ -88,7 +88,7 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   }
 }
 
-// Lays a chain out in memory and, where there is memory, packs it.
+// Lays out a chain in memory and, if there is memory, packs it.
 class StepPacker {
  public:
   StepPacker(const StepChain& chain, std::byte* memory) : chain_(chain), memory_(memory) {}
@@ -177,7 +177,7 @@ class StepPacker {
       pack_matrix(chain_.precision, from.kernel, from.inputs, 4 * units, column, node.kernel);
       return;
     }
-    // The table is float32 whatever the precision: it costs nothing at a step.
+    // The table is float32 whatever the precision, because that costs nothing at a step.
     StepMatrix kernel;
     Layout sizes(nullptr);
     lay_out_matrix(Precision::kFloat32, from.inputs, panels, sizes, kernel);

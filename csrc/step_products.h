@@ -1,7 +1,7 @@
 // Products of a few rows with packed weights, and rows as their left factors.
 //
-// Weights lie in panels of four vectors as in gemm.h, and a word of the summed axis K is one float, two bfloat16 or
-// four bytes.
+// Weights lie in panels of four vectors, as in gemm.h. A word of the summed axis K is one float, two bfloat16 or four
+// bytes.
 #pragma once
 
 #include "activations.h"
@@ -10,7 +10,7 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Panels that a single row takes side by side: their sums hide the latency of a multiply-add.
+// How many panels a single row takes side by side: enough sums to hide the latency of a multiply-add.
 constexpr int kSide = kRows >= 6 ? 4 : 2;
 
 constexpr int elements_of_word(Precision precision) {
@@ -26,18 +26,18 @@ struct StepMatrix {
   float* scales = nullptr;    // int8: [panel][kWidth]
 };
 
-// The left factor: row r lies at words + r * row. scales has a factor for each row (int8), or is null for 1/127.
+// The left factor: row r lies at words + r * row. For int8, `scales` has a factor for each row, or is null for 1/127.
 struct StepRows {
   const float* words;
   Index row;
   const float* scales;
 };
 
-// kCount rows of kPanels panels of sums.
+// Sums of kCount rows and kPanels panels.
 template <int kCount, int kPanels>
 using Sums = F[kCount][4 * kPanels];
 
-// One word of K for kCount rows: sum = product(x, w, sum). Weights that several rows share are loaded first.
+// Takes one word of K for kCount rows: sum = product(x, w, sum). Weights that several rows share are loaded first.
 template <int kCount, int kPanels, class Sum, class Product>
 inline void add_word(const float* words, Index row, const float* weights, Index next_panel, Sum& sums,
                      Product product) {
@@ -62,7 +62,7 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
 
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`.
 //
-// All loops over sums are unrolled, or the compiler would keep them in memory.
+// All loops over sums are unrolled; otherwise the compiler would keep the sums in memory.
 template <Precision kPrecision, int kCount, int kPanels>
 inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
                         Sums<kCount, kPanels>& sums) {
@@ -122,8 +122,8 @@ struct PanelCount {
   static constexpr int value = kCount;
 };
 
-// Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover rows and panels, from the last
-// panels to the first if `backwards`.
+// Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover the rows and panels;
+// `backwards` goes from the last panels to the first.
 template <class Body>
 inline void for_blocks(Range rows, Range panels, bool backwards, Body body) {
   const auto in_turn = [backwards](Index count, auto each) {
@@ -148,7 +148,7 @@ inline void for_blocks(Range rows, Range panels, bool backwards, Body body) {
   if (panel < panels.end) body(Rows<1>{}, PanelCount<1>{}, rows.begin, panel);
 }
 
-// A row of floats, of which the first n count, as the words of a product's left factor; gives its scale.
+// Turns the first n floats of a row into the words of a product's left factor, and gives their scale.
 template <Precision kPrecision>
 float row_to_words(const float* from, Index n, float* to) {
   if constexpr (kPrecision == Precision::kFloat32) {
@@ -165,7 +165,7 @@ float row_to_words(const float* from, Index n, float* to) {
     for (Index first = 0; first < n; first += kLanes) {
       const F x = load_upto<Storage::kFloat32>(from, first, n);
       largest = Simd::max(largest, Simd::max(x, Simd::sub(Simd::set(0), x)));
-      // NaN from the first NaN or infinity on.
+      // Becomes NaN with the first NaN or infinity.
       strange = Simd::fma(x, Simd::set(0), strange);
     }
     float lanes[kLanes], stranges[kLanes];
@@ -187,7 +187,7 @@ float row_to_words(const float* from, Index n, float* to) {
   }
 }
 
-// Units [first, first + kLanes) of an h in [-1, 1] as part of its row's words.
+// Stores units [first, first + kLanes) of an h in [-1, 1] into the words of its row.
 template <Precision kPrecision>
 void store_state(float* row, Index first, F h) {
   if constexpr (kPrecision == Precision::kFloat32) {

@@ -7,7 +7,7 @@
 #include "peak.h"
 #include "step_model.h"
 
-// A target whose fma rounds twice has the steps of another, so that they are the same numbers everywhere.
+// A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
 #ifdef CELLERATE_STEPS
 namespace cellerate::CELLERATE_STEPS {
 extern const StepKernels kStepKernels;

@@ -1,5 +1,5 @@
-// The steps of the scalar target, with fma as other targets have it: one rounding, which the C library provides where
-// the processor does not.
+// The steps of the scalar target, with an fma that rounds once, as on other targets; if the processor has none, the C
+// library provides it.
 #define CELLERATE_TARGET fused
 #define CELLERATE_FUSED
 #include "simd_scalar.h"

@@ -27,9 +27,9 @@ namespace {
 using Body = void (*)(void* context, int index, int count);
 
 constexpr int kMaxThreads = 1024;
-// Long enough to bridge the gap between two products of one layer, short enough to leave the cores to others.
+// Long enough to bridge the gap between two products of a layer, short enough to leave the cores to others.
 constexpr std::chrono::microseconds kSpin{20};
-// A caller waits for workers that are about to end, and on a virtual machine it would take 40 µs to wake.
+// A caller waits for workers that are about to finish, and on a virtual machine waking it would take 40 µs.
 constexpr std::chrono::microseconds kCallerPatience{200};
 // The threads of one step arrive within this many pauses, unless one of them has no core of its own.
 constexpr int kBarrierPauses = 500;
@@ -57,7 +57,7 @@ void wait_while(const std::atomic<Value>& value, Value old, std::chrono::microse
   value.wait(old, std::memory_order_acquire);
 }
 
-// The first line of a file; empty where there is none.
+// The first line of a file; empty if there is no such file.
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -65,7 +65,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The logical processors this process may run on.
+// The logical processors that this process may run on.
 std::vector<int> allowed_processors() {
   std::vector<int> found;
 #ifdef __linux__
@@ -92,7 +92,7 @@ std::vector<int> allowed_processors() {
 int physical_cores() {
   std::set<std::string> cores;
   for (const int processor : allowed_processors()) {
-    // All logical processors of a core show the same list.
+    // All logical processors of a core have the same list.
     std::string siblings = first_line("/sys/devices/system/cpu/cpu" + std::to_string(processor) +
                                       "/topology/thread_siblings_list");
     cores.insert(siblings.empty() ? "only " + std::to_string(processor) : std::move(siblings));
@@ -100,14 +100,14 @@ int physical_cores() {
   return static_cast<int>(cores.size());
 }
 
-// How many cores' time the control groups above this process allow (`docker run --cpus`), rounded up.
+// How many cores' worth of time the control groups above this process allow (`docker run --cpus`), rounded up.
 int allowed_by_control_groups() {
   long lowest = kMaxThreads;
-  std::string group = first_line("/proc/self/cgroup");  // "0::/path" where control groups have version 2
+  std::string group = first_line("/proc/self/cgroup");  // "0::/path" with version 2 of control groups
   if (!group.starts_with("0::/")) return kMaxThreads;
   group.erase(0, 3);
   while (true) {
-    // "200000 100000" is two cores' time, "max 100000" all there is.
+    // "200000 100000" means the time of two cores, "max 100000" no limit.
     const std::string limit = first_line("/sys/fs/cgroup" + group + "/cpu.max");
     char* rest = nullptr;
     const long quota = std::strtol(limit.c_str(), &rest, 10);
@@ -132,7 +132,7 @@ int default_thread_count() {
   return std::clamp(std::min(physical_cores(), allowed_by_control_groups()), 1, kMaxThreads);
 }
 
-// Set while this thread runs a body of a parallel() of several threads.
+// Set while this thread runs a body of a parallel() with several threads.
 thread_local bool inside_body = false;
 
 class Pool {
@@ -169,25 +169,25 @@ class Pool {
   enum class Call { kRun, kEnd };
 
   struct alignas(128) Worker {
-    // Counts the calls, so that a worker can wait for its change.
+    // Counts the calls, so that a worker can wait for it to change.
     std::atomic<uint32_t> calls{0};
     Call last = Call::kRun;
     std::thread thread;
 
     void call(Call what) {
       last = what;
-      // Sequentially consistent: notify_one() may skip the waking only if the sleeper will see the new value.
+      // Sequentially consistent, because notify_one() may skip waking only if the sleeper will see the new value.
       calls.fetch_add(1, std::memory_order_seq_cst);
       calls.notify_one();
     }
   };
 
-  // Makes sure that there are `count` workers.
+  // Makes sure that there are at least `count` workers.
   void start(int count) {
     workers_.reserve(count);
     while (workers_.size() < static_cast<size_t>(count)) {
       auto worker = std::make_unique<Worker>();
-      // Signals are for the program's own threads: one that a worker takes does not wake Python's main thread.
+      // Workers block all signals: a signal that a worker took would not wake Python's main thread.
       sigset_t all, before;
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -214,7 +214,7 @@ class Pool {
       wait_while(self->calls, seen, kSpin);
       if (self->last == Call::kEnd) return;
       body_(context_, index, count_);
-      // The caller may return and call again as soon as this is done, so nothing of the job is read after it.
+      // After this the caller may return and call again, so nothing of the job may be read any more.
       if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1) running_.notify_one();
     }
   }
@@ -224,16 +224,17 @@ class Pool {
   Body body_ = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
-  alignas(128) std::atomic<int> running_{0};  // workers that have not ended the job
+  alignas(128) std::atomic<int> running_{0};  // workers that have not finished the job
 };
 
-// Nothing here has a destructor, for that would run at the program's end while workers sleep on its memory.
-std::atomic<int> chosen_count{0};  // 0 until it is first asked for or set
+// Nothing here has a destructor, because it would run at the program's end while workers sleep on its memory.
+std::atomic<int> chosen_count{0};  // 0 until it is first read or set
 std::atomic<Pool*> current{nullptr};
 Pool* left_behind = nullptr;
 
-// In the child of a fork, only the thread that forked goes on. The pool there has workers that are gone, and its
-// mutex may be locked by a thread that is gone, so it is left alone for ever; in a list, since it is no leak.
+// In the child of a fork, only the thread that forked exists. The pool's workers are gone, and its mutex may be
+// locked by a thread that is gone, so the pool is never touched again. It stays in a list, so that it does not count
+// as a leak.
 void forget_pool() {
   if (Pool* pool = current.exchange(nullptr)) {
     pool->next = left_behind;
@@ -244,7 +245,7 @@ void forget_pool() {
 
 const int fork_error = pthread_atfork(nullptr, nullptr, forget_pool);
 
-// Without a lock, for a fork could leave that locked.
+// Takes no lock, because a fork could leave it locked.
 Pool& pool() {
   if (fork_error != 0) throw std::system_error(fork_error, std::generic_category(), "pthread_atfork");
   Pool* found = current.load();
@@ -268,7 +269,7 @@ int thread_count() {
   int count = chosen_count.load();
   if (count == 0) {
     const int fallback = default_thread_count();
-    // Another thread may have set it meanwhile: that stays.
+    // If another thread has set it meanwhile, that value stays.
     if (chosen_count.compare_exchange_strong(count, fallback)) count = fallback;
   }
   return count;
@@ -294,11 +295,11 @@ void parallel(int count, Body body, void* context) {
   pool().run(count, body, context);
 }
 
-// The compiler's own atomics rather than std::atomic: see the header about inline code.
+// The compiler's atomics instead of std::atomic: threads.h says why there must be no inline code.
 Barrier::Barrier(int count) noexcept : count_(count) {}
 
 void Barrier::wait() noexcept {
-  // It cannot change before this thread has arrived.
+  // The phase cannot change before this thread has arrived.
   const unsigned phase = __atomic_load_n(&phase_, __ATOMIC_RELAXED);
   if (__atomic_add_fetch(&arrived_, 1, __ATOMIC_ACQ_REL) == count_) {
     __atomic_store_n(&arrived_, 0, __ATOMIC_RELAXED);

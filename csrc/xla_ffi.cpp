@@ -54,7 +54,7 @@ ffi::AnyBuffer buffer_of(const ffi::RemainingRets& buffers, size_t n) {
   return *result;
 }
 
-// Puts buffers to their places: buffer n belongs to the n-th bit that is set.
+// Puts buffers into their places: buffer n belongs to the n-th bit that is set.
 template <class Buffers>
 std::vector<Array> arrays_of(const Buffers& buffers, int64_t present, size_t count) {
   std::vector<Array> arrays(count);

@@ -19,7 +19,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The driver's CUlaunchConfig; its headers are not needed for more.
+// The driver's CUlaunchConfig, defined here because nothing else of its headers is needed.
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   void* stream;
@@ -58,7 +58,7 @@ class Kernels {
 };
 
 Kernels& kernels() {
-  // Never destroyed: XLA's threads may outlast what the end of the process destroys.
+  // Never destroyed: XLA's threads may still run while the end of the process destroys static objects.
   static auto* all = new Kernels;
   return *all;
 }
@@ -85,7 +85,7 @@ ffi::Error launch(void* stream, const ffi::RemainingArgs& arguments, const ffi::
             " is not loaded in this process; a program does not bring its kernels along: call or "
             "lower the function with JAX here, in place of a program that another process exported");
   }
-  // Numbers first, and addresses from the next multiple of their size on, as a compiler lays them out.
+  // Numbers first, then addresses from the next multiple of their size on, as a compiler would lay them out.
   const size_t first = (numbers.size() * sizeof(int32_t) + sizeof(void*) - 1) / sizeof(void*);
   std::vector<void*> structure(first + slots.size(), nullptr);
   std::memcpy(structure.data(), numbers.begin(), numbers.size() * sizeof(int32_t));
@@ -129,7 +129,7 @@ auto with_attributes(Bound bound) {
       .template Attr<ffi::Span<const int64_t>>("slots");
 }
 
-// A call does nothing but start that one kernel, so XLA may record it into a CUDA graph.
+// A call only starts that one kernel, so XLA may record it into a CUDA graph.
 XLA_FFI_DEFINE_HANDLER(kLaunch, launch, with_attributes(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()),
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kLaunchOnHost, launch_on_host, with_attributes(ffi::Ffi::Bind()));

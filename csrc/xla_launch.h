@@ -6,18 +6,18 @@
 
 namespace cellerate {
 
-// Handlers for XLA's foreign function interface that start one kernel, whose only argument is a structure of numbers and
-// then of addresses. Attributes:
-//   kernel                     the key under which it was registered: an address would be of this process alone
-//   blocks, threads, shared    the grid, a block, and the bytes of shared memory that a block has
+// Handlers for XLA's foreign function interface that start one kernel. Its only argument is a structure of numbers,
+// followed by addresses. Attributes:
+//   kernel                     the key under which it was registered; an address would be valid in this process only
+//   blocks, threads, shared    blocks of the grid, threads of a block, and bytes of shared memory per block
 //   numbers                    the numbers, 32 bits each
-//   slots                      for each address the buffer that it is of, arguments first, then results; -1 for null
-// The second is for a launcher that runs on the CPU: there is no stream.
+//   slots                      for each address, which buffer it is of, arguments first, then results; -1 for null
+// The second handler is for a launcher that runs on the CPU, where there is no stream.
 void* xla_launch();
 void* xla_launch_on_host();
 
-// Makes a kernel known under a key; of what a key is given twice, the last counts.
-//   launcher, function         the address of the driver's cuLaunchKernelEx, and of the kernel as the driver knows it
+// Registers a kernel under a key; a second registration replaces the first.
+//   launcher, function         the address of the driver's cuLaunchKernelEx, and the driver's handle of the kernel
 void xla_register_kernel(const std::string& key, uintptr_t launcher, uintptr_t function);
 
 }  // namespace cellerate

@@ -93,7 +93,7 @@ def test_every_option_of_another_type_is_refused(op):
         ([SEQUENCES, lstm(inputs={"x": -1})], "must be an earlier node"),
         ([SEQUENCES, lstm(inputs={"x": False})], "must be an earlier node"),
         ([SEQUENCES, lstm(inputs={"x": 0.0})], "must be an earlier node"),
-        ([SEQUENCES, lstm(inputs={"x": 0, "h0": 0})], "h0 and c0 come together"),
+        ([SEQUENCES, lstm(inputs={"x": 0, "h0": 0})], "h0 and c0 must be given together"),
         ([SEQUENCES, lstm(arrays={})], "lstm has the arrays"),
         ([SEQUENCES, lstm(options={})], "lstm has the options"),
         ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"activation": "softmax"})], "activation must be one of"),

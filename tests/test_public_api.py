@@ -44,7 +44,7 @@ def test_optimize_can_be_called_whatever_was_imported_before(first):
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env
     )
-    assert "'nonsense' is no setting of optimize" in found.stdout
+    assert "'nonsense' is not a setting of optimize" in found.stdout
 
 
 def test_unknown_name_raises_attribute_error():

@@ -27,7 +27,8 @@ ACTIVATIONS: tuple[str, ...] = (
     "sparse_plus",
     "sparse_sigmoid",
 )
-"""The activations kernels know, by Keras's names and with its defaults; a code is an index here, never moved.
+"""The activations the kernels know, by Keras's names and with its defaults.
 
-Keras's `threshold` is not among them: it has no defaults, so a layer that names it cannot be called.
+An activation's code is its index here, so entries never move. Keras's `threshold` is missing because it has no
+defaults: a layer that names it cannot be called.
 """

@@ -1,6 +1,6 @@
 """Every exception Cellerate raises on purpose, and the exit code the command line gives it.
 
-A module of its own, and a leaf, so that any other module can raise without importing more::
+It imports nothing of Cellerate, so that any module can raise without importing more::
 
     CellerateError                        exit code
     ├── ConfigError   (also ValueError)   2   an argument or setting is wrong
@@ -36,7 +36,7 @@ class DataError(CellerateError, ValueError):
 
 
 class ModelError(CellerateError, ValueError):
-    """A model file is damaged, or the model does not fit what was asked of it."""
+    """A model file is damaged, or the model does not fit the task."""
 
     exit_code = 4
 
@@ -60,6 +60,6 @@ class OutputError(CellerateError, OSError):
 
 
 class TrainingError(CellerateError, RuntimeError):
-    """Training went wrong in a way no input check could foresee: the loss is no longer a number."""
+    """Training diverged in a way no input check could foresee: the loss is no longer a number."""
 
     exit_code = 7

@@ -1,7 +1,7 @@
-"""Writing files so that a crash, a full disk or a kill never leaves half of one.
+"""Writes files so that a crash, a full disk or a kill never leaves half of one.
 
-A leaf of its own because models, checkpoints, caches and reports all end in the same three calls:
-write beside the target, flush to the disk, rename over it.
+Models, checkpoints, caches and reports are all written in the same three steps: write beside the target,
+flush to the disk, rename over the target.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ _REASONS = {
 }
 
 
-# A file that is being written is touched all the time; an hour is also more than clocks of machines differ by.
+# A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
 _ABANDONED_AFTER_S = 3600
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
-    """Turns an `OSError` met while writing `path` into one that says what to do."""
+    """Turns an `OSError` from writing `path` into an error that says what to do."""
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     return OutputError(f"cannot write {path}: {reason}.")
 
@@ -44,10 +44,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives a temporary path beside `path`; on success it is flushed and renamed over `path`.
 
     The temporary name keeps the suffix of `path`, because Keras and others choose a format by it.
-    Whatever goes wrong inside the block, the temporary file is removed and `path` is as it was.
+    If anything goes wrong inside the block, the temporary file is removed and `path` stays as it was.
 
     Args:
-        path: The file to write. Missing parent folders are made.
+        path: The file to write. Missing parent folders are created.
 
     Yields:
         The path to write to.
@@ -60,8 +60,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         ...     np.save(beside, vectors)
     """
     target = Path(path)
-    # OSErrors raised by the block itself that are not about writing (a missing *input* file, say) carry
-    # another filename; callers read their inputs before they open the block.
+    # An OSError that has nothing to do with writing (a missing *input* file, say) would be reported as one about
+    # `path`, so callers read their inputs before they open the block.
     beside: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         beside = Path(name)
         yield beside
         _flush(beside)
-        # mkstemp makes the file private (0600); a result gets the permissions any new file would.
+        # mkstemp makes the file private (0600); a result gets the permissions of any new file.
         beside.chmod(0o666 & ~_umask())
         beside.replace(target)
         beside = None
@@ -101,7 +101,8 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises `OutputError` at once if `path` could not be written: before hours of training, not after.
 
-    What writes of `path` left behind that were killed is removed, once no write can still be at it.
+    It also removes the temporary files that killed writes of `path` left behind, once they are too old to be
+    still in use.
     """
     target = Path(path)
     try:
@@ -124,16 +125,16 @@ def cache_dir() -> Path:
 
 
 def _unfinished(target: Path) -> str:
-    """How the names of files begin that become `target` when they are whole."""
+    """The prefix of the temporary files that become `target` once they are complete."""
     return f".{target.stem}.unfinished-"
 
 
 def _sweep(target: Path) -> None:
-    """Removes the files that became no `target`, for they were not touched for longer than any write pauses."""
+    """Removes abandoned temporary files of `target`: nothing has touched them for longer than any write pauses."""
     for left in target.parent.iterdir():
         if not (left.name.startswith(_unfinished(target)) and left.suffix == target.suffix):
             continue
-        # Another process may sweep, too, or finish after all.
+        # Another process may be sweeping too, or may finish its write after all.
         with contextlib.suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
                 left.unlink()

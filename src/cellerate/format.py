@@ -1,6 +1,6 @@
 """Numbers as a reader wants them: few digits, and a unit that fits.
 
-A module of its own because a figure must read the same in a report, beside a chart and on the command line.
+Reports, charts and the command line all use it, so that a figure reads the same everywhere.
 """
 
 import math
@@ -10,14 +10,14 @@ _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _TIMES_MS = ((1e3, "s", 1e-3), (1.0, "ms", 1.0), (1e-3, "µs", 1e3), (0.0, "ns", 1e6))
 TIME_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
-"""How many ms there are in a unit of time."""
-# What moves a cursor or turns its direction round, but for what makes lines and columns.
+"""Milliseconds in each unit of time."""
+# Characters that move the cursor or reverse the writing direction, except tab and newline.
 _INVISIBLE = "\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_MOST_FACTOR = 1e6  # beyond, it is no measurement
+_MOST_FACTOR = 1e6  # a larger factor cannot be a measurement
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits and thousands separators: 0.0123, 1.50, 12,345.
+    """A number with `digits` significant digits and thousands separators: 0.0123, 1.50, 12,345.
 
     Whole digits are never rounded away: 12,345 stays 12,345.
     """
@@ -32,17 +32,17 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def bare(label: str) -> str:
-    """A number, or one with its unit, without zeros at its end that say nothing: 1.50 ms is 1.5 ms."""
+    """A number, with or without its unit, stripped of trailing zeros: 1.50 ms becomes 1.5 ms."""
     return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", label)
 
 
 def visible(text: str) -> str:
-    """Lines without what moves a cursor or turns its direction round: for a terminal or a page."""
+    """Text of several lines, without characters that move the cursor or reverse the writing direction."""
     return re.sub(f"[{_INVISIBLE}]", " ", text)
 
 
 def one_line(text: str) -> str:
-    """Text without any of these, and without what begins a line: for a message or a table."""
+    """Like `visible`, but on one line, for a message or a table: tabs and newlines become spaces too."""
     return re.sub(f"[\t\n{_INVISIBLE}]+", " ", text).strip()
 
 
@@ -88,7 +88,7 @@ def duration(seconds: float) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value with its unit, whatever that is: bytes and times in the unit that fits, rates with a prefix."""
+    """A value with any unit: bytes and times in the unit that fits, rates with a prefix."""
     if unit == "bytes":
         return size(value)
     if unit in TIME_UNITS_MS:

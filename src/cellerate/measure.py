@@ -1,7 +1,4 @@
-"""Timing records: how a number is measured, so that every number is measured the same way.
-
-A leaf of its own because the benchmarks, the precision trial and the optimizer's passes share it.
-"""
+"""Timing, done the same way by the benchmarks, the precision trial and the optimizer's passes."""
 
 import dataclasses
 import statistics
@@ -14,7 +11,7 @@ class Timing:
     """Repeated wall times of one piece of work.
 
     Attributes:
-        seconds: One wall time a repetition, in the order measured.
+        seconds: One wall time per repetition, in the order measured.
     """
 
     seconds: tuple[float, ...]
@@ -45,10 +42,10 @@ class Timing:
 def time_alternating(
     contestants: dict[str, Callable[[], object]], *, repeats: int, warmup: int = 1
 ) -> dict[str, Timing]:
-    """Times contestants in turn (A B A B …), so that a drift of the machine's speed hits all alike.
+    """Times contestants in turn (A B A B …), so that a drift of the machine's speed affects all of them equally.
 
     Args:
-        contestants: A name and a callable each; the callable must block until its work is done.
+        contestants: Name → callable; the callable must block until its work is done.
         repeats: Timed rounds.
         warmup: Untimed rounds first.
 

@@ -1,11 +1,11 @@
 """What a packed model computes: a small graph of operations from a fixed list, with its weights.
 
-A module of its own because everything around a packed model speaks of it: what reads it out of a Keras model,
-what writes it to a file and reads it back, and what runs it. It knows none of them.
+It is the common language of the code that builds a program from a Keras model, the code that writes and reads
+the `.cell` file, and the code that runs it. It imports none of them.
 
-A program is a tuple of nodes in an order in which each comes after those it reads. Nodes take and give
-float32 arrays of shape (B, ...), ids (B, T) int32 and masks (B, T) bool; B and T are free unless said
-otherwise. Axes are counted as in NumPy, the batch included.
+A program is a tuple of nodes; each node comes after those it reads. Nodes take and give float32 arrays of
+shape (B, ...), ids (B, T) int32 and masks (B, T) bool. B and T can be any size unless a node says otherwise.
+Axes are counted as in NumPy, the batch included.
 """
 
 import dataclasses
@@ -19,21 +19,21 @@ from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
 
 MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
-"""What stands in the output where the mask is False; the native core's code for one is its index."""
+"""What the output holds where the mask is False. The native core knows each by its index here."""
 
 Option = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
-"""What an option may be: a plain value that JSON holds, lists as tuples."""
+"""What an option may be: a plain JSON value, with tuples for lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What a node of one kind has.
+    """The inputs, weights and options that a node of one kind has.
 
     Attributes:
-        inputs: The names of what it reads; those that end in "?" may be absent. ("*",) stands for one or more,
+        inputs: The names of its inputs; those that end in "?" are optional. ("*",) stands for one or more,
             named "0", "1", ...
-        arrays: Its weights, by name, with the axes of each; those that end in "?" may be absent.
-        options: Its options, each with the type it must have.
+        arrays: Its weights: name → axes. Names that end in "?" are optional.
+        options: Its options: name → required type.
     """
 
     inputs: tuple[str, ...]
@@ -49,11 +49,11 @@ def _operation(
 
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
-        # What is given from outside. shape has -1 where a size is free, the batch first; dtype "float32" or "int32".
+        # An input of the model. shape starts with the batch and has -1 for any size; dtype is "float32" or "int32".
         "input": _operation(shape=tuple, dtype=str),
         # (B, T) ids -> (B, T, E); negative ids count from the end.
         "embedding": _operation("ids", arrays={"embeddings": "VE"}),
-        # (B, ..., E) -> (B, ..., V): the product with the table transposed, of a tied head. soft_cap or None.
+        # (B, ..., E) -> (B, ..., V): a tied head, the product with the transposed table. soft_cap may be None.
         "unembedding": _operation("x", arrays={"embeddings": "VE"}, soft_cap=(float, type(None))),
         # ids -> mask: True where the id is not 0.
         "ids_mask": _operation("ids"),
@@ -61,7 +61,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "features_mask": _operation("x", mask_value=float),
         # x (B, T, F), mask -> x with zeros where the mask is False.
         "masked": _operation("x", "mask"),
-        # -> outputs (B, T, H), or with return_sequences=False the last one (B, H). See kernels.spec.
+        # -> outputs (B, T, H), or with return_sequences=False the last one (B, H). See kernels.lstm.spec.
         "lstm": _operation(
             "x",
             "mask?",
@@ -81,7 +81,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "activation": _operation("x", activation=str),
         # Over the last axis.
         "layer_norm": _operation("x", arrays={"gamma?": "F", "beta?": "F"}, epsilon=float),
-        # x * scale + offset, over the last axis: a BatchNormalization that no longer learns, a Normalization.
+        # x * scale + offset, over the last axis: a BatchNormalization at inference, or a Normalization.
         "affine": _operation("x", arrays={"scale": "F", "offset": "F"}),
         "add": _operation("*"),
         "subtract": _operation("0", "1"),
@@ -94,7 +94,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "reshape": _operation("x", shape=tuple),
         # (B, F) -> (B, n, F).
         "repeat_vector": _operation("x", n=int),
-        # Steps begin to end of axis 1; end None for all.
+        # Steps from begin to end on axis 1; end may be None.
         "crop": _operation("x", begin=int, end=(int, type(None))),
         "take": _operation("x", indices=tuple, axis=int),
         "cumsum": _operation("x", axis=int),
@@ -104,22 +104,22 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         # Over axis 1: (B, T, F) -> (B, F).
         "mean_over_time": _operation("x", "mask?"),
         "max_over_time": _operation("x"),
-        # mask -> mask, reversed over time: that of a backward layer's outputs put in order again.
+        # mask -> mask, reversed over time: for the outputs of a backward layer, put back in order.
         "flip_mask": _operation("mask"),
     }
 )
-"""Every operation there is; a file that names another is refused."""
+"""Every operation; a file that names any other is refused."""
 
-# Whole numbers and axes beyond these are no model's, and array libraries choke on them.
+# No real model has larger whole numbers or more axes, and array libraries choke on them.
 _LARGEST = 2**31 - 1
 MOST_AXES = 32
-# A file of many tiny nodes would take its reader's time. Models have some ten nodes a layer, and a few outputs.
+# A hostile file of many tiny nodes would be slow to read. Models have about ten nodes a layer and a few outputs.
 _MOST_NODES, _MOST_OUTPUTS = 1 << 14, 1 << 10
 _LONGEST_NAME = 1 << 10
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _TUPLES = {"input": "shape", "reshape": "shape", "permute": "axes", "take": "indices"}
 
-# What a dense or activation node knows beyond the kernels' activations; over the last axis.
+# A dense or activation node also has these two beside the kernels' activations; both work over the last axis.
 OUTPUT_ACTIVATIONS = (*ACTIVATIONS, "softmax", "log_softmax")
 
 
@@ -130,7 +130,7 @@ class Node:
     Attributes:
         op: A key of `OPERATIONS`.
         name: Where it came from, for messages: the path of a Keras layer.
-        inputs: What it reads: the name of an input → the number of an earlier node.
+        inputs: The name of an input → the number of the earlier node it reads.
         arrays: Its weights, float32, contiguous. Nodes may share one array.
         options: Its options.
     """
@@ -147,13 +147,13 @@ class Program:
     """A graph of operations.
 
     Attributes:
-        nodes: In an order in which each comes after those it reads.
+        nodes: Each comes after the nodes it reads.
         outputs: The name of an output → the number of the node that gives it, in the model's order.
 
     Raises:
-        ModelError: A node is not as `OPERATIONS` says, or reads one that does not come before it; the shapes
-            of its weights do not fit together; a weight is not finite; an option has a value that no model
-            has; two inputs have one name; there are more nodes or outputs than models have.
+        ModelError: A node breaks its rule in `OPERATIONS`, or reads a node that does not come before it; the
+            shapes of its weights do not fit together; a weight is not finite; an option has an impossible
+            value; two inputs have the same name; there are too many nodes or outputs.
     """
 
     nodes: tuple[Node, ...]
@@ -167,7 +167,7 @@ class Program:
                 f"a program has at most {_MOST_NODES:,} nodes and {_MOST_OUTPUTS:,} outputs, got {len(self.nodes):,} "
                 f"and {len(self.outputs):,}."
             )
-        # An array that nodes share is searched for NaN once.
+        # The ids of arrays already found finite, so that an array that nodes share is searched only once.
         finite: set[int] = set()
         for number, node in enumerate(self.nodes):
             _check(number, node, self.nodes, finite)
@@ -185,7 +185,7 @@ class Program:
 
 
 def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -> None:
-    """Raises `ModelError` unless a node is as its operation says; `finite` are the ids of arrays known to be."""
+    """Raises `ModelError` unless a node fits its operation; `finite` holds the ids of arrays known to be finite."""
     operation = OPERATIONS.get(node.op)
     if operation is None:
         raise ModelError(f"{node.name}: there is no operation {node.op!r}.")
@@ -208,14 +208,14 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
     _check_names(node, "option", set(node.options), tuple(operation.options))
     for name, kind in operation.options.items():
         value = node.options[name]
-        # A bool is an int to Python, but an option is one or the other.
+        # To Python a bool is an int, but an option is either one or the other.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ModelError(f"{node.name}: option {name!r} cannot be {value!r}.")
     _check_values(node, nodes)
 
 
 def _check_name(what: str, name: str) -> None:
-    """Refuses names that would fill or change the terminal that a message with them is shown on."""
+    """Refuses names that would flood or garble a terminal when a message shows them."""
     if len(name) > _LONGEST_NAME or any(unicodedata.category(character) == "Cc" for character in name):
         raise ModelError(
             f"the name of {what} must have at most {_LONGEST_NAME:,} characters and no control characters, got "
@@ -258,7 +258,7 @@ def _check_finite(node: Node, name: str, array: np.ndarray) -> None:
 
 
 def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
-    """What the types of the options do not say."""
+    """Checks what the types of the options cannot express."""
     options = node.options
     known = {
         "masked_output": MASKED_OUTPUTS,
@@ -275,7 +275,7 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
     for name, value in options.items():
         for number in value if isinstance(value, tuple) else (value,):
             largest = _LARGEST_FLOAT if isinstance(number, float) else _LARGEST
-            # A NaN is not below anything.
+            # Written with `not` because every comparison with NaN is False.
             if isinstance(number, int | float) and not abs(number) <= largest:
                 raise ModelError(f"{node.name}: {name} must be at most {largest:.9g}, got {number!r}.")
     if node.op in _TUPLES:
@@ -285,7 +285,7 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
     if isinstance(soft_cap := options.get("soft_cap"), float) and soft_cap <= 0:
         raise ModelError(f"{node.name}: soft_cap must be above 0, got {soft_cap!r}.")
     if node.op == "lstm" and ("h0" in node.inputs) != ("c0" in node.inputs):
-        raise ModelError(f"{node.name}: h0 and c0 come together.")
+        raise ModelError(f"{node.name}: h0 and c0 must be given together.")
     if node.op == "lstm_state" and nodes[node.inputs["lstm"]].op != "lstm":
         raise ModelError(f"{node.name}: lstm_state must read an lstm, got {nodes[node.inputs['lstm']].op}.")
     if node.op == "repeat_vector" and not 1 <= int(str(options["n"])) <= 1 << 20:

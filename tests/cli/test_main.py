@@ -150,11 +150,11 @@ def test_config_fills_options_and_the_command_line_wins(cellerate, seen, tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("unitz = 3", "'unitz' is no option of 'cellerate train text'"),
-        ("[train.text]\nunitz = 3", "'unitz' is no option"),
-        ("[train.series]\nwindow = 3", "'train' is no option"),
-        ("units = {a = 1}", "'units' is no option"),
-        ("config = 'other.toml'", "'config' is no option"),
+        ("unitz = 3", "'unitz' is not an option of 'cellerate train text'"),
+        ("[train.text]\nunitz = 3", "'unitz' is not an option"),
+        ("[train.series]\nwindow = 3", "'train' is not an option"),
+        ("units = {a = 1}", "'units' is not an option"),
+        ("config = 'other.toml'", "'config' is not an option"),
         ("units = ", "not valid TOML"),
         ("units = 'many'", "Invalid value for '--units'"),
         ("units = [1, 2]", "--units"),

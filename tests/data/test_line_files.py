@@ -48,7 +48,7 @@ def test_read_lines_of_nothing_is_a_data_error(tmp_path: Path) -> None:
         (blank, r"blank\.txt has no text"),
         (write(tmp_path / "empty.txt", b""), r"empty\.txt has no text"),
         (tmp_path / "missing.txt", "not found"),
-        (tmp_path, "no regular file"),
+        (tmp_path, "not a regular file"),
         (tmp_path / ("x" * 300), "(?i)name too long"),
     ):
         with pytest.raises(DataError, match=message):
@@ -111,5 +111,5 @@ def test_read_lines_of_text_that_begins_like_parquet_is_text(tmp_path: Path) -> 
 
 
 def test_read_lines_of_a_text_file_with_a_column_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no Parquet file"):
+    with pytest.raises(DataError, match="not a Parquet file"):
         read_lines(write(tmp_path / "a.txt", b"a\n"), column="text")

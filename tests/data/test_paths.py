@@ -87,7 +87,7 @@ def test_resolve_paths_takes_a_named_file_whatever_it_looks_like(tree: Path) -> 
         (["*.nothing"], r"glob .*matches no text file"),
         (["*.png"], r"glob .*matches no text file"),
         (["void"], "folder .* has no text file"),
-        (["pipe"], "no regular file"),
+        (["pipe"], "not a regular file"),
         (["broken"], "not found"),
         (["x" * 300], "name too long"),
         (["nul\0.txt"], "not found"),

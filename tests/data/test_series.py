@@ -249,7 +249,7 @@ def test_time_column_of_numbers_is_read(write):
             ["2020-01-01", "2020-01-03", "2020-01-02"],
             r"data row 3: the time 2020-01-02.*comes after 2020-01-03",
         ),
-        (["2020-01-01", "2020-01-02", "2020-01-02"], r"data row 3: the time 2020-01-02.*is there twice"),
+        (["2020-01-01", "2020-01-02", "2020-01-02"], r"data row 3: the time 2020-01-02.*occurs twice"),
         (["2020-01-01", "yesterday", "2020-01-02"], r"'date' holds 'yesterday' in data row 2"),
         (["2020-01-01", "", "2020-01-02"], r"time column 'date' is empty in data row 2"),
         (["01/02/2020", "02/02/2020", "03/02/2020"], r"'01/02/2020' in data row 1.*Write times like"),
@@ -270,7 +270,7 @@ def test_interleaved_series_are_sorted_apart(write):
     assert data.segments == ((0, 6, "south"), (6, 12, "north"))
     assert data.values[:, 0].tolist() == [*range(6), *range(100, 106)]
     assert np.array_equal(data.times[:6], data.times[6:])
-    with pytest.raises(DataError, match=r"data row 2: .*is there twice.*series_column"):
+    with pytest.raises(DataError, match=r"data row 2: .*occurs twice.*series_column"):
         open_series(path, targets=["a"])
     split = data.split(train=0.5, validation=0.25)
     assert split.train.bounds == ((0, 0, 3), (6, 6, 9))

@@ -694,7 +694,7 @@ REFUSED: dict[str, tuple[Chain, str]] = {
     "op-batch": (lambda x: x[1:, :], "behind the batch"),
     "op-quotient": (lambda x: 1.0 / x, "divides by a tensor"),
     "boolean": (lambda x: x > 0, r"output '\w+' is a tensor of booleans"),
-    "cast-boolean": (lambda x: ops.cast(x > 0, "float32"), "booleans|no tensor of numbers"),
+    "cast-boolean": (lambda x: ops.cast(x > 0, "float32"), "booleans|not a numeric tensor"),
     "masks": (of_two_masks, r"confused \(LSTM\) is given a mask made of 2"),
     "computed-mask": (
         lambda x: layers.LSTM(3)(x, mask=ops.logical_not(ops.any(x != 0.0, axis=-1))),

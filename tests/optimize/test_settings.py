@@ -73,7 +73,7 @@ def test_chosen_passes_for_training_leave_the_model_as_it_is():
 
 def test_a_name_that_is_no_setting_raises_listing_those_that_are():
     check_names(["seed", "keep"])
-    with pytest.raises(ConfigError, match=r"'gate' is no setting.*max_quality_loss"):
+    with pytest.raises(ConfigError, match=r"'gate' is not a setting.*max_quality_loss"):
         check_names(["seed", "gate"])
 
 

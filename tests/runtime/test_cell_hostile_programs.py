@@ -306,7 +306,7 @@ LIES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     "node true": (reads(3, x=True), "must be an earlier node, got True"),
     "input missing": (reads(3), "layer_norm has the inputs"),
     "input too many": (reads(3, x=2, y=2), "layer_norm has the inputs"),
-    "states by half": (reads(2, x=1, h0=1), "h0 and c0 come together"),
+    "states by half": (reads(2, x=1, h0=1), "h0 and c0 must be given together"),
     "kernel and gates": (array(2, kernel=ones(4, 12)), "its other weights say"),
     "gates and units": (array(2, kernel=ones(4, 12), recurrent_kernel=ones(4, 12)), "4 columns a row"),
     "bias and kernel": (array(4, bias=ones(4)), "its other weights say"),

@@ -172,7 +172,7 @@ def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, pa
 
 def test_model_without_an_encoder_is_not_packed_as_one_of_lines(tmp_path):
     model = build_text_model(7, embedding=3, units=4)
-    with pytest.raises(ModelError, match="no line autoencoder"):
+    with pytest.raises(ModelError, match="not a line autoencoder"):
         cellerate.pack(model, tmp_path / "m.cell", record=TaskRecord("embed", {}))
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_own_model_that_does_not_fit_raises(tmp_path):
     path.write_text("abc\nbca\n")
     with pytest.raises(ModelError, match="writes 9 different ids, the lines have 7"):
         fit(path, model=build_autoencoder(9, embedding=3, units=4, latent=5))
-    with pytest.raises(ModelError, match="no line autoencoder"):
+    with pytest.raises(ModelError, match="not a line autoencoder"):
         fit(path, model=build_text_model(7, embedding=3, units=4))
 
 

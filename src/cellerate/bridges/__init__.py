@@ -1,1 +1,1 @@
-"""What is special to one Keras backend, one file a backend: compiling, stepping, native data sets."""
+"""What is specific to one Keras backend: compiling a step, its datasets, and Cellerate's kernels as its operators."""

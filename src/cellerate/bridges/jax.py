@@ -1,6 +1,6 @@
-"""What Cellerate asks of JAX itself: whether a GPU is there, compiling a generation step, the native LSTM.
+"""What Cellerate needs from JAX itself: whether there is a GPU, compiling a generation step, the LSTM as an operator.
 
-One file a framework, imported only when that backend runs; nothing else in Cellerate imports JAX.
+Only this module and `jax_cuda` import JAX; they are imported only where JAX is asked for.
 """
 
 import functools
@@ -16,7 +16,7 @@ from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import LstmOptions
 
-# Options, whether all outputs are returned, and whether the kernels for GPUs compute.
+# Options, whether all outputs are returned, and whether the GPU kernels compute.
 Static = tuple[LstmOptions, bool, bool]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
@@ -38,8 +38,8 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
         function: `(values, state, ids) -> (state, logits or None)`, where `values` stand for `variables` in
             order, `state` is a tuple of arrays and `ids` an int32 array. It must be pure.
         variables: The Keras variables it reads. Their values are arguments of the compiled program, so that
-            training the model further needs no new compilation and is seen at once.
-        loops: Whether the function loops over many time steps; makes no difference to JAX.
+            further training takes effect at once and needs no new compilation.
+        loops: Whether the function loops over many time steps; it makes no difference to JAX.
 
     Returns:
         `(state, ids) -> (state, logits)` with the logits as a NumPy array; the state stays on the device.
@@ -67,11 +67,11 @@ def lstm(
 
     Args:
         arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout. With ids, h0 is needed: the
-            results have its type.
+            kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout. With ids, h0 is required, because
+            the results have its type.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or the last.
-        training: As the other bridges take it; JAX knows itself whether gradients are asked for.
+        return_sequences: Whether to return all outputs or only the last.
+        training: For the other bridges; JAX itself knows whether gradients are needed.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of x. First derivatives in reverse mode
@@ -83,21 +83,21 @@ def lstm(
 
 
 def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
-    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, in float16 too.
+    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, but in float16 too.
 
-    h0 is needed, as the results have its type.
+    h0 is required, because the results have its type.
     """
     jax_cuda.register()
     return _lstm((options, return_sequences, True), arrays)
 
 
 def cuda_number(dtype: str) -> str:
-    """What the kernels for GPUs compute a dtype in, by JAX's settings."""
+    """The number type in which the GPU kernels compute a dtype, by JAX's settings."""
     return jax_cuda.number_name(jnp.dtype(dtype))
 
 
 def can_measure(array: Any) -> bool:
-    """Whether something can be timed while a call with this array is traced: always."""
+    """Whether something can be timed during a call with this array: in JAX always, even while it is traced."""
     del array
     return True
 
@@ -105,20 +105,20 @@ def can_measure(array: Any) -> bool:
 def blocking(
     function: Callable[..., Any], arrays: Sequence[tuple[np.ndarray, str]], training: bool, *, like: Any
 ) -> Callable[[], None]:
-    """Prepares a call of a function of the arrays, compiled, that ends when the device has ended, for timing.
+    """Compiles a function of the arrays into a call for timing, which returns only when the device has finished.
 
     Args:
         function: Gives one array.
-        arrays: Each with the dtype that it is given in.
+        arrays: Each with the dtype in which the function gets it.
         training: Whether the gradients of the arrays are computed, too.
-        like: An array on the device that is timed.
+        like: An array on the device to time.
     """
 
     def total(*given: Any) -> Any:
         return function(*given).astype(np.float32).sum()
 
     compiled = jax.jit(jax.grad(total, tuple(range(len(arrays)))) if training else total)
-    # What is being traced around this call has no part in it.
+    # Keeps these arrays out of whatever is being traced around this call.
     with jax.ensure_compile_time_eval():
         given = [jax.device_put(jnp.asarray(array, dtype), jax_cuda.gpu(like)) for array, dtype in arrays]
 
@@ -143,7 +143,7 @@ def _register() -> None:
 
 
 def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Calls the core; `results` has the shapes and types of the results that are wanted."""
+    """Calls the core; `results` has the shapes and types of the wanted results."""
     options, return_sequences, _ = static
     core = native.core()
     names = core.FORWARD_ARGUMENTS if name == "forward" else core.BACKWARD_ARGUMENTS

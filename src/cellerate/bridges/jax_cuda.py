@@ -1,7 +1,6 @@
-"""The LSTM layer on an NVIDIA GPU for JAX: the products over all steps are XLA's, the recurrence is Cellerate's.
+"""The LSTM layer on an NVIDIA GPU for JAX: XLA computes the products over all steps, Cellerate the recurrence.
 
-A module of its own beside `jax` because there the layer becomes part of a program, and here is what it does on that
-device.
+`bridges.jax` makes the layer part of a JAX program; this module is what it does on a GPU.
 """
 
 import dataclasses
@@ -32,10 +31,10 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        given: The arguments of `kernels.lstm.spec` that are there, by name. h0 is needed: bfloat16, float16 or
-            float32, and so are the results.
+        given: The arguments of `kernels.lstm.spec` that are there, by name. h0 is required: bfloat16, float16 or
+            float32, and the results have its type.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether all outputs are wanted or the last.
+        return_sequences: Whether all outputs are wanted or only the last.
     """
 
     given: Arrays
@@ -54,7 +53,7 @@ class Call:
         return like.shape[0], like.shape[1], self.given["recurrent_kernel"].shape[0]
 
     def walked(self, name: str) -> Any:
-        """An argument with an axis of time, in the order in which time is walked; None if it is not there."""
+        """An argument with a time axis, in the order in which the layer walks time; None if it is absent."""
         found = self.given.get(name)
         return jnp.flip(found, 1) if found is not None and self.options.go_backwards else found
 
@@ -73,7 +72,7 @@ class Call:
 
 
 def number_name(dtype: Any) -> str:
-    """What the kernels compute a dtype in: float32 in TF32 where JAX is told that its products be."""
+    """The number type in which the kernels compute a dtype: TF32 for float32 if JAX's products use TF32."""
     return "tf32" if dtype == jnp.float32 and _tf32() else str(dtype)
 
 
@@ -82,25 +81,25 @@ def _tf32() -> bool:
 
 
 def gpu(*arrays: Any) -> Any:
-    """The GPU that JAX runs a computation of these arrays on, a `jax.Device`; None without one.
+    """The GPU on which JAX runs a computation with these arrays, a `jax.Device`; None if there is none.
 
-    That is where an array was put by name (`jax.device_put`), else the default device: JAX moves other arrays there,
-    and what is traced has no place yet.
+    That is the device on which an array was put explicitly (`jax.device_put`), else the default device: JAX moves all
+    other arrays there, and traced arrays have no device yet.
     """
     for array in arrays:
         if not isinstance(array, jax.core.Tracer) and getattr(array, "committed", False):
             found = [each for each in array.devices() if each.platform == "gpu"]
             if found:
-                # The GPUs that share an array are of one kind, and have one kernel.
+                # The GPUs that share an array are of the same kind and use the same kernel.
                 return min(found, key=lambda each: each.local_hardware_id)
     default = jax.config.jax_default_device
-    # It may be the name of a platform, too.
+    # It may also be the name of a platform.
     devices = jax.local_devices() if default is None or isinstance(default, str) else [default]
     return next((each for each in devices if each.platform == "gpu"), None)
 
 
 def gpu_number(*arrays: Any) -> int:
-    """CUDA's number of that GPU; 0 without one. JAX's first GPU need not be CUDA's: a process may be given another."""
+    """CUDA's number of that GPU; 0 without one. It may differ from JAX's: a process may be given other GPUs."""
     found = gpu(*arrays)
     return 0 if found is None else found.local_hardware_id
 
@@ -115,12 +114,12 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
     """Runs a layer.
 
     Args:
-        call: The layer and what it is given.
+        call: The layer and its arguments.
         keep: Whether `backward` will follow.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H); with `keep` also what `backward` needs: gates (B, T, H, 4),
-        cells (B, T, H) and, where they are not the outputs, states (B, T, H).
+        cells (B, T, H) and, if they differ from the outputs, states (B, T, H).
     """
     batch, steps, units = call.shape
     number, given = call.number, call.given
@@ -151,15 +150,15 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
     """The gradients of a layer.
 
     Args:
-        call: As `forward` was given it.
-        done: What `forward` gave, with what it kept.
+        call: The call that `forward` got.
+        done: What `forward` returned, with what it kept.
         d_outputs: The cotangent of the outputs.
-        d_h_T: That of h_T.
-        d_c_T: That of c_T.
+        d_h_T: The cotangent of h_T.
+        d_c_T: The cotangent of c_T.
 
     Returns:
-        The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0,
-        c0; of the argument's type.
+        The gradient of each given argument, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0, c0; of
+        the argument's type.
     """
     batch, steps, units = call.shape
     number, given = call.number, call.given
@@ -186,7 +185,7 @@ def _run(
     results: Results,
     **integers: int,
 ) -> dict[str, Any]:
-    """Starts a kernel with these inputs and those that both directions read; its results by name."""
+    """Starts a kernel with these inputs and the ones that both directions read; returns its results by name."""
     kernel, c0 = call.plan.kernel(direction), call.given.get("c0")
     every = {
         **inputs,
@@ -219,9 +218,10 @@ def _run(
 
 
 def _loaded(variant: Variant, device: int) -> str:
-    """Loads a kernel; the key by which programs name it, which is the same in every process.
+    """Loads a kernel; returns the key by which programs name it, the same in every process.
 
-    An address in its place would make a program another one in each process, and what JAX compiled is kept on disk.
+    An address would differ in each process and so make each program a new one, for which JAX's compilation cache on
+    disk would have no entry.
     """
     key = _key(variant, launch.gpu_name(device))
     native.core().xla_register_kernel(key, *launch.handles(variant, device))
@@ -235,17 +235,17 @@ def _key(variant: Variant, gpu: str) -> str:
 
 
 def _gates_last(weights: Any, units: int) -> Any:
-    """(…, 4H), one gate after the other → (…, 4H), the gates of a unit side by side."""
+    """(…, 4H) with one gate after the other → (…, 4H) with the gates of a unit side by side."""
     return weights.reshape(*weights.shape[:-1], 4, units).swapaxes(-1, -2).reshape(weights.shape)
 
 
 def _gates_first(weights: Any, units: int) -> Any:
-    """The way back."""
+    """The inverse of `_gates_last`."""
     return weights.reshape(*weights.shape[:-1], units, 4).swapaxes(-1, -2).reshape(weights.shape)
 
 
 def _packed(call: Call, kernel: Variant) -> Any:
-    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
     weights = call.given["recurrent_kernel"].astype(call.number).reshape(units, 4, units)
     padded = jnp.pad(weights, ((0, missing), (0, 0), (0, missing)))
@@ -253,14 +253,14 @@ def _packed(call: Call, kernel: Variant) -> Any:
 
 
 def _product(a: Any, b: Any, dtype: Any = jnp.float32) -> Any:
-    """a·b added up in float32, whatever the numbers are; float32 ones in full, but where TF32 is asked for."""
+    """a·b summed in float32 for any number type; float32 is multiplied in full precision unless TF32 is set."""
     precision = None if _tf32() else jax.lax.Precision.HIGHEST
     found = jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
     return found.astype(dtype)
 
 
 def _d_recurrent(call: Call, states: Any, d: Any) -> Any:
-    """The gradient of the recurrent kernel, (H, 4H): each step's h before times what came out for the step."""
+    """The gradient of the recurrent kernel, (H, 4H): the sum over steps of the previous h times the step's gradient."""
     batch, steps, units = call.shape
     before = jnp.concatenate([call.given["h0"][:, None], states[:, :-1]], 1)
     dropout = call.given.get("recurrent_dropout")
@@ -275,7 +275,7 @@ def _d_recurrent(call: Call, states: Any, d: Any) -> Any:
 
 
 def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
-    """The gradients of what projects the inputs: x or embeddings, kernel and bias."""
+    """The gradients of the input projection: x or embeddings, kernel and bias."""
     batch, steps, units = call.shape
     given = call.given
     if "ids" in given:
@@ -305,7 +305,7 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
 
 
 def _d_table(ids: Any, d: Any, count: int) -> Any:
-    """The gradient of the table (V, 4H) of embeddings·kernel: the sum of d (B·T, 4H) over the places of each id."""
+    """The gradient of the table embeddings·kernel (V, 4H): for each id the sum of d (B·T, 4H) over its places."""
     if count <= select.MOST_ONES:
         ones = ids == jnp.arange(count)[:, None]
         return _product(ones.astype(d.dtype), d)

@@ -1,6 +1,6 @@
-"""What Cellerate asks of TensorFlow itself: whether a GPU is there, compiling a step, datasets, the LSTM.
+"""What Cellerate needs from TensorFlow itself: whether there is a GPU, compiling a step, datasets, the LSTM.
 
-One file a framework, imported only when that backend runs; nothing else in Cellerate imports TensorFlow.
+Only this module imports TensorFlow; it is imported only where TensorFlow is asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
 
     Args:
         function: `(None, state, ids) -> (state, logits or None)`, where `state` is a tuple of tensors and
-            `ids` an int32 tensor. None stands for the values: the function reads the variables themselves,
-            which a `tf.function` captures by reference, so that further training is seen at once.
+            `ids` an int32 tensor. None stands for the values: the function reads the variables themselves. A
+            `tf.function` captures them by reference, so further training takes effect at once.
         variables: The Keras variables it reads; not used, see `function`.
-        loops: Whether the function loops over many time steps. A single step is compiled by XLA, which takes
-            a third off its time on a CPU; a loop is left to the graph executor, as XLA has no cuDNN.
+        loops: Whether the function loops over many time steps. XLA compiles a single step, which takes a third
+            off its time on a CPU; a loop is left to the graph executor, as XLA has no cuDNN.
 
     Returns:
         `(state, ids) -> (state, logits)` with the logits as a NumPy array; the state stays on the device.
@@ -45,8 +45,8 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
     def run(state: tuple[Any, ...], ids: np.ndarray) -> tuple[tuple[Any, ...], np.ndarray | None]:
         program = programs.get(ids.shape)
         if program is None:
-            # A concrete function of flat tensors: its call skips the matching of nested signatures, which
-            # costs more than the step itself.
+            # A concrete function of flat tensors skips the matching of nested signatures at each call, which would
+            # cost more than the step itself.
             specs = [tf.TensorSpec(s.shape, s.dtype) for s in state] + [tf.TensorSpec(ids.shape, tf.int32)]
             traced = tf.function(flat, jit_compile=not loops, autograph=False)
             program = programs[ids.shape] = traced.get_concrete_function(*specs)
@@ -67,7 +67,7 @@ def tf_dataset(source: Any, epoch: int, *, cache: bool = False) -> tf.data.Datas
         cache: Keep the batches in memory after the first pass.
 
     Returns:
-        A dataset with the structure of `source.batch`, its length known. Several threads ask for batches.
+        A dataset with the structure of `source.batch` and known length. Several threads request batches at once.
     """
     sample = source.batch(epoch, 0)
     arrays = tf.nest.flatten(sample)
@@ -102,14 +102,14 @@ def lstm(
 ) -> tuple[Any, Any, Any]:
     """One LSTM layer on the native core, eagerly or in a `tf.function`, with gradients.
 
-    It runs as a Python function inside the graph: not with XLA, and not in a SavedModel.
+    It runs as a Python function inside the graph, so it works neither with XLA nor in a SavedModel.
 
     Args:
         arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
+            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is required.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or the last.
-        training: Whether to keep what gradients need; without it they cost another forward pass.
+        return_sequences: Whether to return all outputs or only the last.
+        training: Whether to keep what gradients need; otherwise gradients cost another forward pass.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives in reverse mode

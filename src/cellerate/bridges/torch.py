@@ -1,6 +1,6 @@
-"""What Cellerate asks of torch itself: whether a GPU is there, compiling a generation step, datasets, the LSTM.
+"""What Cellerate needs from torch itself: whether there is a GPU, compiling a generation step, datasets, the LSTM.
 
-One file a framework, imported only when that backend runs; nothing else in Cellerate imports torch.
+Only this module and the `torch_*` modules beside it import torch; they are imported only where torch is asked for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,15 +46,15 @@ def gpu_number(array: torch.Tensor | None = None) -> int:
 def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loops: bool = False) -> Step:
     """Prepares a generation step, once for each shape of `ids`.
 
-    A single step is traced to the plain torch operations it comes down to (an FX graph): Keras's own Python
-    costs several times the arithmetic of one step. A loop is run as it is, since a trace would unroll it, and
-    so is a step that looks at the values of its tensors, which no trace can follow.
+    A single step is traced to the plain torch operations behind it (an FX graph), because Keras's own Python
+    costs several times the arithmetic of one step. A loop runs untraced, since a trace would unroll it. So does a
+    step that looks at the values of its tensors, which no trace can follow.
 
     Args:
         function: `(values, state, ids) -> (state, logits or None)`, where `values` stand for `variables` in
             order, `state` is a tuple of tensors and `ids` an int32 tensor. It must be pure.
         variables: The Keras variables it reads. Their values are arguments of the traced graph, so that
-            further training is seen at once.
+            further training takes effect at once.
         loops: Whether the function loops over many time steps.
 
     Returns:
@@ -78,7 +78,7 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
                 try:
                     program = make_fx(flat)(*tensors)
                 except RuntimeError:
-                    # The step cannot be traced. If it is wrong as well, the plain run below says so.
+                    # The step cannot be traced. If it is wrong as well, the plain run below raises.
                     program = flat
             programs[ids.shape] = program
         with torch.inference_mode():
@@ -90,7 +90,7 @@ def compile_step(function: Callable[..., Any], variables: Sequence[Any], *, loop
 
 
 class _Batches(torch.utils.data.IterableDataset):
-    """One epoch of a source of batches; the workers of a loader share it out among themselves."""
+    """One epoch of a source of batches; the workers of a loader divide it among themselves."""
 
     def __init__(self, source: Any, epoch: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Batches(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
-        # A loader takes from its workers in turn, so worker w of n has batches w, w + n, w + 2n, ...
+        # A loader takes from its workers in turn, so worker w of n gives batches w, w + n, w + 2n, ...
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for index in range(first, len(self.source), step):
             yield _as_tensors(self.source.batch(self.epoch, index))
@@ -112,7 +112,7 @@ def torch_dataset(source: Any, epoch: int) -> torch.utils.data.IterableDataset:
 
     Args:
         source: The batches.
-        epoch: Which epoch; the dataset's attribute `epoch` may be set to another between two passes.
+        epoch: Which epoch; the dataset's attribute `epoch` may be changed between two passes.
 
     Returns:
         A dataset with the structure of `source.batch`, for `DataLoader(dataset, batch_size=None)`.
@@ -121,7 +121,7 @@ def torch_dataset(source: Any, epoch: int) -> torch.utils.data.IterableDataset:
 
 
 def _as_tensors(batch: Any) -> Any:
-    """A batch with each array made a tensor that shares its memory."""
+    """A batch in which each array is a tensor that shares its memory."""
     if isinstance(batch, dict):
         return {name: _as_tensors(part) for name, part in batch.items()}
     if isinstance(batch, tuple):
@@ -135,19 +135,19 @@ def in_place_changes(tensor: torch.Tensor) -> int | None:
 
 
 def can_measure(tensor: torch.Tensor) -> bool:
-    """Whether a call with this tensor computes now: where it is only traced or captured, nothing can be timed."""
+    """Whether a call with this tensor computes now; while it is only traced or captured, nothing can be timed."""
     if tensor.is_meta or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def cuda_number(dtype: str) -> str:
-    """What the kernels for GPUs compute a dtype in, by torch's settings."""
+    """The number type in which the GPU kernels compute a dtype, by torch's settings."""
     return torch_cuda.number_name(getattr(torch, dtype))
 
 
 def capture_step(step: Callable[[Any], Any], seeding: Seeding) -> CapturedStep:
-    """A model's training function that becomes a CUDA graph, on the GPU that is torch's current one."""
+    """A model's training function that becomes a CUDA graph, on torch's current GPU."""
     return CapturedStep(step, torch.device("cuda", gpu_number()), seeding)
 
 
@@ -158,13 +158,13 @@ def blocking(
     *,
     like: torch.Tensor,
 ) -> Callable[[], None]:
-    """Prepares a call of a function of the arrays that ends when the device has ended, for timing.
+    """Makes a function of the arrays into a call for timing, which returns only when the device has finished.
 
     Args:
         function: Gives one tensor.
-        arrays: Each with the dtype that it is given in.
+        arrays: Each with the dtype in which the function gets it.
         training: Whether the gradients of the arrays are computed, too.
-        like: A tensor on the device that is timed.
+        like: A tensor on the device to time.
     """
     device = like.device
     tensors = [

@@ -1,10 +1,10 @@
-"""A training step of Keras on torch as a CUDA graph: captured once for each shape of batch, and then replayed.
+"""A training step of Keras on torch as a CUDA graph: captured once for each shape of batch, then replayed.
 
-A module of its own because most of a small model's step on a GPU is Python that starts kernels one by one; a graph
-starts all of them at once. What the step computes stays the same.
+A small model on a GPU spends most of a step in Python, which starts kernels one by one; a graph starts all of them at
+once. What the step computes stays the same.
 
-A captured step runs no Python, so nothing in it may depend on values: one that reads a number from the GPU is run as
-ever.
+A captured step runs no Python, so nothing in it may depend on values. A step that reads a number from the GPU runs
+uncaptured.
 """
 
 import functools
@@ -21,22 +21,22 @@ from torch.utils import _pytree as pytree
 from cellerate.bridges.torch_draws import Draws, NotCapturableError, SeedStates
 
 Step = Callable[[Any], Any]
-# Has a step take its generators from `Draws.generator`, in place of those it seeds with numbers from the device.
+# Makes a step take its generators from `Draws.generator`, instead of seeding them with numbers from the device.
 Seeding = Callable[[Draws], AbstractContextManager[None]]
-# Steps of a shape that run as ever first: the optimizer makes its variables, kernels are compiled and measured.
+# The first steps of a shape run uncaptured: the optimizer makes its variables, kernels are compiled and measured.
 _FIRST_STEPS = 3
-# Graphs of so many shapes are kept: each holds the memory of a step. The last batch of an epoch is often smaller. One
-# that has not been used for the longest gives way to a shape that comes again and again.
+# How many graphs are kept, one a shape; each holds the memory of a step. Two, as the last batch of an epoch is often
+# smaller. The least recently used one gives way to a new shape that comes several times in a row.
 _MOST_GRAPHS = 2
-# Arrays of so many numbers are written number by number.
+# Arrays of up to this many numbers are written number by number.
 _MOST_NUMBERS = 16
 
 
 class Graph(Protocol):
-    """What records a step: `CudaGraph`, and in tests what stands in for it."""
+    """What records a step: `CudaGraph`, or its replacement in tests."""
 
     def capture(self, work: Callable[[], Any]) -> Any:
-        """Records the work, which computes nothing yet; gives tensors that `replay` fills."""
+        """Records the work, which computes nothing yet; returns tensors that `replay` fills."""
         ...
 
     def replay(self) -> None:
@@ -45,14 +45,14 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A CUDA graph of torch's."""
+    """A CUDA graph made by torch."""
 
     def __init__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, work: Callable[[], Any]) -> Any:
         """Records the work."""
-        # Other threads, as those that load data, may go on meanwhile.
+        # Other threads, such as those that load data, may go on meanwhile.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             return work()
 
@@ -65,13 +65,13 @@ class CapturedStep:
     """Stands in for the training function of a Keras model.
 
     Args:
-        step: That function: of a list with one batch, giving logs, tensors by name.
+        step: That function: takes a list with one batch, returns logs (tensors by name).
         device: Where the model is.
-        seeding: Has the step draw its random numbers as a captured one can.
+        seeding: Makes the step draw its random numbers in a way that can be captured.
         new_graph: Makes a graph.
 
     Attributes:
-        refused: Why the step runs as ever, in words; None while it is captured, or may be.
+        refused: Why the step runs uncaptured, in words; None while it is captured, or may still be.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class CapturedStep:
             del self._recorded[next(iter(self._recorded))]
         try:
             recorded = self._record(leaves, structure)
-        # Whatever cannot be captured can be computed as ever; if it is wrong as well, that says so.
+        # What cannot be captured can still run uncaptured; if the step is wrong as well, that run raises.
         except Exception as error:
             self.refused = _reason(error)
             return self._step(data)
@@ -127,7 +127,7 @@ class CapturedStep:
 
 
 def _reason(error: Exception) -> str:
-    """Why a step could not be captured: Keras wraps errors in others of the same class."""
+    """Why a step could not be captured; Keras wraps the original error in others of the same class."""
     root, inner = error, error.__context__
     while inner is not None:
         if isinstance(inner, NotCapturableError):
@@ -157,7 +157,7 @@ class _Recorded:
 
 
 class _NothingFromTheHost(TorchFunctionMode):
-    """Lets constants be made on the device, lets no value be read from there, and has random numbers drawn outside."""
+    """Makes constants on the device, forbids reading values from it, and has random numbers drawn outside the graph."""
 
     _READS = frozenset(
         {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
@@ -167,7 +167,7 @@ class _NothingFromTheHost(TorchFunctionMode):
     def __init__(self, device: torch.device, draws: Draws) -> None:
         super().__init__()
         self._device, self._draws = device, draws
-        # What makes the tensors that hold one number, by these: for the length of the capture.
+        # Tensor → the function that makes it again, for tensors filled with one number; used during the capture.
         self._constants: dict[torch.Tensor, Callable[[], torch.Tensor]] = {}
 
     def __torch_function__(
@@ -182,7 +182,7 @@ class _NothingFromTheHost(TorchFunctionMode):
                 return made
         if kwargs.get("generator") is not None:
             return self._draws.record(func, args, kwargs, self._constants)
-        # Keras's SGD gives the learning rate as a number that torch would read.
+        # Keras's SGD gives the learning rate as a tensor in place of a number, and torch would read its value.
         if name == "_foreach_add_" and isinstance(scale := kwargs.get("alpha"), torch.Tensor):
             sums, terms = args
             return torch._foreach_addcmul_(
@@ -195,7 +195,7 @@ class _NothingFromTheHost(TorchFunctionMode):
 
 
 def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor | None:
-    """Numbers of Python's as a tensor that no copy from the host makes; None for anything else."""
+    """Python numbers as a tensor that is made without a copy from the host; None for anything else."""
     shape, numbers = _numbers(value)
     if numbers is None:
         return None
@@ -205,7 +205,7 @@ def _constant(value: Any, dtype: torch.dtype | None, device: torch.device) -> to
 
 
 def _numbers(value: Any) -> tuple[tuple[int, ...], list[float] | None]:
-    """The shape of nested lists of numbers, and the numbers; None where it is something else, or much."""
+    """The shape of nested lists of numbers, and the numbers; None in their place for anything else or larger."""
     if isinstance(value, np.ndarray) and value.size <= _MOST_NUMBERS:
         value = value.tolist()
     if isinstance(value, bool | int | float):

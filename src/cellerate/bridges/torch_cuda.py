@@ -1,6 +1,6 @@
-"""The LSTM layer on an NVIDIA GPU for torch: the products over all steps are torch's, the recurrence is Cellerate's.
+"""The LSTM layer on an NVIDIA GPU for torch: torch computes the products over all steps, Cellerate the recurrence.
 
-A module of its own beside `torch` because there the operators are defined, and here is what they do on that device.
+`torch_operators` defines the operators; this module is what they do on a GPU.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ class Call:
     """One call of a layer.
 
     Attributes:
-        given: The arguments of `cellerate.kernels.lstm.spec`, by name; None, or missing, where they are absent. h0 is
-            needed: bfloat16, float16 or float32, and so are the results.
+        given: The arguments of `cellerate.kernels.lstm.spec`, by name; absent ones are None or missing. h0 is
+            required: bfloat16, float16 or float32, and the results have its type.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether all outputs are wanted or the last.
+        return_sequences: Whether all outputs are wanted or only the last.
     """
 
     given: Tensors
@@ -45,11 +45,11 @@ class Call:
     def there(self, name: str) -> torch.Tensor:
         """An argument that must be there."""
         found = self.given[name]
-        assert found is not None  # noqa: S101 (who calls has checked)
+        assert found is not None  # noqa: S101 (the caller has checked)
         return found
 
     def walked(self, name: str) -> torch.Tensor | None:
-        """An argument with an axis of time, in the order in which time is walked."""
+        """An argument with a time axis, in the order in which the layer walks time."""
         found = self[name]
         if found is None:
             return None
@@ -82,7 +82,7 @@ class Call:
 
 
 def number_name(dtype: torch.dtype) -> str:
-    """What the kernels compute a dtype in: float32 in TF32 where torch is told that its products may be."""
+    """The number type in which the kernels compute a dtype: TF32 for float32 if torch's products may use TF32."""
     name = str(dtype).removeprefix("torch.")
     allowed = name == "float32" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else name
@@ -91,7 +91,7 @@ def number_name(dtype: torch.dtype) -> str:
 def forward_results(
     call: Call, *, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Empty tensors of the shapes and types of what `forward` returns."""
+    """Empty tensors with the shapes and types of what `forward` returns."""
     like = call.there("h0")
     outputs, h_T, c_T = (like.new_empty(result.shape) for result in call.plan.forward_results().values())
     return outputs, h_T, c_T, _reserve(call, keep=keep)
@@ -101,11 +101,11 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     """Runs a layer.
 
     Args:
-        call: The layer and what it is given.
+        call: The layer and its arguments.
         keep: Whether `backward` will follow.
 
     Returns:
-        outputs (B, T, H) or (B, H), h_T and c_T (B, H), and what `backward` needs: bytes, none without `keep`.
+        outputs (B, T, H) or (B, H), h_T and c_T (B, H), and the bytes that `backward` needs; none without `keep`.
     """
     units = call.shape[2]
     gates_last = _gates_last(call.need("kernel"), units)
@@ -141,16 +141,16 @@ def backward(
     """The gradients of a layer.
 
     Args:
-        call: As `forward` was given it.
-        outputs: What `forward` gave.
-        reserve: The same.
+        call: The call that `forward` got.
+        outputs: The outputs of `forward`.
+        reserve: The bytes that `forward` kept.
         d_outputs: The cotangent of the outputs; None for zeros, as for the other two.
-        d_h_T: That of h_T.
-        d_c_T: That of c_T.
+        d_h_T: The cotangent of h_T.
+        d_c_T: The cotangent of c_T.
 
     Returns:
-        The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0,
-        c0; of the argument's type.
+        The gradient of each given argument, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0, c0; of
+        the argument's type.
     """
     plan, number = call.plan, call.number
     kept, results = _kept(call, reserve), _empty(call, plan.backward_results())
@@ -177,10 +177,10 @@ def backward(
 
 
 def _run(call: Call, direction: Direction, arguments: launch.Arguments, tensors: Tensors) -> None:
-    """Starts a kernel with these tensors and those that both directions read."""
+    """Starts a kernel with these tensors and the ones that both directions read."""
     kernel = call.plan.kernel(direction)
     c0, dropout = call["c0"], call["recurrent_dropout"]
-    # They must live until the kernel is in the stream: torch gives their memory only to what comes later there.
+    # They must live until the kernel is in the stream; then torch reuses their memory only for later work there.
     held = {
         **tensors,
         "weights": _packed(call, kernel),
@@ -215,7 +215,7 @@ def _reserve(call: Call, *, keep: bool) -> torch.Tensor:
 
 
 def _kept(call: Call, reserve: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors in it."""
+    """The tensors in the reserve, by name."""
     found, begin = {}, 0
     for name, kept in call.plan.kept().items():
         dtype = _dtype(call, kept)
@@ -226,12 +226,12 @@ def _kept(call: Call, reserve: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _gates_last(weights: torch.Tensor, units: int) -> torch.Tensor:
-    """(…, 4H), one gate after the other → (…, 4H), the gates of a unit side by side."""
+    """(…, 4H) with one gate after the other → (…, 4H) with the gates of a unit side by side."""
     return weights.unflatten(-1, (4, units)).transpose(-1, -2).flatten(-2)
 
 
 def _gates_first(weights: torch.Tensor, units: int) -> torch.Tensor:
-    """The way back."""
+    """The inverse of `_gates_last`."""
     return weights.unflatten(-1, (units, 4)).transpose(-1, -2).flatten(-2)
 
 
@@ -245,7 +245,7 @@ def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
 
 
 def _packed(call: Call, kernel: Variant) -> torch.Tensor:
-    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
     weights = call.need("recurrent_kernel").to(call.number).view(units, 4, units)
     padded = torch.nn.functional.pad(weights, (0, missing, 0, 0, 0, missing))
@@ -253,14 +253,14 @@ def _packed(call: Call, kernel: Variant) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a·b in float32, which is how narrow numbers are added up anyhow."""
+    """a·b in float32, the type in which products of narrow numbers are summed anyway."""
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.to(torch.float32) @ b.to(torch.float32)
 
 
 def _d_recurrent(call: Call, states: torch.Tensor, d_projected: torch.Tensor) -> torch.Tensor:
-    """The gradient of the recurrent kernel, (H, 4H): each step's h before times what came out for the step."""
+    """The gradient of the recurrent kernel, (H, 4H): the sum over steps of the previous h times the step's gradient."""
     units = call.shape[2]
     h0, dropout = call.need("h0"), call["recurrent_dropout"]
     if dropout is None:
@@ -277,8 +277,8 @@ def _d_recurrent(call: Call, states: torch.Tensor, d_projected: torch.Tensor) ->
 def _shifted_product(h0: torch.Tensor, states: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """The sum over rows b and steps t of h[b, t-1]ᵀ · d[b, t], where h[b, -1] is h0[b].
 
-    One product over all rows and steps, each with the one before, and no copy of the states: at the first step of a
-    row that is the last of another, which a small product takes back.
+    One product over all rows and steps, shifted by one, needs no copy of the states. At the first step of each row it
+    uses the last step of the row before, and a small second product corrects that.
     """
     d = d.contiguous()
     rows, gradients = states.flatten(0, 1), d.flatten(0, 1)
@@ -288,7 +288,7 @@ def _shifted_product(h0: torch.Tensor, states: torch.Tensor, d: torch.Tensor) ->
 
 
 def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The gradients of what projects the inputs: x or embeddings, kernel and bias."""
+    """The gradients of the input projection: x or embeddings, kernel and bias."""
     units = call.shape[2]
     d = d_projected.flatten(0, 1).flatten(1)
     if call["ids"] is not None:
@@ -313,10 +313,10 @@ def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _d_table(call: Call, d: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The gradients of embeddings, kernel and bias, through that of the table (V, 4H) of their product."""
+    """The gradients of embeddings, kernel and bias, from the gradient of the projected table (V, 4H)."""
     units = call.shape[2]
     ids, embeddings = call.walked("ids"), call.need("embeddings")
-    assert ids is not None  # noqa: S101 (who calls has looked)
+    assert ids is not None  # noqa: S101 (the caller has checked)
     rows = ids.flatten().long()
     count = embeddings.shape[0]
     if count <= select.MOST_ONES:

@@ -1,8 +1,8 @@
 """The random numbers of a captured training step, drawn right before each replay as Keras's own step draws them.
 
-A module of its own because a graph cannot do it: for each drawing Keras seeds a generator with a number that it reads
-from the device, the state of a `SeedGenerator`. The state goes on in the graph as in Keras's step; here is a copy of
-it that needs no reading, and with it the drawings are made outside.
+A graph cannot draw them itself: for each drawing Keras seeds a generator with a number that it reads from the device,
+the state of a `SeedGenerator`. That state advances in the graph as in Keras's step. This module keeps a copy of it on
+the host, which needs no reading, and draws outside the graph.
 """
 
 import functools
@@ -16,18 +16,18 @@ _SEEDS = 0xFFFFFFFF  # Keras seeds generators with 32 bits
 
 
 class NotCapturableError(RuntimeError):
-    """A step does what a graph cannot."""
+    """Raised if a step does what a graph cannot."""
 
 
 class SeedStates:
-    """What seeds come next, of the states on the device that a step has drawn from."""
+    """The next seed of each state on the device from which a step has drawn."""
 
     def __init__(self) -> None:
-        # By state: the change of it that was read last, and the next seed.
+        # By state: the version at which it was read last, and the next seed.
         self._next: dict[torch.Tensor, tuple[int, int]] = {}
 
     def next(self, state: torch.Tensor) -> int:
-        """The seed that Keras would take next; read from the device only where another has changed the state."""
+        """The seed that Keras would take next; read from the device only if other code has changed the state."""
         version, seed = self._next.get(state, (-1, 0))
         if version != state._version:
             seed = sum(state.tolist())
@@ -35,9 +35,9 @@ class SeedStates:
         return seed
 
     def advance(self, state: torch.Tensor, drawings: int) -> None:
-        """Notes that a replay has gone on by so many from `next`."""
+        """Notes that a replay has advanced the state by a number of drawings."""
         seed = self._next[state][1] + drawings
-        # A replay counts as a change for all others who look.
+        # A replay changes the state without torch noticing; others must see that it changed.
         torch.autograd.graph.increment_version(state)
         self._next[state] = state._version, seed
 
@@ -56,7 +56,7 @@ class Draws:
         self._work: list[Callable[[], object]] = []
 
     def generator(self, state: torch.Tensor) -> torch.Generator:
-        """While captured: the generator that Keras would seed from a state, which the step then goes on from."""
+        """During the capture: replaces the generator that Keras seeds from a state; seeded before each replay."""
         made = torch.Generator(state.device)
         count = self._drawings[state] = self._drawings.get(state, 0) + 1
         self._generators.append(made)
@@ -74,16 +74,16 @@ class Draws:
         kwargs: dict[str, Any],
         constants: Mapping[torch.Tensor, Callable[[], torch.Tensor]],
     ) -> torch.Tensor:
-        """While captured: what a function with a `generator` will have drawn when the graph runs.
+        """During the capture: the tensor that will hold what a function with a `generator` has drawn for a replay.
 
         Args:
             function: The function.
-            args: Its arguments.
-            kwargs: Those with names.
-            constants: What makes the tensors that are known before the graph runs.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            constants: How to make the tensors that are known before the graph runs.
 
         Raises:
-            NotCapturableError: The generator is of another kind, or the function takes what the step computes.
+            NotCapturableError: The generator is not from `generator`, or the function takes what the step computes.
         """
         generator = kwargs["generator"]
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -93,11 +93,11 @@ class Draws:
             raise NotCapturableError(
                 f"the step draws random numbers ({function.__name__}) from what only the GPU knows"
             )
-        # Computes nothing: gives the shape and the dtype.
+        # Computes nothing, and gives only the shape and the dtype.
         like_args, like = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
         like |= {"generator": None} | ({"device": "meta"} if "device" in like else {})
         place = torch.empty_like(function(*like_args, **like), device=generator.device)
-        # Made anew: what the capture made is the graph's, and so far holds nothing.
+        # Made again: the tensors of the capture belong to the graph and hold nothing yet.
         makers = [
             functools.cache(constants[leaf])
             if isinstance(leaf, torch.Tensor)

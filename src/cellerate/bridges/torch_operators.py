@@ -1,7 +1,7 @@
 """The LSTM and the dense layer as operators of torch, on the native core and on Cellerate's kernels for GPUs.
 
-A module of its own because this is what torch is told of them: shapes for its compiler, and how they are
-differentiated. What the operators do is `kernels.lstm.cpu`'s and `torch_cuda`'s.
+This module tells torch the operators' shapes, for its compiler, and how to differentiate them. The computation is in
+the native core and in `torch_cuda`.
 """
 
 import functools
@@ -17,7 +17,7 @@ from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.machine.environment import processors
 
-# The arguments of an LSTM operator, and which of them have gradients.
+# The arguments of an LSTM operator; `_DIFFERENTIABLE` are those with gradients.
 ARGUMENTS = (
     "x",
     "ids",
@@ -42,10 +42,10 @@ def lstm(
 
     Args:
         arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is needed.
+            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is required.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or the last.
-        training: As the other bridges take it; torch knows itself whether gradients are asked for.
+        return_sequences: Whether to return all outputs or only the last.
+        training: For the other bridges; torch itself knows whether gradients are needed.
 
     Returns:
         outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives are defined for x
@@ -59,7 +59,7 @@ def lstm(
 def cuda_lstm(
     arrays: dict[str, torch.Tensor], options: LstmOptions, return_sequences: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, in float16 too."""
+    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, but in float16 too."""
     return _lstm("cuda_lstm", arrays, options, return_sequences)
 
 
@@ -77,10 +77,10 @@ def _lstm(
 @functools.cache
 def _register() -> None:
     """Defines the operators: opaque to torch.compile, which sees their shapes through the fake kernels."""
-    # Kept alive by torch itself from here on; a Library object that is collected takes its operators along.
+    # Kept alive as an attribute: a Library object that is garbage-collected removes its operators.
     _register.library = library = torch.library.Library("cellerate", "DEF")  # type: ignore[attr-defined]
     _register_lstm(library, "lstm", "CPU", _forward, _backward, _forward_results)
-    # On whatever device: that its tensors are on a GPU is up to who calls it.
+    # For any device: the caller makes sure that the tensors are on a GPU.
     everywhere = "CompositeExplicitAutograd"
     _register_lstm(library, "cuda_lstm", everywhere, _cuda_forward, _cuda_backward, _cuda_forward_results)
     weights = "Tensor x, Tensor kernel, Tensor? bias"
@@ -123,12 +123,12 @@ def _register_lstm(
 
 @functools.cache
 def _make_idle_threads_sleep() -> None:
-    """Makes torch's idle OpenMP threads sleep at once, in place of spinning for milliseconds after each operation.
+    """Makes torch's idle OpenMP threads sleep at once instead of spinning for milliseconds after each operation.
 
-    They spin on the cores that the native core's threads need next. libgomp reads how long from the environment,
-    once, when torch is loaded; but it spins only shortly while the process has more OpenMP threads than there are
-    processors. Threads that have run a parallel operation of their own keep theirs, asleep, so a few of those are
-    kept. `docs/decisions/0006-idle-openmp-threads.md` has the measurement.
+    They would spin on the cores that the native core's threads need next. libgomp reads the spinning time from the
+    environment only once, when torch is loaded. But it spins only briefly while the process has more OpenMP threads
+    than processors. Each Python thread that has run a parallel operation keeps its OpenMP threads, asleep, so this
+    function keeps a few such threads. `docs/decisions/0006-idle-openmp-threads.md` has the measurement.
     """
     own = torch.get_num_threads() - 1
     if own < 1 or "parallel backend: OpenMP" not in torch.__config__.parallel_info():
@@ -140,7 +140,7 @@ def _make_idle_threads_sleep() -> None:
         started.set()
         rest.wait()
 
-    # The thread that computes has as many, once it has run an operation; one of these adds as many.
+    # The computing thread has `own` OpenMP threads once it has run an operation; each thread here adds as many.
     for _ in range(-(-processors() // own) - 1):
         started = threading.Event()
         threading.Thread(target=start_threads_and_stay, args=(started,), daemon=True).start()
@@ -152,7 +152,7 @@ def _codes(codes: Sequence[int]) -> tuple[int, int, int, bool, bool]:
 
 
 def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
-    """Empty tensors of the shapes and types that forward fills."""
+    """Empty tensors that forward fills, with their shapes and types."""
     *tensors, codes, keep = given
     named: dict[str, Any] = dict(zip(ARGUMENTS, tensors, strict=True))
     h0, sequences = named["h0"], bool(codes[4])
@@ -165,7 +165,7 @@ def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
         size = cpu.reserve_bytes(
             (batch, steps, units), bfloat16=bfloat16, masked=masked, return_sequences=sequences
         )
-    # Not empty_like, which would take over the strides as well.
+    # Not empty_like, which would also copy the strides.
     outputs = h0.new_empty((batch, steps, units) if sequences else (batch, units))
     return outputs, h0.new_empty(h0.shape), h0.new_empty(h0.shape), h0.new_empty(size, dtype=torch.uint8)
 
@@ -178,7 +178,7 @@ def _forward(*given: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _backward_results(*given: Any) -> tuple[torch.Tensor, ...]:
-    """Empty tensors for the gradients; one without elements for an argument that is absent."""
+    """Empty tensors for the gradients; for an absent argument, one without elements."""
     named = dict(zip(ARGUMENTS, given, strict=False))
     none = named["h0"].new_empty(0)
     return tuple(none if named[n] is None else named[n].new_empty(named[n].shape) for n in _DIFFERENTIABLE)
@@ -191,7 +191,7 @@ def _backward(*given: Any) -> tuple[torch.Tensor, ...]:
         r if tensors[ARGUMENTS.index(n)] is not None else None
         for n, r in zip(_DIFFERENTIABLE, results, strict=True)
     ]
-    # Without return_sequences backward does not read the outputs, which then have another shape.
+    # Without return_sequences the outputs have another shape, and backward does not read them.
     if not codes[4]:
         tensors[len(ARGUMENTS)] = None
     native.core().backward(_codes(codes), _contiguous(tensors), wanted)
@@ -239,7 +239,7 @@ def _differentiate(operator: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]
 
 
 def _differentiate_twice(*_: Any) -> None:
-    # Without this, torch would take the second derivatives for zeros.
+    # Without this, torch would treat the second derivatives as zeros.
     raise NotImplementedError(
         "Cellerate's LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
     )

@@ -1,1 +1,1 @@
-"""The command line, one small file a verb."""
+"""The command line; each verb has a small file."""

@@ -1,7 +1,7 @@
 """Starts the Keras backend of a command, quietly.
 
-A module of its own because of TensorFlow's start-up: it prints a page of notes that no setting turns off, and
-Keras imports it even for another backend, only to ask whether an object is one of its own.
+TensorFlow makes this hard: at start-up it prints a page of notes that no setting turns off, and Keras imports
+it even for another backend, only to ask whether an object is one of TensorFlow's.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from types import ModuleType
 
 from cellerate.machine.environment import select_backend
 
-# What TensorFlow's C++ side prints before its logging can be told anything.
+# What TensorFlow's C++ side prints before its logging can be configured.
 _NOTES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog"
     r"|[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cpu_feature_guard\.cc|util\.cc)"
@@ -41,20 +41,20 @@ def start_backend(name: str | None) -> str:
         sys.meta_path.insert(0, _NoTensorFlow())
     with _without_notes():
         importlib.import_module("keras")
-        # Finding the devices is when TensorFlow complains that there is no GPU.
+        # TensorFlow complains about a missing GPU when it looks for devices.
         importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
     return backend
 
 
 class _NoTensorFlow(Loader):
-    """Makes importing TensorFlow fail in this process: that saves seconds and memory where it is not the backend."""
+    """Makes importing TensorFlow fail in this process, which saves seconds and memory if it is not the backend."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Takes over TensorFlow. Others may still ask whether it is installed (torch does)."""
+        """Takes over imports of TensorFlow; it still counts as installed, which torch asks."""
         return ModuleSpec(name, self) if name == "tensorflow" else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """What whoever imports it meets."""
+        """Raises the error that the importer sees."""
         raise ModuleNotFoundError(
             "TensorFlow is left out: it is not the backend of this command", name=module.__name__
         )
@@ -62,7 +62,7 @@ class _NoTensorFlow(Loader):
 
 @contextlib.contextmanager
 def _without_notes() -> Iterator[None]:
-    """Keeps TensorFlow's notes from stderr; passes on every other line, also when an import fails."""
+    """Keeps TensorFlow's notes from stderr; passes on every other line, even if an import fails."""
     import tempfile
 
     sys.stderr.flush()

@@ -30,12 +30,12 @@ def embed(
         Literal["strict", "replace"],
         typer.Option(help="Characters the model never saw, and bytes that are not UTF-8: refuse or replace."),
     ] = "strict",
-    batch_size: Annotated[int, typer.Option(help="Lines a batch.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Lines per batch.")] = 256,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Write one vector a line, in the order of the lines; empty lines have a vector, too.
+    """Write one vector per line, in the order of the lines; empty lines get one, too.
 
     Examples:
         cellerate embed lines.keras lines.txt -o vectors.parquet
@@ -62,7 +62,7 @@ def embed(
 
 
 def _encoder(model: Path) -> "Callable[..., np.ndarray]":
-    """What makes vectors of lines, of either kind of file."""
+    """Gives the function that turns lines into vectors, for either kind of file."""
     if model.suffix == ".cell":
         from cellerate.runtime.packed import load
 

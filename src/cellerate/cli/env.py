@@ -18,7 +18,7 @@ def env(
         bool, typer.Option("--devices", help="Also ask each installed backend for its devices (slow).")
     ] = False,
 ) -> None:
-    """Show machine, versions, backends, the native core and what each backend makes of a GPU.
+    """Show machine, versions, backends, the native core and how each backend uses a GPU.
 
     Example:
         cellerate env --json
@@ -58,7 +58,7 @@ def env(
 
 
 def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:
-    """All that is known of GPUs, for programs; a reason is None where nothing is in the way."""
+    """All that is known of GPUs, for programs; a reason is None if nothing is in the way."""
     from cellerate.machine import gpu
 
     builds = {backend: gpu.build_of(backend) for backend in backends}
@@ -76,7 +76,7 @@ def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:
 
 
 def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
-    """The same, for people: what is the reason for all of them is said once."""
+    """The same for people; a reason that holds for all is given once."""
     from cellerate.machine import gpu
 
     settings = {f"{name}={value!r}": f"({gpu.SETTINGS[name]})" for name, value in facts.settings.items()}
@@ -110,7 +110,7 @@ def _without_kernels(facts: "GpuFacts") -> str | None:
 
 
 def _compiler() -> dict[str, str | None]:
-    """The packages that Cellerate's own kernels are compiled with."""
+    """The versions of the packages that compile Cellerate's own kernels."""
     from cellerate.machine.environment import package_version
 
     return {name: package_version(name) for name in ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")}

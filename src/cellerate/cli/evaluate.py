@@ -29,12 +29,12 @@ def evaluate(
     errors: Annotated[
         Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
     ] = "strict",
-    batch_size: Annotated[int, typer.Option(help="Rows a batch.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Judge a model: bits per character, forecast errors beside naive forecasts, or reconstruction.
+    """Judge a model: bits per character, forecast errors against naive forecasts, or reconstruction.
 
     Examples:
         cellerate evaluate book.keras other.txt
@@ -66,7 +66,7 @@ def evaluate(
 def _packed(
     model: Path, data: list[str], part: Literal["all", "held-out"], errors: Literal["strict", "replace"]
 ) -> dict[str, Any]:
-    """What a packed text model finds of a text, which it reads from end to end and not in windows."""
+    """The results of a packed text model, which reads a text from end to end and not in windows."""
     from cellerate.runtime.packed import load
 
     opened = load(model)

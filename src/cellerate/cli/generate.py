@@ -13,7 +13,7 @@ from cellerate.cli.output import emit_json, show
 from cellerate.errors import ConfigError
 from cellerate.training.settings import Implementation
 
-# What says how an id is drawn.
+# The options that say how to draw an id.
 _DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
@@ -26,7 +26,7 @@ def generate(
     ] = 400,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="0 always takes the likeliest; 1 is the model's own.")
-    ] = 0.8,
+    ] = 1.0,
     top_k: Annotated[
         int | None, typer.Option(help="Draw from the k likeliest only.", show_default=False)
     ] = None,
@@ -46,7 +46,7 @@ def generate(
     beams: Annotated[
         int | None,
         typer.Option(
-            help="Draw nothing: search the likeliest continuation with so many candidates.",
+            help="Draw nothing: search the likeliest continuation with this many candidates.",
             show_default=False,
         ),
     ] = None,
@@ -134,10 +134,10 @@ def generate(
 
 
 def _check_search(context: typer.Context, implementation: Implementation) -> None:
-    """Raises `ConfigError` for what the command line says beside --beams and a search cannot follow."""
+    """Raises `ConfigError` if the command line has options beside --beams that a search cannot follow."""
     if implementation == "keras":
         raise ConfigError("--beams searches on the native engine: leave --implementation keras out.")
-    # A configuration file may say how to draw for other calls; what is said for this one would be ignored.
+    # A configuration file may set these for other calls; on the command line they would be ignored.
     sources = {name: context.get_parameter_source(name) for name in _DRAWING}
     said = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if said:

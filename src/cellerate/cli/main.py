@@ -1,7 +1,7 @@
 """The program `cellerate`: its verbs, and the one place where an error becomes an exit code.
 
-A module of its own, and a thin one: a verb's file is imported with the program, so it imports nothing heavy
-itself, and `cellerate --help` stays quick.
+Every verb's file is imported when the program starts. None of them may import anything heavy at the top, or
+`cellerate --help` gets slow.
 """
 
 import io
@@ -72,18 +72,18 @@ def _root(
 def main() -> None:
     """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`.
 
-    Typer itself ends with 2 at a wrong option, with 130 at Ctrl-C, and with 1 when the reader of stdout has gone.
+    Typer itself exits with 2 for a wrong option, 130 for Ctrl-C, and 1 if the reader of stdout has gone.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the terminal's encoding does not have is no reason to stop.
+        # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        # By name: a run as a module has a name of several words, which the tables of --config have not.
+        # With its name: run as a module, its name would have several words, which no table of --config has.
         app(prog_name="cellerate")
     except CellerateError as error:
         _end(str(error), error.exit_code)
     except Exception as error:
-        # What no check foresaw (a backend out of memory, a bug) still ends in a line that can be read.
+        # Anything that no check foresaw (a backend out of memory, a bug) still ends in a readable line.
         if os.environ.get("CELLERATE_TRACEBACK"):
             raise
         first = next(iter(str(error).splitlines()), "").rstrip(".")
@@ -99,6 +99,6 @@ def _end(message: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        # Stdout is what failed; Python would try once more at exit, and complain.
+        # Stdout itself failed; at exit Python would try again and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(code)

@@ -1,7 +1,7 @@
 """Options that verbs share, and settings records turned into options.
 
-A module of its own so that a setting is declared once, in its dataclass with its docstring, and every verb
-that takes it has the same option, the same help and the same default.
+A setting is declared once, in its dataclass and its docstring. Every verb that takes it has the same option,
+help and default.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _F = typing.TypeVar("_F", bound=Callable[..., Any])
 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Fills the defaults of the verb's options from a TOML file."""
+    """Takes the defaults of the verb's options from a TOML file."""
     if path is None or context.resilient_parsing:
         return path
     import tomllib
@@ -33,8 +33,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the configuration file {path} is not valid TOML: {error}.") from error
-    # One file may serve several verbs, each with a table of its own: [train.text], [generate] ... Keys above
-    # all tables hold for every verb.
+    # One file may serve several verbs, each with its own table: [train.text], [generate] ... Keys above all
+    # tables apply to every verb.
     own: Any = content
     for word in context.command_path.split()[1:]:
         own = own.get(word) if isinstance(own, dict) else None
@@ -47,8 +47,8 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         name = key.replace("-", "_")
         if name not in known or isinstance(value, dict):
             options = ", ".join(sorted(n.replace("_", "-") for n in known if n and n != "help"))
-            raise ConfigError(f"{path}: {key!r} is no option of {context.command_path!r}. It has: {options}.")
-        # TOML has words of its own for on and off.
+            raise ConfigError(f"{path}: {key!r} is not an option of {context.command_path!r}. It has: {options}.")
+        # TOML has its own words for on and off.
         given[name] = ("off", "on")[value] if name in _WRITTEN and isinstance(value, bool) else value
     context.default_map = {**(context.default_map or {}), **given}
     return path
@@ -83,9 +83,9 @@ Device = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")]
 
-# Fields whose type is no command-line type, and how they are written there.
+# Fields whose types the command line lacks, and how they are written there.
 _WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "jit_compile": (
         Literal["auto", "on", "off"],
@@ -101,9 +101,9 @@ def with_settings(
     """Adds an option for each field of a settings dataclass to a verb.
 
     Args:
-        keyword: The argument under which the verb is given the finished `settings` record.
-        settings: A dataclass whose docstring has an `Attributes` section: the help of its options.
-        leave_out: Fields that are no options; the verb fills them in with `dataclasses.replace`.
+        keyword: The verb's argument that receives the finished `settings` record.
+        settings: A dataclass with an `Attributes` section in its docstring, which is the help of the options.
+        leave_out: Fields without an option; the verb fills them in with `dataclasses.replace`.
         panel: The heading of these options in the help.
 
     Returns:
@@ -138,7 +138,7 @@ def with_settings(
 
 
 def attribute_docs(settings: type) -> dict[str, str]:
-    """The text of each entry of the `Attributes` section of a docstring, by attribute."""
+    """Gives the text of each entry in the `Attributes` section of a docstring, by attribute name."""
     section = inspect.getdoc(settings) or ""
     section = section.partition("Attributes:\n")[2]
     entries: dict[str, str] = {}

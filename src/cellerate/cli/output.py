@@ -1,7 +1,4 @@
-"""What verbs print: results on stdout, everything else on stderr, and errors as one line.
-
-A module of its own so that every verb speaks alike and a script can rely on it.
-"""
+"""What verbs print: results on stdout, all else on stderr, and errors as one line, so that scripts can rely on it."""
 
 import json
 import math
@@ -16,10 +13,10 @@ from cellerate.files import output_error
 
 
 def show(text: str) -> None:
-    """Prints a piece of a result as it comes.
+    """Prints a piece of a result as soon as it comes.
 
     Raises:
-        OutputError: Where stdout goes, the disk is full.
+        OutputError: Stdout cannot be written, for example because the disk is full.
         BrokenPipeError: The reader of stdout (head, less) has gone.
     """
     try:
@@ -37,12 +34,12 @@ def emit(text: str) -> None:
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
-    """Prints a result as one JSON object; a value that is no finite number becomes null."""
+    """Prints a result as one JSON object; NaN and infinities become null."""
     emit(json.dumps(_finite(result), indent=2, default=str))
 
 
 def note(text: str) -> None:
-    """Prints a sentence about what goes on."""
+    """Prints a sentence about what is going on."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -52,7 +49,7 @@ def command_to_resume() -> str:
 
 
 def command_to_repeat() -> str:
-    """The command line of this process, but for what would throw away what it did."""
+    """The command line of this process, without the option that would throw away its results."""
     words = [word for word in sys.argv[1:] if word != "--restart"]
     return shlex.join([os.path.basename(sys.argv[0]), *words])  # noqa: PTH119
 

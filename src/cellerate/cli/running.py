@@ -1,7 +1,4 @@
-"""What the three training verbs do alike around the training itself.
-
-A module of its own so that a run begins, reports and ends the same way whatever is trained.
-"""
+"""What the three training verbs share around the training itself, so that all runs start, report and end alike."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +21,7 @@ def training_display(quiet: bool) -> "Display":
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:
-    """What `--json` says of a run."""
+    """The `--json` output of a run."""
     return {
         "status": result.status,
         "output": str(result.output),
@@ -39,7 +36,7 @@ def training_report(result: "TrainingResult") -> dict[str, Any]:
 
 
 def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[str]) -> None:
-    """Says where the results are and what to do next; an interrupted run exits with 130."""
+    """Says where the results are and what to do next; after an interrupted run it exits with 130."""
     if result.status == "interrupted":
         where = f"after epoch {len(result.history)}" if result.history else "in its first epoch"
         note(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
@@ -56,7 +53,7 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
 
 @contextlib.contextmanager
 def reading_progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar for reading text, shown only where reading takes a while."""
+    """A progress bar for reading text, shown only if reading takes a while."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

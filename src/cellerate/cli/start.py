@@ -1,7 +1,7 @@
-"""Where the program `cellerate` begins: it says what to install where what it is made with is missing.
+"""The entry point of the program `cellerate`, which says what to install if the command line's packages are missing.
 
-A module of its own because an installed package has the program also where only packed models are run, and there
-typer and rich are not installed: every other module here imports typer.
+An installed package always has the program, even where it only runs packed models and typer and rich are
+missing. So this module must not import typer, as all other modules here do.
 """
 
 import sys
@@ -11,7 +11,7 @@ from cellerate.machine.environment import require
 
 
 def start() -> None:
-    """Runs the program; ends with the exit code of `BackendError` where it cannot."""
+    """Runs the program; if it cannot, exits with the exit code of `BackendError`."""
     try:
         for package in ("typer", "rich"):
             require(package, "cli", "the command line")

@@ -39,7 +39,7 @@ def train_series(
     quiet: Quiet = False,
     config: Config = None,
 ) -> None:
-    """Train a forecaster on time series, and judge it beside naive forecasts.
+    """Train a forecaster on time series, and judge it against naive forecasts.
 
     Examples:
         cellerate train series ETTh1.csv --target OT --window 96 --horizon 24 -o ett.keras

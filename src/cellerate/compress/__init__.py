@@ -1,1 +1,1 @@
-"""Smaller models of like quality: quantised, pruned, distilled; each beside a record of what it cost."""
+"""Makes models smaller at similar quality: quantised, pruned, distilled; each comes with a record of what it cost."""

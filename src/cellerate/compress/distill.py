@@ -1,6 +1,6 @@
-"""Distilling: a small model learns from the outputs of a large one, beside the true labels.
+"""Distilling: a small model learns from the outputs of a large one and from the true labels.
 
-A module of its own because it alone trains one model by another; what a step of that computes is in `distiller`.
+The computation of one training step is in `distiller`.
 """
 
 import functools
@@ -32,8 +32,8 @@ from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, is_functional, rebuild
 from cellerate.training.settings import check_number
 
-_LATEST = 100  # steps whose mean stands for the end of a training
-# Losses of classes, as classes and as functions.
+_LATEST = 100  # the mean of this many steps stands for the end of training
+# Losses for classes, as Keras classes and as functions.
 _OF_CLASSES = (
     keras.losses.CategoricalCrossentropy,
     keras.losses.CategoricalFocalCrossentropy,
@@ -68,48 +68,49 @@ def distill(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> tuple[keras.Model, CompressionRecord]:
-    """Trains a copy of a student on what a teacher says, and on the true labels.
+    """Trains a copy of a student on a teacher's outputs and on the true labels.
 
-    The soft loss of classes is the divergence of the student's probabilities from the teacher's, both softened
-    by the temperature, times its square, so that its gradient stays as large as that of the true labels. The soft
-    loss of numbers (forecasts, quantiles, sigmoids) is the mean squared error to the teacher's. Both losses take
-    the same sample weights and masks.
+    For classes, the soft loss is the divergence of the student's probabilities from the teacher's. Both are
+    softened by the temperature, and the loss is multiplied by its square, so that its gradient stays as large
+    as that of the true labels. For numbers (forecasts, quantiles, sigmoids), the soft loss is the mean
+    squared error against the teacher's outputs. Both losses use the same sample weights and masks.
 
     Args:
-        teacher: The model to learn from: built, Functional or Sequential, of one output. It is not changed.
-        student: The model to train, from the weights that it has: of the same inputs and the same shape of output.
-            It is not changed.
-        data: To train on, as `fitting.Data`.
-        validation: To judge on, four times in the training: the best of the four models is kept. None for `data`,
-            and keeps the last.
-        loss: The Keras loss of the true labels; None for the one that the student, or else the teacher, was
+        teacher: The model to learn from: built, Functional or Sequential, with one output. It is not changed.
+        student: The model to train, starting from its current weights, with the teacher's inputs and output
+            shape. It is not changed.
+        data: The training data, as `fitting.Data`.
+        validation: Data to judge on, four times during training; the best of the four models is kept. With
+            None, models are judged on `data` and the last one is kept.
+        loss: The Keras loss for the true labels; None for the one the student, or else the teacher, was
             compiled with.
-        temperature: How much to soften probabilities; for numbers it changes nothing. Of next-character models 1
-            was the best: a small student has no room for how unlikely the unlikely ones are.
-        weight: The share of the soft loss where the training begins, from 0 to 1; that of the true labels is the
-            rest.
-        final_weight: The share towards which it goes, in a straight line, up to the last step; None for the same
-            throughout. What a teacher says is worth most to a student that knows nothing, and holds one back that
-            has come near it.
+        temperature: How much to soften probabilities; it has no effect on numbers. For next-character models,
+            1 was best: a small student has no room for how unlikely the unlikely characters are.
+        weight: The share of the soft loss at the start of training, from 0 to 1; the loss on the true labels
+            gets the rest.
+        final_weight: The share of the soft loss at the last step, reached in a straight line; None keeps
+            `weight` throughout. The teacher helps most while the student knows nothing, and holds the student
+            back once it has come near.
         steps: How many batches to train on.
-        learning_rate: Of Adam, where the training begins; it falls to 0.
-        batch_size: Rows of a batch, where data are arrays.
-        from_logits: What the outputs of classes are, where `loss` is one of your own: True for logits, False for
-            probabilities. None reads it from the loss and the models, and takes outputs for numbers where the loss
-            is none of Keras's (sparse) categorical losses.
-        compare: Whether to train a twin as well: a copy of the student that sees the same batches as often, and
-            the true labels only. It keeps the batches in memory.
-        judge: How bad a model is; it takes the place of the loss on `validation`. None for that.
-        metric: The name of what `judge` says.
-        seed: Of the order of the batches.
-        on_step: Told of each step, those of the twin too: how many are done, of how many, and the loss. What it
-            raises ends the call.
+        learning_rate: Adam's learning rate at the start of training; it falls to 0.
+        batch_size: Rows per batch, if data are arrays.
+        from_logits: What the outputs for classes are, if `loss` is your own: True for logits, False for
+            probabilities. None reads it from the loss and the models, and treats outputs as numbers unless
+            the loss is one of Keras's (sparse) categorical losses.
+        compare: Whether to train a twin as well: a copy of the student that sees the same batches as often,
+            but only the true labels. This keeps the batches in memory.
+        judge: Returns how bad a model is, in place of the loss on `validation`. None for that loss.
+        metric: The name of what `judge` returns.
+        seed: The seed for the order of the batches.
+        on_step: Called after each step, the twin's included, with how many are done, how many there are, and
+            the loss. If it raises, the call ends.
 
     Returns:
-        The student, not compiled, and a record: its quality before is the teacher's. Its details: "steps";
-        "outputs", what they were taken for: "logits", "probabilities" or "values"; "hard_loss" and "soft_loss",
-        the mean of the last hundred steps, None where the weights leave it out; "losses", of the steps, at most 200
-        of them; "hard_losses", those of the true labels alone, as many; and with `compare` "twin_quality".
+        The student, not compiled, and a record, in which the quality before is the teacher's. Details of the
+        record: "steps"; "outputs", what the outputs were taken for: "logits", "probabilities" or "values";
+        "hard_loss" and "soft_loss", means over the last hundred steps, None for a loss whose share is always
+        0; "losses", one per step, at most 200 points; "hard_losses", the same for the true labels alone; and
+        with `compare`, "twin_quality".
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -122,8 +123,8 @@ def distill(
         >>> record.quality_after < record.details["twin_quality"]
         True
 
-    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015; of the share that falls:
-        "teacher annealing" of Clark et al., "BAM! Born-Again Multi-Task Networks for Natural Language
+    Source: Hinton, Vinyals & Dean, "Distilling the Knowledge in a Neural Network", 2015. For the falling
+        share: "teacher annealing" in Clark et al., "BAM! Born-Again Multi-Task Networks for Natural Language
         Understanding", 2019.
     """
     started = time.perf_counter()
@@ -157,7 +158,7 @@ def distill(
     course = Course(steps, _told_from(0, in_all, on_step))
     soft = SoftLabels(outputs, temperature)
     distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, (weight, final_weight), course)
-    # On the data that it is trained on, what comes last is best.
+    # Judged on its own training data, the last model is best.
     looks = judge is not None or validation is not None
     keeper = Keeper(pupil, quality)
     train(distiller, batches, course=course, keeper=keeper if looks else None)
@@ -203,14 +204,14 @@ def _latest(losses: list[float]) -> float | None:
 
 
 def _told_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:
-    """Told of the steps of one of several trainings, counted through."""
+    """Wraps `on_step` for one of several trainings, so that steps are counted across all of them."""
     if on_step is None:
         return None
     return lambda done, _, loss: on_step(start + done, in_all, loss)
 
 
 def _check_pair(teacher: Any, student: Any) -> None:
-    """Raises `ModelError` unless both can be copied and take and give the same."""
+    """Raises `ModelError` unless both models can be copied and have the same inputs and output shape."""
     for role, model in (("teacher", teacher), ("student", student)):
         if type(model) is not keras.Sequential and not is_functional(model):
             raise ModelError(
@@ -233,13 +234,13 @@ def _check_pair(teacher: Any, student: Any) -> None:
     mine, its = (tuple(model.outputs[0].shape) for model in (student, teacher))
     if not _alike(mine, its):
         raise ModelError(
-            f"student {student.name!r} gives {mine}, teacher {teacher.name!r} {its}; expected outputs of one shape, "
+            f"student {student.name!r} gives {mine}, teacher {teacher.name!r} {its}; expected outputs of the same shape, "
             "such as logits of the same vocabulary."
         )
 
 
 def _alike(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
-    """Whether tensors of two shapes may have one and the same."""
+    """Whether two tensors of these shapes, None for unknown sizes, can have the same shape."""
     return len(first) == len(second) and all(
         a == b or a is None or b is None for a, b in zip(first, second, strict=True)
     )
@@ -250,7 +251,7 @@ def _told(inputs: list[tuple[tuple[int | None, ...], str]]) -> str:
 
 
 def _only(loss: Any) -> Any:
-    """The loss of the one output, as an object or a function."""
+    """The loss of the only output, as an object or a function."""
     found = keras.tree.flatten(loss)
     try:
         (one,) = found
@@ -260,7 +261,7 @@ def _only(loss: Any) -> Any:
 
 
 def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs:
-    """What the outputs of a model are."""
+    """Gives the kind of a model's outputs."""
     if from_logits is None:
         if not isinstance(loss, _OF_CLASSES) and loss not in _FUNCTIONS_OF_CLASSES:
             return "values"
@@ -270,7 +271,7 @@ def _outputs(model: keras.Model, loss: Any, from_logits: bool | None) -> Outputs
 
 
 def _speaking_like(student: keras.Model, teacher: keras.Model, outputs: Outputs) -> keras.Model:
-    """The teacher with the kind of outputs that the student has: where one of them alone ends in a softmax."""
+    """Gives the teacher the student's kind of outputs, if only one of the two ends in a softmax."""
     if gives_probabilities(teacher) == gives_probabilities(student):
         return teacher
     if gives_probabilities(teacher):
@@ -279,21 +280,21 @@ def _speaking_like(student: keras.Model, teacher: keras.Model, outputs: Outputs)
 
 
 def _in_float32(model: keras.Model) -> keras.Model:
-    """A model of the same layers whose output is float32: Keras's Distiller wants those of both of one type."""
+    """A model of the same layers with float32 output: Keras's Distiller needs both outputs in one dtype."""
     return model if model.outputs[0].dtype == "float32" else _followed(model, "linear")
 
 
 def _followed(model: keras.Model, function: Any) -> keras.Model:
-    """A model of the same layers, and a function behind, which is computed in float32."""
-    # One that was never called has inputs, but no `input`.
+    """A model of the same layers followed by a function, which is computed in float32."""
+    # A Sequential model that was never called has inputs, but no `input`.
     inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    # A layer and not an operation, for it hands masks on.
+    # A layer and not an operation, because a layer passes masks on.
     last = keras.layers.Activation(function, dtype="float32")
     return keras.Model(inputs, last(model.outputs[0]), name=model.name)
 
 
 def _exact_copy(model: keras.Model) -> keras.Model:
-    """A copy that also draws the same random numbers, as dropout does."""
+    """A copy that also draws the same random numbers, for example in dropout."""
     copy = rebuild(model, describe(model))
     for mine, its in zip(copy.variables, model.variables, strict=True):
         mine.assign(ops.convert_to_numpy(its))

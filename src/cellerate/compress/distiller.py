@@ -1,7 +1,7 @@
-"""A teacher and a student as one model that Keras trains: Keras's `Distiller`, and what it lacks.
+"""A teacher and a student as one model that Keras can train.
 
-A module of its own because `distill` only decides what is trained; here is what is computed in a step: sample weights
-and masks, probabilities as well as logits, numbers instead of classes, and a share of the teacher that changes.
+It extends Keras's `Distiller` with sample weights and masks, probabilities as well as logits, numbers instead
+of classes, and a teacher's share that changes during training. `distill` decides what is trained.
 """
 
 from typing import Any, Literal
@@ -12,19 +12,19 @@ from keras import ops
 from cellerate.compress.fitting import Course
 
 Outputs = Literal["logits", "probabilities", "values"]
-"""What a model's outputs are: of classes, as logits or as probabilities; or numbers."""
+"""What a model's outputs are: logits or probabilities of classes, or numbers."""
 
 
 class SoftLabels(keras.distillation.DistillationLoss):
     """How far a student's outputs are from a teacher's.
 
-    In place of Keras's `LogitsDistillation`, which takes every output for logits, has neither sample weights nor
-    masks, and whose gradient is 0 where the student gives a class less than 1e-7. (Its default loss is another
-    one in Keras 3.15: it finds a function by that name, and hands it logits for probabilities.)
+    It replaces Keras's `LogitsDistillation`, which takes every output for logits, ignores sample weights and
+    masks, and has a gradient of 0 where the student gives a class less than 1e-7. (In Keras 3.15 its default
+    loss is also wrong: Keras looks up a function by that name and passes it logits as probabilities.)
 
     Args:
         outputs: What both models' outputs are.
-        temperature: To divide logits by.
+        temperature: The number to divide logits by.
     """
 
     def __init__(self, outputs: Outputs, temperature: float) -> None:
@@ -33,12 +33,12 @@ class SoftLabels(keras.distillation.DistillationLoss):
     def compute_loss(
         self, teacher_outputs: Any, student_outputs: Any, sample_weight: Any = None, **_: Any
     ) -> Any:
-        """The mean over rows and steps.
+        """Gives the mean over rows and steps.
 
         Args:
             teacher_outputs: (B, ..., V) floats.
-            student_outputs: Of the same shape; a mask that it has is heeded.
-            sample_weight: As for a loss of Keras's.
+            student_outputs: Floats of the same shape; a Keras mask on it is applied.
+            sample_weight: As for any Keras loss.
 
         Returns:
             A scalar.
@@ -47,7 +47,7 @@ class SoftLabels(keras.distillation.DistillationLoss):
 
 
 class _Divergence(keras.losses.Loss):
-    """KL(teacher || student) of probabilities softened by a temperature, times its square: (B, ..., V) → (B, ...)."""
+    """KL(teacher || student) of softened probabilities, times the temperature squared: (B, ..., V) → (B, ...)."""
 
     def __init__(self, outputs: Outputs, temperature: float) -> None:
         super().__init__(name="divergence")
@@ -59,13 +59,13 @@ class _Divergence(keras.losses.Loss):
         return divergence * self._temperature**2
 
     def _softened(self, outputs: Any) -> Any:
-        # The logarithms of probabilities are logits of theirs.
+        # Logarithms of probabilities serve as logits.
         logits = logits_of(outputs) if self._outputs == "probabilities" else outputs
         return ops.log_softmax(logits / self._temperature, axis=-1)
 
 
 class _Deviation(keras.losses.Loss):
-    """The squared difference, averaged but for rows and steps, as losses of forecasts and quantiles are."""
+    """The squared difference, averaged over all axes but rows and steps, as forecast and quantile losses are."""
 
     def __init__(self) -> None:
         super().__init__(name="deviation")
@@ -76,18 +76,18 @@ class _Deviation(keras.losses.Loss):
 
 
 class Distiller(keras.distillation.Distiller):
-    """Keras's Distiller, its true labels weighted, masked and regularised as in the training of any model.
+    """Keras's Distiller, with true labels weighted, masked and regularised as in ordinary training.
 
     Args:
-        teacher: Built, its output float32; it is made untrainable.
-        student: The same, to be trained.
+        teacher: A built model with float32 output; it is made untrainable.
+        student: The model to train; also built, with float32 output.
         soft: The soft loss.
-        shares: That of the soft loss at the first step of the course, and that towards which it goes.
-        course: Of the training: between two steps the share follows it.
+        shares: The share of the soft loss at the first step of the course, and the share it moves towards.
+        course: The course of the training; the share follows it from step to step.
 
     Attributes:
-        hard_losses: Of the true labels, at each step; empty where they never have a share.
-        soft_losses: Of the teacher's, the same.
+        hard_losses: The loss on the true labels at each step; empty if its share is always 0.
+        soft_losses: The loss on the teacher's outputs, likewise.
     """
 
     def __init__(
@@ -102,23 +102,23 @@ class Distiller(keras.distillation.Distiller):
         self.hard_losses: list[float] = []
         self.soft_losses: list[float] = []
         self._shares, self._course = shares, course
-        # A loss that never has a share is not computed: its labels may be of no use at all.
+        # A loss whose share is always 0 is not computed: its labels may be of no use at all.
         self._has_hard, self._has_soft = min(shares) < 1, max(shares) > 0
-        # A variable, for it changes from step to step of one compiled function.
+        # A variable, because it changes from step to step within one compiled function.
         self._share = self.add_weight(
             shape=(), dtype="float32", initializer="zeros", trainable=False, name="share"
         )
 
     def compile(self, optimizer: Any = "adam", loss: Any = None, **arguments: Any) -> None:
-        """Compiles like any model; Keras's own way leaves the loss out."""
+        """Compiles like any model; Keras's own Distiller leaves the loss out."""
         keras.Model.compile(self, optimizer=optimizer, loss=loss, **arguments)
 
     def train_on_batch(self, *arguments: Any, **named: Any) -> Any:
-        """A step, with the share of the soft loss that the course has come to."""
+        """Trains one step with the share of the soft loss that the course has reached."""
         first, last = self._shares
         self._share.assign(last + (first - last) * self._course.rate)
         found = super().train_on_batch(*arguments, **named)
-        # Keras forgets its means before each batch: they are those of this step.
+        # Keras resets its means before each batch, so they are those of this step.
         if self._has_hard:
             self.hard_losses.append(float(ops.convert_to_numpy(self.student_loss_tracker.result())))
         if self._has_soft:
@@ -133,7 +133,7 @@ class Distiller(keras.distillation.Distiller):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        """The two losses, each by its share; regularisers count in full."""
+        """Adds the two losses, each multiplied by its share, and all regularisation losses in full."""
         share = ops.convert_to_tensor(self._share)
         total = 0.0
         if self._has_hard:
@@ -141,7 +141,7 @@ class Distiller(keras.distillation.Distiller):
             self.student_loss_tracker.update_state(hard)
             total = (1.0 - share) * hard
         if self._has_soft:
-            # Before the teacher runs, which may have such losses, too.
+            # Before the teacher runs: it may add regularisation losses of its own.
             regularisers = sum(map(ops.sum, self.losses))
             (soft_labels,) = self.distillation_losses
             soft = soft_labels.compute_loss(self.teacher(x, training=False), y_pred, sample_weight)
@@ -151,5 +151,5 @@ class Distiller(keras.distillation.Distiller):
 
 
 def logits_of(probabilities: Any) -> Any:
-    """Logits of probabilities, those of nothing bounded as in Keras's own losses."""
+    """Gives the logits of probabilities, bounding those near 0 as Keras's own losses do."""
     return ops.log(ops.maximum(probabilities, keras.config.epsilon()))

@@ -1,7 +1,7 @@
-"""Training a little and judging, as every way to compress needs it.
+"""Short training and judging, shared by all ways to compress.
 
-A module of its own, apart from `training`, because what is trained here is a step of a search: no file is written,
-no epoch ends, and the same batches go on from one stretch to the next.
+Unlike `training`, this trains as one step of a search: it writes no file, no epoch ends, and the same
+sequence of batches continues from one stretch to the next.
 """
 
 import itertools
@@ -20,29 +20,29 @@ from cellerate.models.rewrite import same_layers
 from cellerate.training.optimizers import loss_scaled
 
 Data = Any
-"""What `fit` takes and gives (x, y) or (x, y, sample_weight): a tuple of arrays, a PyDataset (such as
-`data.pipeline.KerasBatches`), a `tf.data.Dataset`, a torch DataLoader; not a generator, which ends."""
+"""Whatever `fit` accepts that gives (x, y) or (x, y, sample_weight): a tuple of arrays, a PyDataset (such as
+`data.pipeline.KerasBatches`), a `tf.data.Dataset`, a torch DataLoader; but not a generator, as it ends."""
 
 Judge = Callable[[keras.Model], float]
-"""Says how bad a model is; less is better."""
+"""Returns how bad a model is; less is better."""
 
 OnStep = Callable[[int, int, float], None]
-"""Told of each step of a training: how many are done, of how many in all, and its loss. It may raise, to end it."""
+"""Called after each training step with the steps done, the steps in all, and the loss. It may raise to end training."""
 
 _MOST_LOSSES = 200
 _LOOKS = 4
 
 
 class Course:
-    """How far a training has come: it may go on in several stretches, between which the model is changed.
+    """The progress of a training that may go on in several stretches, with changes to the model in between.
 
     Args:
-        steps: How many there are in all, at least 1.
-        on_step: Told of each.
+        steps: The number of steps in all, at least 1.
+        on_step: Called after each step.
 
     Attributes:
-        steps: How many there are in all.
-        losses: Of those that are done.
+        steps: The number of steps in all.
+        losses: The losses of the steps done so far.
     """
 
     def __init__(self, steps: int, on_step: OnStep | None = None) -> None:
@@ -52,29 +52,29 @@ class Course:
 
     @property
     def rate(self) -> float:
-        """What the next step has of the learning rate: all at first, and in a straight line down to nothing."""
+        """The share of the learning rate for the next step: 1 at first, falling in a straight line to 0."""
         return max(0.0, 1.0 - len(self.losses) / self.steps)
 
     def note(self, loss: float) -> None:
-        """A step is done."""
+        """Records a finished step."""
         self.losses.append(loss)
         if self._on_step is not None:
             self._on_step(len(self.losses), self.steps, loss)
 
     def curve(self) -> list[float]:
-        """`curve` of its losses."""
+        """Gives the `curve` of its losses."""
         return curve(self.losses)
 
 
 def curve(losses: Sequence[float]) -> list[float]:
-    """The losses of steps; where there are more than 200, the means of as many stretches."""
+    """Gives the losses of steps; if there are more than 200, the means of 200 equal stretches."""
     if len(losses) <= _MOST_LOSSES:
         return list(losses)
     return [float(part.mean()) for part in np.array_split(losses, _MOST_LOSSES)]
 
 
 def loss_of(model: keras.Model, loss: Any) -> Any:
-    """The loss to train with: the one given, or the one that the model was compiled with.
+    """Gives the loss to train with: `loss`, or the one that the model was compiled with.
 
     Raises:
         ConfigError: There is neither.
@@ -86,11 +86,11 @@ def loss_of(model: keras.Model, loss: Any) -> Any:
 
 
 def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]:
-    """The batches of data over and over; arrays are shuffled anew each time.
+    """Gives the batches of data over and over; arrays are reshuffled each time.
 
     Raises:
-        ConfigError: It is a generator, or of a kind that is not known.
-        DataError: There is no batch, or arrays are not of like lengths.
+        ConfigError: The data are a generator, or of an unknown kind.
+        DataError: There is no batch, or the arrays differ in length.
     """
     if isinstance(data, tuple):
         return _array_batches(data, batch_size, seed)
@@ -105,11 +105,11 @@ def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]
 
 
 class Keeper:
-    """Keeps the best weights that a model has while it is trained: on few data it may soon become worse again.
+    """Keeps the best weights a model has had during training: with little data it may soon get worse again.
 
     Args:
-        model: It.
-        judge: Says how bad it is.
+        model: The model in training.
+        judge: Returns how bad it is.
 
     Attributes:
         quality: The best so far; infinite before the first look.
@@ -121,15 +121,15 @@ class Keeper:
         self._best: list[np.ndarray] | None = None
 
     def look(self) -> None:
-        """Judges the model as it is."""
+        """Judges the model as it is now."""
         quality = float(self._judge(self._model))
-        # What is no number is never better; of two that are alike the later has learnt more.
+        # A NaN is never better; of two equal models the later one has learnt more.
         if self._best is None or quality <= self.quality or math.isnan(self.quality):
             self.quality = quality
             self._best = [np.array(weight) for weight in self._model.get_weights()]
 
     def restore(self) -> float:
-        """Gives the model its best weights back; their quality. One that was never looked at is judged now."""
+        """Restores the model's best weights and gives their quality. A model never looked at is judged now."""
         if self._best is None:
             self.look()
         assert self._best is not None  # noqa: S101 (looked at just before)
@@ -147,19 +147,20 @@ def fine_tune(
     course: Course | None = None,
     keeper: Keeper | None = None,
 ) -> float:
-    """Trains a model in place, on the fastest kernels there are; Adam, gradients clipped to a norm of 1.
+    """Trains a model in place on the fastest kernels available, with Adam and gradients clipped to a norm of 1.
 
-    The learning rate falls in a straight line to 0: without it a model that is trained briefly keeps the noise of
-    its last batches, which costs more than all else here, and with it the rate may begin several times as high.
+    The learning rate falls in a straight line to 0. Otherwise a briefly trained model keeps the noise of its
+    last batches, which costs more than anything else here; and with the fall, training can start at a rate
+    several times as high.
 
     Args:
         model: The model; it stays uncompiled.
-        batches: Of `endless`; those that follow the ones taken before.
+        batches: Batches from `endless`; training takes the next ones.
         loss: A Keras loss.
-        steps: How many batches.
-        learning_rate: Of Adam, where the course begins. Adam's moments start anew.
-        course: Of which this is a stretch; None for one of its own.
-        keeper: Of the same model; it looks at the end of each quarter. None keeps what comes out in the end.
+        steps: How many batches to train on.
+        learning_rate: Adam's learning rate at the start of the course. Adam's moments start afresh.
+        course: The course that this training is a stretch of; None for a course of its own.
+        keeper: A keeper of the same model; it looks at the end of each quarter. None keeps the final weights.
 
     Returns:
         The mean loss.
@@ -175,10 +176,10 @@ def fine_tune(
     forget_states(model)
     total = 0.0
     looks = {-(-steps * part // _LOOKS) for part in range(1, _LOOKS + 1)}
-    # Not `fit`: it takes batches ahead that the next stretch would miss, and TensorFlow expects all to have the
-    # shapes of the first two.
+    # Not `fit`: it fetches batches ahead, which the next stretch would then miss, and with TensorFlow it
+    # expects all batches to have the shapes of the first two.
     for number, (x, y, *weight) in enumerate(itertools.islice(batches, steps), start=1):
-        # Not a schedule of Keras's: it would count this stretch alone.
+        # Not a Keras schedule: it would count this stretch alone.
         trainer.optimizer.learning_rate = learning_rate * course.rate
         found = trainer.train_on_batch(x, y, sample_weight=weight[0] if weight else None, return_dict=True)
         value = float(found["loss"])
@@ -198,7 +199,7 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
 
 
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
-    """The mean loss of a model on data, walked once; stateful layers begin with zeros, and end with them."""
+    """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after."""
     judge = same_layers(accelerate(model), f"{model.name}_judge")
     judge.compile(loss=loss)
     forget_states(model)
@@ -209,7 +210,7 @@ def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> fl
 
 
 def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
-    # By name: of a model of several outputs Keras would give the loss of each beside it.
+    # By name, because for a model with several outputs Keras gives the loss of each as well.
     asked: dict[str, Any] = {"verbose": 0, "return_dict": True}
     if isinstance(data, tuple):
         x, y, *weight = data
@@ -219,7 +220,7 @@ def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
 
 
 def _own(data: Any) -> Any:
-    """Data with a position of its own, where they have one: walking them must not move the caller's."""
+    """Gives data with a position of their own, if they have one: walking them must not move the caller's."""
     if isinstance(data, KerasBatches):
         return KerasBatches(data.source, start=data.start, stop=data.stop, epoch=data.epoch)
     return data
@@ -241,7 +242,7 @@ def _array_batches(arrays: tuple[Any, ...], batch_size: int, seed: int) -> Itera
     def walk() -> Iterator[tuple[Any, ...]]:
         while True:
             order = rng.permutation(rows)
-            # Whole batches only, where there is one: each shape is compiled anew.
+            # Only whole batches, if there is at least one: each new shape is compiled again.
             size = min(batch_size, rows)
             for start in range(0, rows - size + 1, size):
                 chosen = np.sort(order[start : start + size])
@@ -256,7 +257,7 @@ def _dataset_batches(data: keras.utils.PyDataset) -> Iterator[tuple[Any, ...]]:
         raise DataError("data has no batch.")
 
     def walk() -> Iterator[tuple[Any, ...]]:
-        # In the order in which `fit` calls them: a dataset may rely on it.
+        # In the order in which `fit` calls them, as a dataset may rely on it.
         data.on_epoch_end()
         while True:
             data.on_epoch_begin()

@@ -1,7 +1,7 @@
-"""Structured pruning: whole units of LSTM layers taken out, which leaves a smaller dense model.
+"""Structured pruning: removes whole units of LSTM layers, which leaves a smaller dense model.
 
-A module of its own because it changes the shape of a model, which no other way to compress does: which weights have
-a unit is found by `layers.units`, which units matter least, and the training between the rounds, are here.
+`keras_graph.ties` finds the weights that belong to each unit. This module decides which units matter least
+and trains between the rounds.
 """
 
 import itertools
@@ -33,14 +33,14 @@ from cellerate.training.settings import check_choice, check_number
 
 _SALIENCY_BATCHES = 16
 _JUDGED_BATCHES = 16
-# A step so long that what a weight loses by it says its gradient to all the digits that float32 has.
+# A step so long that the change of a weight shows its gradient to full float32 precision.
 _LONG_STEP = 1e4
 
 Importance = Literal["both", "saliency", "magnitude"]
-"""How units are found that matter least."""
+"""How to find the units that matter least."""
 
 _Group = tuple[str, ...]
-"""The paths of the layers that units are in: those of one group go out of the same layers."""
+"""The paths of the layers that share units: a group's units are removed from all of them."""
 
 
 def prune(
@@ -61,58 +61,61 @@ def prune(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> tuple[keras.Model, CompressionRecord]:
-    """Takes the units that matter least out of the LSTM layers of a model, and trains what is left.
+    """Removes the units that matter least from the LSTM layers of a model, and trains what is left.
 
-    A unit is its columns in the gates of an LSTM's weights and its rows in the weights that read it. What reads a
-    unit must be known: Dense and LSTM layers, reached through layers that work on each feature alone. Layers whose
-    units are added to one another, or that start from the states of one another, lose the same units. Layers whose
-    units reach anything else stay whole, such as one right before a head that is tied to an embedding.
+    A unit consists of its columns in the gates of an LSTM's weights and its rows in the weights that read it.
+    All readers of a unit must be known: Dense and LSTM layers, reached through layers that work on each
+    feature alone. Layers whose units are added together, or that start from each other's states, lose the
+    same units. Layers whose units reach anything else stay whole; one right before a head that is tied to an
+    embedding is an example.
 
-    Units are compared within a layer, and every layer keeps the same share: by how much a unit matters, layers are
-    hardly comparable, as what it is worth depends on where in the model it is.
+    Units are compared within a layer, and every layer keeps the same share. Importance is hardly comparable
+    between layers, because its scale depends on where in the model a layer is.
 
-    Until it is trained, the model computes what the one before would with all weights that read the removed units
-    at 0. A LayerNormalization then takes its mean over the units that are left; a stateful layer starts anew.
+    Before it is trained again, the pruned model computes what the unpruned one would if all weights that read
+    the removed units were 0, with two exceptions: a LayerNormalization takes its mean over the remaining
+    units, and a stateful layer starts with fresh states.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
-        data: To find the least important units and to train with, as `fitting.Data`.
+        data: Data to find the least important units and to train with, as `fitting.Data`.
         keep: The share of each layer's units to keep, above 0 and below 1.
-        validation: To judge on, four times in the last round: the best of the four models is kept. None for some
-            batches of `data`, and keeps the last.
-        loss: The Keras loss to train and judge with; None for the one that the model was compiled with.
-        rounds: In how many rounds units go: most of them early, by the cubic schedule, with training after each.
-            One is as good as several for the same number of steps, and faster.
-        steps: How many batches to train on, in all; each round has the same share, the last what is left over too.
-            The more, the better: a third of what the model itself was trained on is a good beginning.
-        learning_rate: Of the training, where it begins; it falls to 0.
-        batch_size: Rows of a batch, where data are arrays.
-        importance: Which units go. "saliency": those whose removal changes the loss least, to first order: of the
-            smallest mean square, over batches, of the sum over time of h · dloss/dh. "magnitude": those with the
-            smallest weights (L2 norm), which looks at no data. "both": those of the lowest places in the two orders
-            together, as each of the two alone is much the worse for some models.
-        multiple_of: The number of units that a layer keeps is rounded to a multiple of this, one multiple at least
-            and never more than there are, as kernels are fastest at such sizes.
-        judge: How bad a model is; it takes the place of the loss on `validation`. None for that.
-        metric: The name of what `judge` says.
-        seed: Of the order of the batches.
-        on_step: Told of each step of the training: how many are done, of how many, and the loss. What it raises
-            ends the call.
+        validation: Data to judge on, four times in the last round; the best of the four models is kept. With
+            None, models are judged on some batches of `data` and the last one is kept.
+        loss: The Keras loss to train and judge with; None for the one the model was compiled with.
+        rounds: In how many rounds to remove units: most of them early, by the cubic schedule, with training
+            after each. For the same number of steps, one round is as good as several, and faster.
+        steps: How many batches to train on in all; rounds share them equally, and the last takes the
+            remainder too. More is better: a third of what the model itself was trained on is a good start.
+        learning_rate: The learning rate at the start of training; it falls to 0.
+        batch_size: Rows per batch, if data are arrays.
+        importance: Which units to remove. "saliency": those whose removal changes the loss least, to first
+            order; that is, with the smallest mean square, over batches, of the sum over time of h · dloss/dh.
+            "magnitude": those with the smallest weights (L2 norm), without looking at data. "both": those
+            with the lowest ranks in the two orders together, as either alone is much worse for some models.
+        multiple_of: The number of units a layer keeps is rounded to a multiple of this, at least one multiple
+            and never more than it has, because kernels are fastest at such sizes.
+        judge: Returns how bad a model is, in place of the loss on `validation`. None for that loss.
+        metric: The name of what `judge` returns.
+        seed: The seed for the order of the batches.
+        on_step: Called after each training step with how many are done, how many there are, and the loss. If
+            it raises, the call ends.
 
     Returns:
-        The smaller model, not compiled, and a record. Its details: "layers", by the path of each LSTM that was
-        pruned the units it had ("units") and has ("kept"); "kept_whole", by the path of each other the reason;
-        "judged_on", what the quality is of: "judge", "validation" or "data"; "losses", of the steps, at most 200 of
-        them.
+        The smaller model, not compiled, and a record. Details of the record: "layers", for the path of each
+        pruned LSTM the units it had ("units") and has now ("kept"); "kept_whole", for the path of each other
+        LSTM the reason; "judged_on", what the quality was measured by: "judge", "validation" or "data";
+        "losses", one per step, at most 200 points.
 
     Raises:
-        ConfigError: An argument is out of range; nothing would go; there is no loss.
+        ConfigError: An argument is out of range, no unit would be removed, or there is no loss.
         DataError: There is no batch.
-        ModelError: The model cannot be rebuilt, or none of its LSTM layers can be pruned; each reason is said.
+        ModelError: The model cannot be rebuilt, or none of its LSTM layers can be pruned; the message gives
+            each reason.
         TrainingError: The loss is no longer a finite number.
 
-    Source: the schedule: Zhu & Gupta, "To prune, or not to prune", 2017; saliency: Molchanov et al., "Importance
-    Estimation for Neural Network Pruning", 2019.
+    Source: Zhu & Gupta, "To prune, or not to prune", 2017, for the schedule; Molchanov et al., "Importance
+    Estimation for Neural Network Pruning", 2019, for saliency.
     """
     started = time.perf_counter()
     settings: dict[str, Any] = {
@@ -134,7 +137,7 @@ def prune(
     check_choice("importance", importance, get_args(Importance))
     needs_loss = bool(steps) or judge is None or importance != "magnitude"
     used_loss = loss_of(model, loss) if needs_loss else None
-    # A copy, because judging puts kernels into layers.
+    # A copy, because judging installs kernels in the layers.
     current = rebuild(model, describe(model))
     found = units_of(current)
     before = {group: features.size for group, features in found.groups().items()}
@@ -145,7 +148,7 @@ def prune(
     quality_before = float(judge(current))
     course = Course(steps, on_step)
     for number in range(1, rounds + 1):
-        # Cubic: the share of what is to go that is gone by now.
+        # Cubic schedule: the share of the units to remove that are gone after this round.
         share = 1 - (1 - number / rounds) ** 3
         left = {group: count - round(share * (count - final[group])) for group, count in before.items()}
         units = units_of(current)
@@ -161,7 +164,7 @@ def prune(
             steps=trained,
             learning_rate=learning_rate,
             course=course,
-            # On the data that it is trained on, what comes last is best.
+            # Judged on its own training data, the last model is best.
             keeper=keeper if last and judged_on != "data" else None,
         )
     quality_after = keeper.restore()
@@ -189,23 +192,23 @@ def prune(
 
 
 def without(model: keras.Model, units: Units, removed: Array) -> keras.Model:
-    """A model without some of its units.
+    """Gives a model without some of its units.
 
     Args:
         model: A Functional or Sequential model. It is not changed.
-        units: Of this model.
-        removed: The features that go, as in `units.layers`; of no layer all.
+        units: The units of this model.
+        removed: The features to remove, as numbered in `units.layers`; never all features of a layer.
 
     Returns:
         The smaller model, not compiled.
 
     Raises:
-        ModelError: It cannot be rebuilt.
+        ModelError: The model cannot be rebuilt.
     """
     description = describe(model)
     for path, node in layer_nodes(description):
         if _is_plain_keras(node):
-            # Built for inputs that are wider; they are built by being called.
+            # This was for wider inputs; calling the layers builds them.
             node.pop("build_config", None)
         features = units.widths.get(path)
         if features is not None and np.isin(features, removed).any():
@@ -223,27 +226,27 @@ def without(model: keras.Model, units: Units, removed: Array) -> keras.Model:
 
 
 def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]], loss: Any) -> Array:
-    """How much each unit matters to a loss, to first order.
+    """Gives how much each unit matters to a loss, to first order.
 
-    For a unit the sum of weight · gradient over all weights that read it, its own recurrent ones too, is the sum over
-    time of h · dloss/dh by way of these: by how much the loss would change if they were 0. Dropout, regularizers and
-    16 bits are left out.
+    Take the sum of weight · gradient over all weights that read a unit, its own recurrent weights included.
+    It equals the part of the sum over time of h · dloss/dh that passes through these weights: how much the
+    loss would change if they were 0. Dropout and regularizers are off, and all is computed in float32.
 
     Args:
         model: A Functional or Sequential model. It is not changed.
-        units: Of this model.
-        batches: Of `endless`; the next 16 are taken.
+        units: The units of this model.
+        batches: Batches from `endless`; the next 16 are used.
         loss: A Keras loss.
 
     Returns:
-        The mean over the batches of the square, by the number of the feature: float64.
+        The mean over batches of the square, indexed by feature number: float64.
 
     Raises:
-        TrainingError: It is not finite.
+        TrainingError: The result is not finite.
     """
     copy = _plain(model)
     trainer = same_layers(accelerate(copy), f"{model.name}_trainer")
-    # A plain step says the gradient on every backend: by how much the weights fell, by the length of the step.
+    # A plain SGD step gives the gradient on every backend: the fall of the weights over the step length.
     trainer.compile(optimizer=keras.optimizers.SGD(_LONG_STEP), loss=loss)
     places = {id(variable): place for place, variable in enumerate(model.weights)}
     reading = [(places[id(axis.variable)], axis) for axis in units.axes if axis.reads]
@@ -260,13 +263,13 @@ def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]
         copy.set_weights(start)
     if not np.isfinite(total).all():
         raise TrainingError(
-            "the gradients of the model on these data are no finite numbers: look for NaN in either."
+            "the gradients of the model on these data are not finite: look for NaN in either."
         )
     return total / _SALIENCY_BATCHES
 
 
 def magnitude(model: keras.Model, units: Units) -> Array:
-    """The L2 norm of the weights into and out of each unit, by the number of the feature: float64."""
+    """The L2 norm of the weights into and out of each unit, indexed by feature number: float64."""
     total = np.zeros(_count(units))
     values = {id(variable): value for variable, value in zip(model.weights, model.get_weights(), strict=True)}
     for axis in units.axes:
@@ -277,7 +280,7 @@ def magnitude(model: keras.Model, units: Units) -> Array:
 def _scores(
     model: keras.Model, units: Units, importance: Importance, batches: Iterator[tuple[Any, ...]], loss: Any
 ) -> Array:
-    """How much each unit matters, by the number of the feature; comparable within a group."""
+    """How much each unit matters, indexed by feature number; comparable within a group."""
     found = []
     if importance != "magnitude":
         found.append(saliency(model, units, batches, loss))
@@ -291,7 +294,7 @@ def _scores(
 
 
 class _Held(keras.utils.PyDataset):
-    """Some batches, to judge on."""
+    """Batches set aside to judge on."""
 
     def __init__(self, batches: list[tuple[Any, ...]]) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ def _judge(
     loss: Any,
     batch_size: int,
 ) -> tuple[Judge, str]:
-    """What judges, and the word for it in the record."""
+    """Gives the judge, and its name in the record."""
     if judge is not None:
         return judge, "judge"
     held = validation
@@ -322,12 +325,12 @@ def _judge(
 
 
 def _kept(count: int, keep: float, multiple_of: int) -> int:
-    """How many of so many units stay in the end."""
+    """How many of `count` units stay in the end."""
     return min(count, multiple_of * max(1, round(round(keep * count) / multiple_of)))
 
 
 def _least(units: Units, scores: Array, left: Mapping[_Group, int]) -> Array:
-    """The units to take out so that so many of each group are left: those of the lowest scores."""
+    """The units to remove, those with the lowest scores, so that each group keeps the number in `left`."""
     removed = [
         features[np.argsort(scores[features], kind="stable")[: features.size - left[group]]]
         for group, features in units.groups().items()
@@ -351,14 +354,14 @@ def _check_some_go(
 
 
 def _plain(model: keras.Model) -> keras.Model:
-    """A copy to take gradients of: in float32, all of it trainable, with nothing drawn at random or added."""
+    """A copy for taking gradients: float32, fully trainable, without random draws or regularisation."""
     description = describe(model)
     description["config"]["trainable"] = True
     for _, node in layer_nodes(description):
         config = node["config"]
         if not _is_plain_keras(node) or "trainable" not in config:
             continue
-        # One that is frozen computes with other statistics.
+        # A frozen BatchNormalization computes with other statistics, so it stays frozen.
         if node["class_name"] != "BatchNormalization":
             config["trainable"] = True
         for name in config:
@@ -372,16 +375,16 @@ def _plain(model: keras.Model) -> keras.Model:
 
 
 def _is_plain_keras(node: Mapping[str, Any]) -> bool:
-    """Whether a layer that is described is one of Keras's own."""
+    """Whether a described layer is one of Keras's own."""
     return str(node.get("module")).split(".")[0] == "keras"
 
 
 def _count(units: Units) -> int:
-    """How long an array is that has a place for each feature, by its number."""
+    """The length of an array indexed by feature number."""
     return 1 + max(int(axis.features.max(initial=0)) for axis in units.axes)
 
 
 def _add(totals: Array, axis: WeightAxis, values: Array) -> None:
-    """Adds the values of a weight to the totals of the features that they belong to."""
+    """Adds the values of a weight to the totals of the features they belong to."""
     others = tuple(other for other in range(values.ndim) if other != axis.axis)
     np.add.at(totals, axis.features, values.sum(others))

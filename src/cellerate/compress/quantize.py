@@ -1,7 +1,7 @@
-"""Quantising: the weights that a packed file will keep, in a model that Keras can still judge and train.
+"""Quantising: gives a model the weights that a packed file will keep; Keras can still judge and train it.
 
-The file (`runtime.cell`) decides what is kept how; here the rounding is chosen by what it costs: which scale each
-column of a kernel has, and whether the model is trained a little to live with it.
+The file format (`runtime.cell`) decides how each weight is kept. This module chooses the rounding by what it
+costs: the scale of each column of a kernel, and whether to train the model briefly so that it adapts.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from cellerate.runtime.cell_format import INT8
 from cellerate.runtime.engine import Engine
 from cellerate.training.settings import check_number
 
-# What a clipped column keeps of its largest magnitude, the whole first. Close to it even a small change of the scale
-# moves every other weight to another side of its steps.
+# Shares of its largest magnitude that a column may be clipped to, starting with all of it. Near 1 they lie close
+# together: even a small change of the scale there moves every other weight across a rounding boundary.
 _SHARES = tuple(1.0 - 0.4 * np.linspace(0.0, 1.0, 21) ** 2)
 _CALIBRATION_BATCHES = 8
 _STRETCHES = 4
-# An input that the batches never show may come all the same: as a share of what the others are on average.
+# An input that the batches never show may still occur: counted as this share of the mean of the other inputs.
 _LEAST_MOMENT = 1e-4
 
 _Moments = dict[tuple[int, str], np.ndarray]
-"""Of each kernel, by the number of its node and its name: E[x²] (K,) of what it is multiplied with."""
+"""For each kernel, by node number and array name: E[x²] (K,) of its input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Candidate:
 
     Attributes:
         kept: Its name in the record.
-        quality: What it is worth, less is better; None where nothing can judge it.
+        quality: How bad the model is with it, less is better; None if nothing can judge it.
         weights: All weights of the model.
     """
 
@@ -52,7 +52,7 @@ class _Candidate:
     weights: list[np.ndarray]
 
     def better_than(self, other: "_Candidate") -> bool:
-        """Whether it was judged to be better; a NaN is worse than anything."""
+        """Whether it was judged better; a NaN is worse than anything."""
         mine, theirs = (
             math.inf if one.quality is None or math.isnan(one.quality) else one.quality
             for one in (self, other)
@@ -62,12 +62,12 @@ class _Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """A copy of the model, whose weights come and go.
+    """A copy of the model, whose weights are replaced again and again.
 
     Attributes:
-        model: It.
-        precision: What its weights are rounded to.
-        judge: What judges it, if anything does.
+        model: The copy.
+        precision: The precision that its weights are rounded to.
+        judge: The judge, if there is one.
     """
 
     model: keras.Model
@@ -75,11 +75,11 @@ class _Work:
     judge: Judge | None
 
     def quality(self) -> float | None:
-        """What the model is worth as it is."""
+        """Judges the model with its current weights."""
         return None if self.judge is None else float(self.judge(self.model))
 
     def rounded(self, kept: str, floats: Sequence[np.ndarray], moments: _Moments) -> _Candidate:
-        """Rounds weights, clipped for the inputs of the kernels where those are known; the model keeps them."""
+        """Rounds weights and leaves them in the model; kernels whose inputs are known are clipped first."""
         self.model.set_weights(floats)
         program, weights = read_weights(self.model)
         program = narrowed(_clipped(program, moments), self.precision)
@@ -109,46 +109,46 @@ def quantize(
 ) -> tuple[keras.Model, CompressionRecord]:
     """Rounds the weights of a model to those that a packed file of a precision keeps.
 
-    What Keras makes of the model that comes out is what the packed file will make of it, but for the order of
-    sums: packing it in this precision changes no weight.
+    The resulting model computes the same in Keras as from the packed file, apart from the order of sums:
+    packing it in this precision changes no weight.
 
-    - Plain: every weight goes to its nearest value; a column of an int8 kernel has 127 steps up to its largest
-      magnitude.
-    - Calibrated (int8, with data): a column is clipped where that costs its outputs less than the coarser steps
-      do, judged by the squared error of each weight times the mean square of its input over a few batches. It is
-      kept if the model is better for it.
-    - Fine-tuned (with data and a gate that the better of these does not pass): the rounded model is trained,
-      what it learns is added to weights that were not rounded, and these are rounded anew, four times. The best
-      model of all is kept.
+    - Plain: every weight is rounded to its nearest value; a column of an int8 kernel has 127 steps up to its
+      largest magnitude.
+    - Calibrated (int8, with data): a column is clipped where clipping costs its outputs less than coarser
+      steps would. The cost is the squared error of each weight times the mean square of its input over a few
+      batches. The result is kept if the model is better with it.
+    - Fine-tuned (with data, and a gate that the better of the two above does not pass): the rounded model is
+      trained, what it learns is added to the unrounded weights, and these are rounded again; four times. The
+      best model of all is kept.
 
     Args:
         model: A built Functional or Sequential model, of layers that can be packed. It is not changed.
-        data: To calibrate and to fine-tune with, as `fitting.Data`; None for plain rounding.
-        precision: "int8" or "bfloat16"; `runtime.cell.PRECISIONS` says which weights are kept how.
-        validation: To judge on; None for `data`.
-        loss: The Keras loss to train and judge with; None for the one that the model was compiled with.
-        gate: How much worse the model may become before it is fine-tuned; None for any.
-        steps: How many batches to fine-tune on, in all.
-        learning_rate: Of the fine-tuning.
-        batch_size: Rows of a batch, where data are arrays.
-        judge: How bad a model is; None for the loss on `validation`.
-        metric: The name of what `judge` says.
-        seed: Of the order of the batches.
-        on_step: Told of each step of the fine-tuning: how many are done, of how many, and the loss. What it raises
-            ends the call.
+        data: Data to calibrate and fine-tune with, as `fitting.Data`; None for plain rounding.
+        precision: "int8" or "bfloat16"; `runtime.cell.PRECISIONS` says how each weight is kept.
+        validation: Data to judge on; None for `data`.
+        loss: The Keras loss to train and judge with; None for the one the model was compiled with.
+        gate: How much worse the model may become without being fine-tuned; None for any amount.
+        steps: How many batches to fine-tune on in all.
+        learning_rate: The learning rate of fine-tuning.
+        batch_size: Rows per batch, if data are arrays.
+        judge: Returns how bad a model is; None for the loss on `validation`.
+        metric: The name of what `judge` returns.
+        seed: The seed for the order of the batches.
+        on_step: Called after each step of fine-tuning with how many are done, how many there are, and the
+            loss. If it raises, the call ends.
 
     Returns:
-        The model, not compiled, and a record. Its details: "precision"; "bytes_before" and "bytes_after", of the
-        weights as float32 and in the file; "calibrated", the paths of the kernels whose inputs were looked at;
-        "qualities", of each way that was judged; "kept", the way that the model was rounded: "plain",
-        "calibrated" or "fine-tuned"; "passed", whether it passes the gate, None without one.
+        The model, not compiled, and a record. Details of the record: "precision"; "bytes_before" and
+        "bytes_after", the size of the weights as float32 and in the file; "calibrated", the paths of the
+        kernels whose inputs were observed; "qualities", one for each way that was judged; "kept", the way the
+        model was rounded: "plain", "calibrated" or "fine-tuned"; "passed", the gate's answer, or None.
 
     Raises:
-        ConfigError: An argument is out of range; a gate is given and nothing to judge by; there are data and
-            neither a loss nor a judge.
+        ConfigError: An argument is out of range; there is a gate but nothing to judge by; or there are data
+            but neither a loss nor a judge.
         DataError: The data do not fit the model.
-        ModelError: A layer cannot be packed (the message names all of those), or weights have a type that cannot
-            hold what they are rounded to.
+        ModelError: A layer cannot be packed (the message names all such layers), or weights have a dtype that
+            cannot hold the rounded values.
         TrainingError: The loss is no longer a finite number.
 
     Example:
@@ -156,8 +156,8 @@ def quantize(
         >>> record.details["kept"]
         'calibrated'
 
-    Source: Courbariaux et al., "BinaryConnect", 2015, for the weights that are kept beside the rounded ones; Frantar
-        et al., "GPTQ", 2022, for the error of outputs, of which this takes the diagonal.
+    Source: Courbariaux et al., "BinaryConnect", 2015, for keeping unrounded weights beside the rounded ones;
+        Frantar et al., "GPTQ", 2022, for the error of outputs, of which only the diagonal is used here.
     """
     started = time.perf_counter()
     _check(precision, gate, steps, learning_rate, batch_size)
@@ -239,14 +239,14 @@ def _check(
 def _settle(model: keras.Model, program: Program, precision: str) -> None:
     """Merges the low-rank updates of a copy, and refuses matrices that cannot hold all values of a precision.
 
-    The program is that of the original: Keras forgets how a low-rank update was scaled when it builds a layer again.
+    `program` must be the original's: Keras forgets how a low-rank update was scaled when it rebuilds a layer.
     """
     for (number, name), weight in read_weights(model)[1].items():
         array = program.nodes[number].arrays[name]
         dtype = keras.backend.standardize_dtype(weight.variable.dtype)
         if array.ndim == 2 and dtype not in ("float32", "float64", precision):
             raise ModelError(
-                f"{weight.variable.path} is {dtype}, which has not all values of {precision}; keep the weights in "
+                f"{weight.variable.path} is {dtype}, which cannot hold all values of {precision}; keep the weights in "
                 f'float32, with a dtype policy such as "mixed_{dtype}".'
             )
         if weight.update is not None:
@@ -261,7 +261,7 @@ def _judge(
     batch_size: int,
     judge: Judge | None,
 ) -> Judge | None:
-    """What judges the models; None where there is nothing to judge on."""
+    """Gives the judge of the models; None if there is nothing to judge on."""
     judged = data if validation is None else validation
     if judge is not None or judged is None:
         return judge
@@ -287,14 +287,14 @@ def _fine_tuned(
     train: Callable[..., float],
     steps: int,
 ) -> _Candidate:
-    """The best rounded model of a training in which the rounded weights learn and others keep what they learnt."""
+    """Trains rounded weights in stretches, adds what they learn to unrounded ones, and gives the best rounding."""
     best, rounded_weights = None, start.weights
     work.model.set_weights(rounded_weights)
     for count in np.diff(np.linspace(0, steps, _STRETCHES + 1).astype(int)).tolist():
         if count == 0:
             continue
         train(work.model, steps=count)
-        # Training moves a weight by less than the rounding does: without what was rounded off it would stay.
+        # Training moves a weight by less than a rounding step: without the part rounded off, it would stay.
         learnt = zip(floats, _weights(work.model), rounded_weights, strict=True)
         floats = [whole + (after - before) for whole, after, before in learnt]
         found = work.rounded("fine-tuned", floats, moments)
@@ -304,14 +304,14 @@ def _fine_tuned(
 
 
 def _observed(model: keras.Model, program: Program, batches: Iterator[tuple[Any, ...]]) -> _Moments:
-    """What the kernels of a model are multiplied with over a few batches.
+    """Observes the inputs of a model's kernels over a few batches.
 
-    The program runs, and not the model: in it every product is a node of its own, also inside of wrappers and
-    nested models.
+    It runs the program and not the model, because in a program every product is a node of its own, even
+    inside wrappers and nested models.
     """
     types = kept_types(program, "int8")
     nodes = list(program.nodes)
-    # The id of an array → where it first is, and the nodes that give its inputs, with those of their masks.
+    # The id of an array → where it first occurs, and the nodes of its inputs, each with its mask's node.
     uses: dict[int, tuple[tuple[int, str], list[tuple[int, int | None]]]] = {}
     for number, node in enumerate(program.nodes):
         for name, array in node.arrays.items():
@@ -319,7 +319,7 @@ def _observed(model: keras.Model, program: Program, batches: Iterator[tuple[Any,
                 continue
             source, mask = node.inputs["x"], node.inputs.get("mask")
             if name == "recurrent_kernel":
-                # Multiplied with the outputs but for the last; what stands at masked steps is one of them.
+                # Its inputs are the outputs without the last; a masked step repeats one of them.
                 source, mask = number, None
                 if not node.options["return_sequences"]:
                     source = len(nodes)
@@ -344,7 +344,7 @@ def _observed(model: keras.Model, program: Program, batches: Iterator[tuple[Any,
 
 
 def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarray]:
-    """The inputs of a batch as a program takes them."""
+    """Gives the inputs of a batch as a program takes them."""
     names = list(program.inputs)
     if isinstance(x, Mapping):
         by_key = not isinstance(model, keras.Sequential) and isinstance(model.input, Mapping)
@@ -362,7 +362,7 @@ def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarr
         options = program.nodes[number].options
         shape, dtype = options["shape"], str(options["dtype"])
         array = np.asarray(keras.ops.convert_to_numpy(values))
-        # As Keras takes them: ids as any numbers, a last axis of 1 left out.
+        # As Keras accepts them: ids in any dtype, a last axis of 1 left out.
         array = array.astype(dtype, copy=False)
         if isinstance(shape, tuple) and array.ndim == len(shape) - 1 and shape[-1] == 1:
             array = array[..., np.newaxis]
@@ -371,7 +371,7 @@ def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarr
 
 
 def _clipped(program: Program, moments: _Moments) -> Program:
-    """A program with the columns of its kernels clipped to what rounds best."""
+    """Gives a program with the columns of its kernels clipped to round best."""
     clipped = {}
     for (number, name), moment in moments.items():
         array = program.nodes[number].arrays[name]
@@ -386,9 +386,9 @@ def _clipped(program: Program, moments: _Moments) -> Program:
 
 
 def _clip(kernel: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """A kernel (K, N) clipped, column by column, to what makes Σ_k E[x_k²] (W_kn - q(W_kn))² least.
+    """Clips each column of a kernel (K, N) so that Σ_k E[x_k²] (W_kn - q(W_kn))² is smallest.
 
-    A clipped column is all that a file needs to know: its scale is the largest magnitude that is left / 127.
+    The clipped column tells a file all it needs to know: its scale is its largest remaining magnitude / 127.
     """
     moment = moment + _LEAST_MOMENT * moment.mean()
     largest = np.abs(kernel).max(axis=0)

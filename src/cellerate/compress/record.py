@@ -1,7 +1,4 @@
-"""What a compression did to a model, and whether its quality may stay.
-
-A module of its own because every way to compress answers with the same record, and one gate judges them all.
-"""
+"""The record of a compression, which every way to compress returns, and the gate that judges its quality."""
 
 import dataclasses
 import math
@@ -13,18 +10,18 @@ from cellerate.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class CompressionRecord:
-    """What was done to a model; plain values that JSON holds.
+    """What was done to a model, as plain values that JSON holds.
 
     Attributes:
-        method: How it was made smaller.
-        settings: With what.
-        metric: What `quality_before` and `quality_after` are: "loss", or as the caller names it; less is better.
-        quality_before: Of the model that was given; None where nothing could judge it.
-        quality_after: Of the model that came out.
-        parameters_before: Weights of the model that was given, in numbers.
-        parameters_after: Weights of the model that came out.
-        seconds: What it took, fine-tuning and judging included.
-        details: What only this method has to tell, such as the units of each layer.
+        method: How the model was made smaller.
+        settings: The arguments of the method.
+        metric: What `quality_before` and `quality_after` are: "loss" or a name of the caller's; less is better.
+        quality_before: The quality of the given model; None if nothing could judge it.
+        quality_after: The quality of the resulting model.
+        parameters_before: The number of weights of the given model.
+        parameters_after: The number of weights of the resulting model.
+        seconds: The time it took, including fine-tuning and judging.
+        details: What only this method reports, such as the units of each layer.
     """
 
     method: Literal["quantize", "prune", "distill", "sparsify"]
@@ -39,7 +36,7 @@ class CompressionRecord:
 
     @property
     def quality_loss(self) -> float | None:
-        """By how much worse it is, as a share of what it was; below 0 where it is better."""
+        """How much worse the quality is, as a share of what it was; below 0 if it is better."""
         if self.quality_before is None or self.quality_after is None:
             return None
         return relative_loss(self.quality_before, self.quality_after)
@@ -57,7 +54,7 @@ class QualityGate:
         max_loss: The largest loss of quality, as a share: 0.01 lets a metric of 2.00 become 2.02.
 
     Raises:
-        ConfigError: `max_loss` is no finite number of at least 0.
+        ConfigError: `max_loss` is not a finite number of at least 0.
 
     Example:
         >>> QualityGate(0.01).passes(2.00, 2.01)
@@ -72,14 +69,14 @@ class QualityGate:
             raise ConfigError(f"max_loss is {self.max_loss!r}; expected a finite number of at least 0.")
 
     def passes(self, before: float, after: float) -> bool:
-        """Whether a metric, of which less is better, may go from `before` to `after`; NaN may not."""
+        """Whether a metric, where less is better, may go from `before` to `after`; NaN may not."""
         return relative_loss(before, after) <= self.max_loss
 
 
 def relative_loss(before: float, after: float) -> float:
-    """By how much worse a metric became, of which less is better, as a share of what it was.
+    """Gives how much worse a metric, where less is better, became, as a share of what it was.
 
-    A metric of exactly 0 can only stay: anything above it is infinitely worse. What is no number makes it none.
+    If the metric was exactly 0, anything above it is infinitely worse. The result is NaN if either value is.
     """
     if before == after:
         return 0.0

@@ -1,7 +1,6 @@
-"""Unstructured pruning: single weights set to zero, which makes a file smaller once it is compressed, and nothing else.
+"""Unstructured pruning: sets single weights to zero, which only makes a file smaller once it is compressed.
 
-A module of its own, apart from `prune`, because the model keeps its shape: what changes are values, held at zero
-while the others are trained.
+Unlike with `prune`, the model keeps its shape. Weights are held at zero while the others are trained.
 """
 
 import functools
@@ -59,33 +58,35 @@ def sparsify(
 ) -> tuple[keras.Model, CompressionRecord]:
     """Sets the smallest weights of a model to zero, and trains the others.
 
-    It brings no speed: no kernel here skips zeros. What it brings is a file that a compressor, such as that of a
-    download or of a zip archive, makes smaller; the record says by how much.
+    This brings no speed: no kernel here skips zeros. It brings a file that a compressor, such as that of a
+    download or a zip archive, makes smaller; the record says by how much.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
-        data: To train with, as `fitting.Data`.
-        sparsity: The share of zeros in the matrices that can be trained, above 0 and below 1; vectors, such as
-            biases, stay as they are.
-        scope: Where weights are compared: "matrix" gives each the same share of zeros, "model" takes the smallest
-            of all.
-        validation: To judge on; None for `data`.
-        loss: The Keras loss to train and judge with; None for the one that the model was compiled with.
-        rounds: In how many rounds weights go: most of them early, by the cubic schedule, with training after each.
-        steps: How many batches to train on, in all; each round has the same share, the last what is left over too.
-        learning_rate: Of the training, where it begins; it falls to 0.
-        batch_size: Rows of a batch, where data are arrays.
-        judge: How bad a model is; None for the loss on `validation`.
-        metric: The name of what `judge` says.
-        seed: Of the order of the batches.
-        on_step: Told of each step of the training: how many are done, of how many, and the loss. What it raises
-            ends the call.
+        data: Data to train with, as `fitting.Data`.
+        sparsity: The share of zeros in the trainable matrices, above 0 and below 1; vectors, such as biases,
+            stay as they are.
+        scope: Where weights are compared: "matrix" gives each matrix the same share of zeros, "model" takes
+            the smallest weights of all matrices together.
+        validation: Data to judge on; None for `data`.
+        loss: The Keras loss to train and judge with; None for the one the model was compiled with.
+        rounds: In how many rounds to remove weights: most of them early, by the cubic schedule, with training
+            after each.
+        steps: How many batches to train on in all; rounds share them equally, and the last takes the
+            remainder too.
+        learning_rate: The learning rate at the start of training; it falls to 0.
+        batch_size: Rows per batch, if data are arrays.
+        judge: Returns how bad a model is; None for the loss on `validation`.
+        metric: The name of what `judge` returns.
+        seed: The seed for the order of the batches.
+        on_step: Called after each training step with how many are done, how many there are, and the loss. If
+            it raises, the call ends.
 
     Returns:
-        The model, not compiled, and a record. Its details: "sparsity", the share of zeros that it has;
-        "matrices", the same by the path of each; "zlib_bytes", by the precision of a packed file what it takes
-        compressed, "before" and "after", None where the model cannot be packed; "remark"; "losses", of the steps, at
-        most 200 of them.
+        The model, not compiled, and a record. Details of the record: "sparsity", the share of zeros it has;
+        "matrices", the same by the path of each matrix; "zlib_bytes", the compressed sizes of the packed file
+        by precision, "before" and "after", None if the model cannot be packed; "remark"; "losses", one per
+        step, at most 200 points.
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -169,7 +170,7 @@ def sparsify(
 
 
 class _Masked(keras.constraints.Constraint):
-    """Holds weights at zero, after what the layer itself demands of them."""
+    """Holds weights at zero, after applying the layer's own constraint."""
 
     def __init__(self, mask: np.ndarray, constraint: Any) -> None:
         self._mask, self._constraint = mask, constraint
@@ -180,7 +181,7 @@ class _Masked(keras.constraints.Constraint):
 
 
 def _masks(matrices: Sequence[np.ndarray], share: float, scope: str) -> list[np.ndarray]:
-    """For each matrix 0 where a weight goes and 1 where it stays; of equal ones the first go."""
+    """For each matrix, 0 where a weight is removed and 1 where it stays; of equal weights the first are removed."""
     if scope == "matrix":
         return [_mask(np.abs(matrix), share) for matrix in matrices]
     flat = _mask(np.concatenate([np.abs(matrix).ravel() for matrix in matrices]), share)
@@ -199,7 +200,7 @@ def _nonzero(weight: Any) -> int:
 
 
 def _compressed(model: keras.Model) -> dict[str, int] | None:
-    """By precision, how many bytes of the packed file are left when it is compressed; None if it cannot be packed."""
+    """The compressed size of the packed file in bytes, by precision; None if the model cannot be packed."""
     try:
         program = read_program(model)
     except ModelError:

@@ -1,6 +1,6 @@
-"""The student: the layers of a model with fewer units and new weights, for `distill` to train.
+"""The student for `distill` to train: the layers of a model with fewer units and new weights.
 
-A module of its own because it prunes nothing: which units go does not matter where all weights are drawn anew.
+It doesn't matter which units are removed, as all weights are drawn anew.
 """
 
 import keras
@@ -14,13 +14,13 @@ from cellerate.training.settings import check_number
 
 
 def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8, seed: int = 0) -> keras.Model:
-    """A model like another with a share of the units of its LSTM layers, and new weights.
+    """Gives a model like another with a share of the units of its LSTM layers, and new weights.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
         keep: The share of units, above 0 and below 1.
-        multiple_of: Units of a layer are rounded to a multiple of this, one multiple at least.
-        seed: Of the new weights, where the layers' initializers have none of their own.
+        multiple_of: The units of a layer are rounded to a multiple of this, at least one multiple.
+        seed: The seed of the new weights, for initializers of the layers that have none of their own.
 
     Returns:
         The model, not compiled; its weights are drawn by the initializers of its layers.

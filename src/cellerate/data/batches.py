@@ -1,7 +1,7 @@
 """What a source of batches is, and the part that all sources over one long array share.
 
-A module of its own because training, evaluation, checkpoints and all three input pipelines need nothing
-of the data but this: how many batches, and batch number i of epoch e, a pure function of both.
+Training, evaluation, checkpoints and all three input pipelines see data only as a source: the number of
+batches, and batch number i of epoch e, which is a pure function of i and e.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from cellerate.errors import ConfigError
 
 Batch = tuple[np.ndarray, ...]
 
-# Windows are gathered about this many bytes at a time: large enough that Python's share is small, small
-# enough to stay in the second-level cache until they are handed out.
+# Windows are gathered about this many bytes at a time: enough to keep Python's share of the time small, and
+# little enough to stay in the second-level cache until they are handed out.
 CHUNK_BYTES = 1 << 20
 
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """What training and evaluation need of the data.
+    """What training and evaluation need from the data.
 
     Attributes:
         batch_size: Rows of every batch.
-        item: What one item is called in displays: "windows", "characters", "lines".
-        items_per_batch: Items a full batch holds (text: batch size times length).
+        item: What displays call the items: "windows", "characters", "lines".
+        items_per_batch: Items in a full batch (text: batch size times length).
     """
 
     batch_size: int
@@ -40,23 +40,23 @@ class BatchSource(Protocol):
         ...
 
     def batch(self, epoch: int, index: int) -> tuple[Any, ...]:
-        """Batch `index` of `epoch`: `(x, y)` or `(x, y, sample_weight)`, always the same."""
+        """Batch `index` of `epoch`: `(x, y)` or `(x, y, sample_weight)`, the same at every call."""
         ...
 
     def fingerprint(self) -> str:
-        """Identifies data and settings: a checkpoint of another source is refused."""
+        """Identifies data and settings; a checkpoint from a source with another fingerprint is refused."""
         ...
 
 
 class GatheredBatches:
-    """Cuts large gathers into batches. Subclasses say how windows `first` to `last - 1` are read."""
+    """Cuts large gathers into batches. Subclasses implement `_read`, which reads windows `first` to `last - 1`."""
 
     fixed_shapes: ClassVar[bool] = True  # every batch has the same shapes: one compiled program serves all
     batch_size: int
     item: str
     items_per_batch: int
-    _windows: int  # windows an epoch, all of them full
-    _chunk: int  # batches a gather
+    _windows: int  # windows per epoch, all of them full
+    _chunk: int  # batches per gather
     _pad: bool  # fill the last batch up with rows of weight 0
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class GatheredBatches:
         return self._windows // self.batch_size
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index` of `epoch`, in arrays of its own. Any order, any thread.
+        """Batch `index` of `epoch`, copied into new arrays. May be called in any order, from any thread.
 
         Raises:
             IndexError: `index` is not one of the batches of an epoch.
@@ -89,15 +89,15 @@ class GatheredBatches:
             arrays = next((found for known, found in self._recent if known == key), None)
             if arrays is None:
                 arrays = self._gather(*key)
-                # Two, for parallel readers that work on both sides of a border.
+                # Two gathers are kept, for parallel readers on both sides of a border.
                 self._recent = ((key, arrays), *self._recent[:1])
         return tuple([array[place : place + self.batch_size].copy() for array in arrays])
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """All batches of `epoch` from number `start` on, in order; equal to `batch`, and faster.
+        """All batches of `epoch` from number `start` on, in order; the same as from `batch`, but faster.
 
-        The arrays are views of one larger gather that nothing else uses, so they may be written to, but
-        one batch that is kept alive keeps its neighbours (about a megabyte) alive too.
+        The arrays are views of one larger gather that nothing else uses, so they may be written to. But
+        keeping one batch alive keeps its neighbours (about a megabyte) alive too.
         """
         for number in range(start // self._chunk, -(-len(self) // self._chunk)):
             arrays = self._gather(epoch, number)
@@ -126,7 +126,7 @@ class GatheredBatches:
 
 
 def iterate(source: BatchSource, epoch: int, start: int, stop: int) -> Iterator[tuple[Any, ...]]:
-    """Batches `start` to `stop - 1` of `epoch`, by the source's own `batches` where it has one."""
+    """Batches `start` to `stop - 1` of `epoch`, from the source's own `batches` if it has one."""
     faster = getattr(source, "batches", None)
     if faster is not None:
         return itertools.islice(faster(epoch, start), stop - start)
@@ -134,12 +134,18 @@ def iterate(source: BatchSource, epoch: int, start: int, stop: int) -> Iterator[
 
 
 def source_fingerprint(settings: str, values: np.ndarray, known: str | None) -> str:
-    """What `BatchSource.fingerprint` gives: of the settings and of the values, whose hash may be known."""
+    """The value of `BatchSource.fingerprint`: a hash of the settings and the values.
+
+    Args:
+        settings: The source's settings, as text.
+        values: The array behind the source.
+        known: The hash of `values`, or None to compute it.
+    """
     return digest(f"{settings} {known or array_fingerprint(values)}".encode())
 
 
 def array_fingerprint(values: np.ndarray) -> str:
-    """A content hash of an array: all of it up to 4 MB, else 64 stretches of it, and its shape and type."""
+    """A hash of an array's shape, type and content: all of it up to 4 MiB, else 64 stretches of it."""
     found = hashlib.blake2b(f"{values.shape} {values.dtype.str}".encode(), digest_size=16)
     row_bytes = max(1, values.nbytes // max(1, len(values)))
     if values.nbytes <= 4 << 20:

@@ -1,7 +1,6 @@
-"""Sources of batches that change those of another: what it holds stays, what a model is shown differs.
+"""Sources that change the batches of another source.
 
-A module of its own because Keras and models of one's own each need a batch in a slightly other form, whatever
-it was cut from.
+The data stay the same, but Keras and custom models sometimes need a batch in a slightly different form.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from cellerate.data.batches import BatchSource
 
 
 class ChangedBatches:
-    """The batches of another source, changed. Subclasses say how.
+    """The batches of another source, changed. Subclasses implement `_change`.
 
     Args:
         source: The other source.
@@ -32,7 +31,7 @@ class ChangedBatches:
         return self._change(*self._source.batch(epoch, index))
 
     def fingerprint(self) -> str:
-        """The source's own."""
+        """The fingerprint of the other source."""
         return self._source.fingerprint()
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
@@ -43,11 +42,11 @@ class MeanOverItems(ChangedBatches):
     """Scales the weights of an evaluation source, so that Keras's mean of batch means is the mean over items.
 
     Keras divides each batch's weighted loss by the number of its elements, filler included, and averages the
-    batches. With the weights multiplied by elements / items that is exactly the mean over the real items.
+    batches. Multiplying the weights by elements / items turns that into exactly the mean over the real items.
 
     Args:
         source: Batches with weights.
-        items: How many real items it has.
+        items: The number of its real items.
     """
 
     def __init__(self, source: BatchSource, items: int) -> None:
@@ -56,5 +55,5 @@ class MeanOverItems(ChangedBatches):
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         (weights,) = weight
-        # (B,) becomes (B, 1): Keras's losses take both, its metrics of sequences only the latter.
+        # (B,) becomes (B, 1): Keras's losses take both, but its sequence metrics take only (B, 1).
         return x, y, weights.reshape(len(weights), -1) * self._factor

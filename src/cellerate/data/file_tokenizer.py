@@ -1,7 +1,7 @@
-"""The tokenizer of a `tokenizer.json`, made by the `tokenizers` package, for text of any length.
+"""The tokenizer of a `tokenizer.json` from the `tokenizers` package, for text of any length.
 
-A module of its own because only this tokenizer needs a package, cuts a long text into pieces and has tokens
-that are no whole characters. Everything else sees a `data.tokenizer.Tokenizer`.
+Only this tokenizer needs that package, cuts a long text into pieces and has tokens that are not whole
+characters. Everything else sees a `data.tokenizer.Tokenizer`.
 """
 
 import re
@@ -19,19 +19,19 @@ _VOCABULARY_LIMIT = 1 << 24
 class FileTokenizer(Tokenizer):
     """A `tokenizer.json` of the `tokenizers` package.
 
-    A long text is encoded in pieces of some eight thousand characters. A piece ends where a line break stands
-    between two characters that are no white space; failing that within a million characters, at any line
-    break; failing that, there. So the ids are a function of the text alone, memory is bounded, and they are
-    the ids of the whole text for every tokenizer that joins no characters across such a line break.
-    Special tokens are not added, and truncation and padding settings of the file are switched off.
-    What becomes of characters the file does not know is its own rule.
+    A long text is encoded in pieces of about eight thousand characters. A piece ends at a line break between
+    two characters that are not white space. If there is none within a million characters, it ends at any line
+    break; if there is none either, at a million characters. So memory is bounded and the ids depend on the
+    text alone. They equal the ids of the whole text for every tokenizer that joins no characters across such
+    a line break. Special tokens are not added, and the file's truncation and padding settings are switched
+    off. The file itself decides what happens to characters it does not know.
 
     Args:
         json_text: The content of the file.
 
     Raises:
         BackendError: The package `tokenizers` is not installed.
-        DataError: The text is no tokenizer, or its vocabulary is empty or unreasonably large.
+        DataError: The text is not a tokenizer, or its vocabulary is empty or unreasonably large.
     """
 
     kind = "file"
@@ -60,7 +60,7 @@ class FileTokenizer(Tokenizer):
             )
 
     def encode_pieces(self, pieces: list[str]) -> np.ndarray:
-        """The ids of each piece, one after the other, each piece encoded by itself."""
+        """The ids of all pieces, one after the other, each piece encoded by itself."""
         try:
             found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
         except Exception as error:  # the package raises plain Exception here too
@@ -71,7 +71,7 @@ class FileTokenizer(Tokenizer):
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def stream_encoder(self) -> StreamEncoder:
-        """An encoder that holds back the piece whose end is not certain."""
+        """An encoder that holds back the last piece until its end is certain."""
         return _PieceEncoder(self)
 
     def stream_decoder(self) -> StreamDecoder:
@@ -88,7 +88,7 @@ class _PieceEncoder:
 
     piece_characters: ClassVar[int] = 1 << 13
     longest_characters: ClassVar[int] = 1 << 20
-    _pieces_a_call: ClassVar[int] = 32  # an encoding takes some hundred bytes a token while it lives
+    _pieces_a_call: ClassVar[int] = 32  # an encoding takes about a hundred bytes per token while it lives
     _line_break: ClassVar[re.Pattern[str]] = re.compile(r"(?<=\S)\n(?=\S)")
 
     def __init__(self, tokenizer: FileTokenizer) -> None:
@@ -119,7 +119,7 @@ class _PieceEncoder:
         left = len(held) - start
         limit = start + self.longest_characters
         if left > self.piece_characters:
-            # A match looks one character ahead, inside `limit`: more text can never change an earlier match.
+            # The pattern looks one character ahead, inside `limit`, so more text never changes an earlier match.
             if match := self._line_break.search(held, start + self.piece_characters, limit):
                 return match.end()
             if left > self.longest_characters:
@@ -131,10 +131,10 @@ class _TokenDecoder:
     """Shows the growth of the decoded text, with the last shown tokens as context.
 
     A token's text can depend on the token before (a leading space, a piece of a UTF-8 character), so the
-    tokens shown last are decoded again together with the new ones, and the difference is what is new.
+    tokens shown last are decoded again together with the new ones, and only the difference is shown.
     """
 
-    _longest_wait: ClassVar[int] = 16  # tokens: more than a character's four bytes can take
+    _longest_wait: ClassVar[int] = 16  # tokens: more than the four bytes of a character can need
 
     def __init__(self, tokenizer: FileTokenizer) -> None:
         self._tokenizer = tokenizer

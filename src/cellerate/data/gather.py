@@ -1,12 +1,12 @@
 """Where windows lie in a long array, and how to fetch many of them at once in bounded memory.
 
-A module of its own because it is the one place that knows about memory: text and time series both ask it
-for "windows number a to b of epoch e" and get rows plus the first row of each window. Three plans:
+Text and time series both ask a plan for "windows number a to b of epoch e" and get rows plus the first row of
+each window. Nothing else decides how much of the array is in memory. The three plans:
 
 - `ArrayPlan`: the array is in memory (or small): an exact global shuffle, gathered straight from it.
 - `FilePlan`: a large file, in order: only the rows a call needs are read.
 - `BlockPlan`: a large file, shuffled: a two-level shuffle that reads whole blocks. A random walk over a
-  memory map would pull the whole file into the resident memory of the process; this does not.
+  memory map would pull the whole file into the process's resident memory.
 """
 
 import mmap
@@ -21,7 +21,7 @@ import numpy as np
 from cellerate.data.shuffle import Permutation, ShuffledRuns, derive_seed
 from cellerate.errors import DataError
 
-# Up to this many bytes a file is shuffled exactly, through its memory map; above, in blocks.
+# A file of up to this many bytes is shuffled exactly, through its memory map; a larger one in blocks.
 EXACT_BYTES = 32 << 20
 BLOCK_BYTES = 64 << 10
 MIXING_BYTES = 8 << 20
@@ -37,11 +37,11 @@ class WindowIndex:
     Args:
         segments: (S, 2) first row and row after the last, in rising order.
         span: Rows a window covers.
-        stride: Rows between the starts of two windows of a segment.
+        stride: Rows between the starts of neighbouring windows of a segment.
 
     Attributes:
         count: Number of windows.
-        rows: Rows all windows cover, overlaps counted once within a segment.
+        rows: Rows that all windows cover; overlaps within a segment count once.
     """
 
     def __init__(self, segments: np.ndarray, span: int, stride: int) -> None:
@@ -58,7 +58,7 @@ class WindowIndex:
         self.rows = int(((counts - 1) * stride + span).sum())
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """First rows (int64) of the windows `numbers` (int64)."""
+        """The first rows (int64) of the windows with these `numbers` (int64)."""
         if len(self._first) == 1:
             return numbers * self.stride + self._first[0]
         which = np.searchsorted(self._ends, numbers, side="right")
@@ -138,7 +138,7 @@ def open_rows(values: np.ndarray) -> Rows:
     try:
         rows = FileRows(Path(root.filename), offset, values.shape, values.dtype)
     except OSError:
-        return ArrayRows(values)  # the file was removed or renamed: the map still holds it
+        return ArrayRows(values)  # the file was removed or renamed, but the map still holds it
     # Another file may have taken the name since the map was made.
     probe = np.empty((1, values.shape[1]), values.dtype)
     for place in (0, len(values) - 1):
@@ -155,7 +155,7 @@ class Plan(Protocol):
     """Finds the windows at places `first` to `last - 1` of an epoch's order."""
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
-        """Rows and first rows, in order, in one part or several; `shift` rows are added to every start."""
+        """Rows and first rows, in order, in one or more parts; `shift` is added to every first row."""
         ...
 
 
@@ -195,17 +195,17 @@ class BlockPlan:
     """Windows of a large file, shuffled on two levels in bounded memory.
 
     An epoch is a random order of *blocks* (runs of neighbouring windows, about `BLOCK_BYTES` of file each).
-    `mixing_bytes` of file, that is about `mixing_bytes / BLOCK_BYTES` blocks from all over the file, are
-    loaded together as a *group*, and the windows of a group come in a random order. Where blocks begin is
-    drawn anew each epoch. So the windows of a batch come from as many places as there are blocks in
-    a group, 128 by default, but two windows in different groups never meet in one batch in that epoch. More
-    `mixing_bytes` means a better mix and just as much more memory; an exact shuffle is `ArrayPlan`.
+    A *group* of about `mixing_bytes / BLOCK_BYTES` blocks from all over the file is loaded at a time, and its
+    windows come in a random order. Each epoch draws anew where blocks begin. So the windows of a batch come
+    from as many places as a group has blocks, 128 by default, but windows of different groups never share a
+    batch in that epoch. A larger `mixing_bytes` mixes better and takes proportionally more memory; `ArrayPlan`
+    shuffles exactly.
     """
 
     def __init__(self, rows: Rows, index: WindowIndex, seed: int, mixing_bytes: int) -> None:
         self._rows, self._index, self._seed = rows, index, seed
         window_bytes = index.rows / index.count * rows.shape[1] * rows.dtype.itemsize
-        # At least one span a block, so that at most twice the rows of a block are read.
+        # A block covers at least one span, so that at most twice the rows of a block are read.
         shortest = -(-index.span // index.stride)
         self._block = min(index.count, max(1, int(BLOCK_BYTES / window_bytes), shortest))
         self._blocks = index.count // self._block
@@ -231,8 +231,8 @@ class BlockPlan:
             if known == key:
                 return loaded, order
         count = self._index.count
-        # The last block may be short. It is always in the last group, but a different piece of the data
-        # each epoch, because the whole order is turned by a random number of windows.
+        # The last block may be short. It is always in the last group, but holds different data each epoch,
+        # because the whole order is rotated by a random number of windows.
         turn = derive_seed(self._seed, epoch, _SEED_TURN) % count
         begin = group * self._group_blocks
         slots = np.arange(begin, min(begin + self._group_blocks, self._blocks))
@@ -249,13 +249,13 @@ class BlockPlan:
         loaded = _load(self._rows, self._index, pieces, shift)
         seed = derive_seed(self._seed, epoch, _SEED_INSIDE, group)
         order = ShuffledRuns(Permutation(loaded.count, seed))
-        # Two groups are kept, for threads that work on both sides of a border. One assignment: no lock.
+        # Two groups are kept, for threads on both sides of a border. A single assignment needs no lock.
         self._recent = ((key, loaded, order), *self._recent[:1])
         return loaded, order
 
 
 class _Loaded:
-    """Rows of several pieces of a file, one after another, and where the windows are in them."""
+    """Rows of several pieces of a file, one after another, and where the windows lie in them."""
 
     def __init__(self, values: np.ndarray, row: np.ndarray, ends: np.ndarray, stride: int) -> None:
         self.values, self._ends, self._stride = values, ends, stride
@@ -297,8 +297,8 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
         starts = starts + offset
     if not rows.flags.c_contiguous:
         return rows[starts[:, None] + np.arange(length)]
-    # A whole window as one opaque item: NumPy then copies it in one go, the fastest gather there is here
-    # (45 M windows/s of 50x5 against 33 M for a sliding view and 9 M for an index of every row).
+    # With a whole window as one opaque item, NumPy copies it in one go. That is the fastest gather here:
+    # 45 M windows/s of 50x5, against 33 M for a sliding view and 9 M for an index of every row.
     item = np.dtype((np.void, length * features * rows.dtype.itemsize))
     view = np.ndarray((len(rows) - length + 1,), item, buffer=rows.data, strides=rows.strides[:1])
     return view[starts].view(rows.dtype).reshape(count, length, features)
@@ -307,7 +307,7 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
 def plan_windows(
     values: np.ndarray, index: WindowIndex, seed: int | None, shuffle: Shuffle, mixing: int
 ) -> Plan:
-    """The plan for an (N,) or (N, F) array; `shuffle` "auto" chooses by where the array lies and its size."""
+    """The plan for an (N,) or (N, F) array; `shuffle` "auto" chooses by the array's size and place."""
     table = values.reshape(len(values), -1)
     large_file = mapped_root(values) is not None and values.nbytes > EXACT_BYTES
     if shuffle == "exact" or (shuffle == "auto" and not large_file):

@@ -1,7 +1,6 @@
-"""Lines of a text file, or of a string column of a Parquet file, as strings.
+"""Reads lines from a text file, or from a string column of a Parquet file.
 
-A module of its own because where lines come from is no concern of the vocabulary and the batches that
-`data.lines` makes of them, and because only reading needs `pyarrow`.
+`data.lines` makes the vocabulary and the batches from them. Only reading needs `pyarrow`.
 """
 
 import os
@@ -23,22 +22,22 @@ def read_lines(
     Args:
         path: A text file in UTF-8 (any line ends, with or without byte-order mark), or a Parquet file.
         column: The Parquet column; None takes the only one that holds strings. A null is an empty line.
-        errors: Bytes of a text file that are no UTF-8: "strict" raises, "replace" puts U+FFFD.
+        errors: Bytes of a text file that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
         drop_empty: Leave empty lines out. False keeps them, so that line i is line i of the file.
 
     Returns:
         The lines without their line ends, at least one.
 
     Raises:
-        DataError: The file is missing, unreadable or has no line, or the column is missing, ambiguous or
+        DataError: The file is missing, unreadable or has no line; or the column is missing, ambiguous or
             holds no strings.
-        BackendError: It is a Parquet file and the package `pyarrow` is not installed.
+        BackendError: The file is Parquet and the package `pyarrow` is not installed.
     """
     check_errors(errors)
     file = Path(path)
     try:
         if not file.is_file():
-            came = "is no regular file" if file.exists() else "not found"
+            came = "is not a regular file" if file.exists() else "not found"
             raise DataError(f"{file} {came}: expected a text file with one line each, or a Parquet file.")
         parquet = file.suffix.lower() in (".parquet", ".pq") or _has_parquet_marks(file)
     except OSError as error:
@@ -46,7 +45,7 @@ def read_lines(
     if parquet:
         lines = _parquet_column(file, column)
     elif column is not None:
-        raise DataError(f"column {column!r} was asked for, but {file} is no Parquet file: leave column out.")
+        raise DataError(f"column {column!r} was asked for, but {file} is not a Parquet file: leave column out.")
     else:
         # Only a newline ends a line here; str.splitlines would also split at form feeds and the like.
         lines = "".join(read_text(file, errors)).split("\n")

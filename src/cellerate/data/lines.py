@@ -1,11 +1,11 @@
-"""Lines of text to batches of few shapes for the autoencoder.
+"""Turns lines of text into batches of few shapes, for the autoencoder.
 
-A module of its own because lines, unlike one long text, have lengths: they are sorted into buckets, padded to
-the bucket's bound and masked by weights. A line corpus is held in memory; `data.line_files` reads it.
+Lines differ in length, so they are sorted into buckets, padded to the bucket's bound and masked by weights.
+All lines are held in memory; `data.line_files` reads them.
 
-Rule of the buckets: their bounds are the 25, 50, 75, 90 and 100 % points of the lines' lengths, rounded up
-to a multiple of 8; a bucket that would not fill one batch joins the next longer one. So a compiler sees five
-shapes at most, and padding stays small.
+The bounds of the buckets are the 25, 50, 75, 90 and 100 % points of the lines' lengths, rounded up to a
+multiple of 8. A bucket that would not fill one batch joins the next longer one. So a compiler sees at most five
+shapes, and padding stays small.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ _LINES_A_BLOCK = 1 << 16
 
 
 class LineVocabulary:
-    """The ids of characters in lines: 0 padding, 1 begin, 2 end, 3 unknown, from 4 on the characters.
+    """The ids of characters in lines: 0 padding, 1 begin, 2 end, 3 unknown, and the characters from 4 on.
 
     Args:
         characters: The vocabulary, in any order; repeated characters count once.
 
     Raises:
-        DataError: There is no character, or a lone surrogate is among them.
+        DataError: There is no character, or one of them is a lone surrogate.
     """
 
     def __init__(self, characters: str) -> None:
@@ -56,7 +56,7 @@ class LineVocabulary:
         Args:
             line: Any text.
             max_length: Characters to keep, at least 1.
-            errors: An unknown character: "strict" raises, "replace" makes it id 3.
+            errors: What to do with an unknown character: "strict" raises, "replace" makes it id 3.
 
         Returns:
             Ids, shape `(length,)`, int32.
@@ -69,7 +69,7 @@ class LineVocabulary:
         return self._ids(text, [text], errors, 0).astype(np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids up to the first end; padding and begin are left out, unknown is U+FFFD.
+        """The text of the ids up to the first end. Padding and begin are left out; unknown becomes U+FFFD.
 
         Raises:
             DataError: An id is outside the vocabulary.
@@ -92,7 +92,7 @@ class LineVocabulary:
         """Makes the vocabulary that `to_config` described.
 
         Raises:
-            ModelError: The configuration describes no vocabulary.
+            ModelError: The configuration does not describe a vocabulary.
         """
         characters = config.get("characters") if isinstance(config, Mapping) else None
         try:
@@ -108,7 +108,7 @@ class LineVocabulary:
         )
 
     def _ids(self, text: str, lines: Sequence[str], errors: Errors, first: int) -> np.ndarray:
-        """The ids of `text`, which is `lines` joined; `first` is the number of the first of them."""
+        """The ids of `text`, which is `lines` joined; `first` is the number of the first line."""
         ids = self._tokenizer.lookup(text)
         unknown = ids == len(self.characters)
         if unknown.any():
@@ -126,29 +126,30 @@ class LineVocabulary:
 
 
 class LineBatches:
-    """Batches of lines for training an autoencoder: every line once an epoch.
+    """Batches of lines for training an autoencoder: every line once per epoch.
 
-    A batch is `({"source": (B, S), "target_in": (B, S+1)}, target (B, S+1), sample_weight (B, S+1))`, int32
-    and float32, where S is a bucket's bound. The source is the line padded with 0; `target_in` is begin and
-    the line, `target` the line and end, both padded on the right. Weights are 1 up to and with the end, and
-    0 after it. The last batch of a bucket is filled up with copies of its first line of weight 0.
+    A batch is `({"source": (B, S), "target_in": (B, S+1)}, target (B, S+1), sample_weight (B, S+1))`. Ids are
+    int32, weights float32, and S is a bucket's bound. `source` is the line padded with 0; `target_in` is begin
+    and then the line, `target` the line and then end, both padded on the right. Weights are 1 up to and
+    including the end, and 0 after it. The last batch of a bucket is filled up with copies of its first line,
+    with weight 0.
 
     Attributes:
         batch_size: Rows of every batch.
         item: "lines".
-        items_per_batch: Lines a full batch holds.
+        items_per_batch: Lines in a full batch.
         bounds: Every length S that occurs, ascending.
-        lines: How many lines there are.
-        truncated: How many of them were longer than `max_length` and were cut.
+        lines: The number of lines.
+        truncated: The number of lines that were cut because they were longer than `max_length`.
 
     Args:
         lines: The lines; empty ones are allowed.
-        vocabulary: What the characters' ids are.
+        vocabulary: The ids of the characters.
         batch_size: Rows of every batch, at least 1.
         max_length: Characters of a line to keep, at least 1.
         padding: Where the source is padded; "left" puts the end of each line last.
-        seed: Shuffles within buckets, and the order of batches, anew for each epoch; None: in order.
-        errors: A character that is not in the vocabulary: "strict" raises, "replace" makes it id 3.
+        seed: Shuffles within buckets, and the order of batches, anew for each epoch; None keeps the order.
+        errors: What to do with an unknown character: "strict" raises, "replace" makes it id 3.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -186,7 +187,7 @@ class LineBatches:
         return len(self._places)
 
     def batch(self, epoch: int, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Batch `index` of `epoch`, always the same.
+        """Batch `index` of `epoch`, the same at every call.
 
         Raises:
             IndexError: `index` is not one of the batches of an epoch.
@@ -209,13 +210,13 @@ class LineBatches:
         return {"source": source, "target_in": target_in}, target, weight
 
     def extremes(self, epoch: int) -> tuple[int, int]:
-        """Numbers of a batch of the shortest and of one of the longest lines, in `epoch`."""
+        """The numbers of two batches of `epoch`: one with the shortest lines and one with the longest."""
         order = self._shuffled(np.arange(len(self)), len(self), epoch, 0)
         buckets = np.array([bucket for bucket, _ in self._places])[order]
         return int(buckets.argmin()), int(buckets.argmax())
 
     def fingerprint(self) -> str:
-        """Identifies lines and settings: a checkpoint of another source is refused."""
+        """Identifies lines and settings; a checkpoint from a source with another fingerprint is refused."""
         state = hashlib.blake2b(json.dumps(self._settings).encode(), digest_size=16)
         self._encoded.add_to(state)
         return state.hexdigest()
@@ -235,19 +236,19 @@ def encode_batches(
     *,
     errors: Errors = "strict",
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches for computing one vector a line: each line exactly once, lines of like length together.
+    """Batches for computing one vector per line: each line exactly once, with lines of similar length together.
 
     Args:
         lines: The lines; an empty one is a row of padding.
-        vocabulary: What the characters' ids are.
+        vocabulary: The ids of the characters.
         batch_size: Rows of every batch, at least 1.
         max_length: Characters of a line to keep, at least 1.
         padding: Where the rows are padded, as in training.
-        errors: A character that is not in the vocabulary: "strict" raises, "replace" makes it id 3.
+        errors: What to do with an unknown character: "strict" raises, "replace" makes it id 3.
 
     Yields:
-        `(numbers, source)`: `source` is int32 of shape `(batch_size, bound)`; row i is line `numbers[i]`,
-        and rows past `len(numbers)` only fill the batch up. So `vectors[numbers] = f(source)[:len(numbers)]`.
+        `(numbers, source)`: `source` is int32 of shape `(batch_size, bound)`. Row i is line `numbers[i]`;
+        rows from `len(numbers)` on only fill the batch up. So `vectors[numbers] = f(source)[:len(numbers)]`.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -255,7 +256,7 @@ def encode_batches(
     """
     encoded = _EncodedLines(lines, vocabulary, max_length, padding, errors)
     bounds, buckets = encoded.buckets(_positive("batch_size", batch_size))
-    # An inner generator, so that wrong arguments raise here and not at the first batch.
+    # Returns a generator instead of being one, so that wrong arguments raise here and not at the first batch.
     return (
         (chosen, encoded.rows(_filled(chosen, batch_size), bound)[0])
         for bound, rows in zip(bounds, buckets, strict=True)
@@ -295,7 +296,7 @@ class _EncodedLines:
             self._ids[start : start + len(ids)] = ids
 
     def buckets(self, batch_size: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
-        """The bounds, ascending, and for each the numbers of its lines; see the module's rule."""
+        """The bounds, ascending, and the numbers of each bucket's lines; the module docstring has the rule."""
         points = np.quantile(self._lengths, _BOUND_POINTS, method="higher")
         rounded = -(-np.maximum(points, 1) // _BOUND_MULTIPLE) * _BOUND_MULTIPLE
         candidates = np.unique(np.minimum(rounded, self._max_length)).astype(np.int64)
@@ -310,7 +311,7 @@ class _EncodedLines:
         return tuple(kept), [np.flatnonzero(bucket == i) for i in range(len(kept))]
 
     def rows(self, numbers: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Source `(B, bound)`, target `(B, bound + 1)` and lengths `(B,)` of some lines."""
+        """The source `(B, bound)`, target `(B, bound + 1)` and lengths `(B,)` of the lines `numbers`."""
         lengths = self._lengths[numbers]
         starts = self._starts[numbers][:, None]
         steps = np.arange(bound + 1)

@@ -1,9 +1,7 @@
-"""The text files that a user's paths stand for: files, folders and globs, with patterns to take or leave out.
+"""Finds the text files that a user's files, folders and globs stand for, with patterns to include or exclude.
 
-A module of its own because finding files on other people's disks (hidden, empty and binary files, links that
-go round in circles, the same file by two names) has nothing to do with what is read from them.
-
-Explicit paths keep their order; what a folder or a glob finds is sorted by path.
+It deals with hidden, empty and binary files, links that go round in circles, and the same file by two names.
+Explicit paths keep their order; the files of a folder or a glob are sorted by path.
 """
 
 import fnmatch
@@ -23,20 +21,20 @@ def resolve_paths(paths: Paths, *, include: Sequence[str] = (), exclude: Sequenc
     """Finds the text files that `paths` names, each once.
 
     A folder stands for the text files in it and below it, a glob (`*`, `?`, `[…]`, `**`) for the text files
-    it matches; both leave out hidden files, empty files, and binary ones (a zero byte in the first kilobyte).
+    it matches. Both leave out hidden files, empty files and binary files (a zero byte in the first kilobyte).
     A file named by its path is always taken, unless `exclude` names it.
 
     Args:
         paths: One or more files, folders or globs.
-        include: Patterns such as `*.py`: take only such files of a folder. None given: all text files.
-        exclude: Patterns to leave out. A pattern without `/` is held against the name of the file and of
-            every folder between it and the folder or glob given; one with `/` against the path from there.
+        include: Patterns such as `*.py` for the files to take from a folder. Without any, all text files.
+        exclude: Patterns to leave out. A pattern without `/` is compared with the name of the file and of
+            every folder between it and the given folder or glob; a pattern with `/`, with the path from there.
 
     Returns:
         The files: in the order of `paths`, and sorted within a folder or glob.
 
     Raises:
-        DataError: A path does not exist, or a folder, a glob or all together hold no text file.
+        DataError: A path does not exist, or a folder, a glob or all paths together hold no text file.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     wanted, unwanted = _patterns(include), _patterns(exclude)
@@ -60,7 +58,7 @@ def _below(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _matches(parts: tuple[str, ...], patterns: Sequence[str]) -> bool:
-    """Whether a pattern names the path, a folder on it, or (without `/`) any one name on it."""
+    """Whether a pattern matches the path, a folder on it, or (without `/`) any single name on it."""
     heads = ["/".join(parts[: i + 1]) for i in range(len(parts))]
     return any(
         fnmatch.fnmatchcase(name, pattern.rstrip("/"))
@@ -70,7 +68,7 @@ def _matches(parts: tuple[str, ...], patterns: Sequence[str]) -> bool:
 
 
 def _find(path: Path, wanted: Sequence[str], unwanted: Sequence[str]) -> list[Path]:
-    """What one of the user's paths stands for."""
+    """The files that one of the user's paths stands for."""
     if path.is_dir():
         found = [hit for hit in _walk(path, unwanted) if not wanted or _matches(_below(hit, path), wanted)]
         found = [hit for hit in found if _is_text(hit)]
@@ -79,12 +77,12 @@ def _find(path: Path, wanted: Sequence[str], unwanted: Sequence[str]) -> list[Pa
     if path.is_file():
         return [] if _matches((path.name,), unwanted) else [path]
     if path.exists():
-        raise DataError(f"{path} is no regular file: expected one, because it is read twice.")
+        raise DataError(f"{path} is not a regular file: expected one, because it is read twice.")
     if glob.has_magic(str(path)):
         root = _fixed_part(path)
         # Path.glob finds hidden files too, and refuses patterns that a shell accepts.
         hits = [Path(hit) for hit in glob.glob(str(path), recursive=True)]  # noqa: PTH207
-        # It follows links to folders, and so finds a file by several ways: the shortest counts.
+        # glob follows links to folders, so it can find a file by several paths: the shortest is kept.
         hits.sort(key=lambda hit: (-len(hit.parts), hit.parts))
         once = sorted({hit.resolve(): hit for hit in hits}.values())
         found = [hit for hit in once if not _matches(_below(hit, root), unwanted) and _is_text(hit)]
@@ -117,7 +115,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _fixed_part(pattern: Path) -> Path:
-    """The leading folders of a glob that hold no wildcard."""
+    """The leading folders of a glob whose names hold no wildcard."""
     fixed = []
     for part in pattern.parts:
         if glob.has_magic(part):

@@ -1,7 +1,7 @@
-"""Feeds a source of batches to Keras, to `tf.data` and to torch, in one and the same order.
+"""Feeds a source of batches to Keras, to `tf.data` and to torch, always in the same order.
 
-A module of its own because it is the only part of `data` that knows Keras, and because of how Keras asks
-for batches: it peeks at some before the first epoch, and calls `on_epoch_end` more often than epochs end.
+This is the only part of `data` that knows Keras. Two traps in how Keras asks for batches: it peeks at some
+before the first epoch, and it calls `on_epoch_end` more often than epochs end.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ Item = tuple[Any, ...] | BaseException
 class KerasBatches(keras.utils.PyDataset):
     """Feeds `fit`, `evaluate` and `predict` with the batches of a source, made ahead by a thread.
 
-    Each epoch of `fit` is one epoch of the source: the first is `epoch`, and every epoch that was served to
-    its end is followed by the next. The order is the source's, so pass `shuffle=False` to `fit`. To go on
-    with an epoch that was cut at batch k, call `fit` for one epoch with `start=k`, then again with a new
-    object for the rest: `start` and `stop` hold for each epoch of this object.
+    Each epoch of `fit` is one epoch of the source. The first is `epoch`; the next begins once all batches of
+    an epoch have been served. The order is the source's, so pass `shuffle=False` to `fit`. To resume an epoch
+    that was cut at batch k, call `fit` for one epoch with `start=k`, then again with a new object for the
+    remaining epochs: `start` and `stop` apply to every epoch of this object.
 
     Args:
         source: The batches.
         start: First batch of an epoch.
-        stop: Batch after the last; None: all.
+        stop: Batch after the last; None for all.
         epoch: Epoch of the source to begin with.
         prefetch: Batches the thread keeps ready.
 
@@ -76,11 +76,11 @@ class KerasBatches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int:
-        """Batches an epoch of `fit` has."""
+        """Batches in an epoch of `fit`."""
         return len(self)
 
     def __getitem__(self, index: int) -> Any:
-        """Batch `start + index` of the current epoch: from the thread if in turn, else made at once."""
+        """Batch `start + index` of the current epoch: from the thread if it is the next, else made on demand."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} was asked for; there are {len(self)}")
         with self._lock:
@@ -104,7 +104,7 @@ class KerasBatches(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """Keras calls this after an epoch, and also once when `fit` or `evaluate` begins.
 
-        The call at the beginning may follow a batch that was only taken to build the model, so an epoch
+        Before the call at the beginning, Keras may have taken a batch only to build the model. So an epoch
         counts as done only if its last batch was taken, and never at the very first call.
         """
         with self._lock:
@@ -114,15 +114,15 @@ class KerasBatches(keras.utils.PyDataset):
             self._restart(within=False)
 
     def close(self) -> None:
-        """Ends the thread: for a `fit` left by an exception, after which Keras may keep this object."""
+        """Ends the thread, for a `fit` that an exception ended: Keras may keep this object alive after it."""
         with self._lock:
             self._restart(within=False)
 
     def _peeked(self, index: int) -> Any:
-        """What Keras sees of the batches before an epoch, to learn their shapes.
+        """The batch that Keras gets before an epoch, when it looks at batches to learn their shapes.
 
-        With TensorFlow it takes the shapes of the first two for those of all, so where lengths differ the
-        first two it is shown must.
+        With TensorFlow, Keras assumes that all batches have the shapes of the first two. So if lengths differ
+        between batches, the first two must differ as well.
         """
         extremes = getattr(self.source, "extremes", None)
         number = self.start + index if extremes is None or index > 1 else extremes(self.epoch)[index]
@@ -165,7 +165,7 @@ def as_torch_dataset(source: BatchSource, epoch: int = 0) -> Any:
 
     Args:
         source: The batches.
-        epoch: Which epoch; set the attribute `epoch` of the dataset to go to another.
+        epoch: Which epoch; set the dataset's attribute `epoch` to move to another.
 
     Returns:
         A dataset of what `source.batch` returns, as tensors.
@@ -182,7 +182,7 @@ def as_torch_dataset(source: BatchSource, epoch: int = 0) -> Any:
 
 
 class _Ahead:
-    """A thread that makes batches ahead of their reader. It knows nothing of the reader, and ends with it."""
+    """A thread that makes batches ahead of their reader. It holds no reference to the reader and ends with it."""
 
     def __init__(self, source: BatchSource, epoch: int, start: int, stop: int, depth: int) -> None:
         self._ready: queue.Queue[Item] = queue.Queue(maxsize=depth)
@@ -197,7 +197,7 @@ class _Ahead:
         self._thread.start()
 
     def get(self) -> tuple[Any, ...]:
-        """The next batch; an error in making it is raised here, now and at every later call."""
+        """The next batch; an error from making it is raised here, now and at every later call."""
         if self._failure is None:
             item = self._ready.get()
             if not isinstance(item, BaseException):
@@ -206,7 +206,7 @@ class _Ahead:
         raise self._failure
 
     def close(self) -> None:
-        """Ends the thread: after the batch it is making, it makes no other."""
+        """Ends the thread after the batch it is making."""
         self._closed.set()
         # The thread may be waiting for room.
         with contextlib.suppress(queue.Empty):
@@ -221,5 +221,5 @@ def _fill(batches: Iterator[tuple[Any, ...]], ready: "queue.Queue[Item]", closed
             ready.put(batch)
             if closed.is_set():
                 return
-    except BaseException as error:  # whatever it is, it belongs to the reader and is raised there
+    except BaseException as error:  # any error is passed to the reader, which raises it
         ready.put(error)

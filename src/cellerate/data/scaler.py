@@ -1,7 +1,6 @@
-"""Brings the columns of a series to mean 0 and deviation 1, and forecasts back to their own units.
+"""Scales the columns of a series to mean 0 and deviation 1, and forecasts back to their own units.
 
-A module of its own because it outlives the data: it is stored with the model and read from files that
-may be damaged or hostile, long after the series it was fitted on.
+A scaler is stored with the model, so `Scaler.from_config` reads files that may be damaged or hostile.
 """
 
 import math
@@ -46,8 +45,8 @@ class Scaler:
     def fit(cls, part: "SeriesPart") -> "Scaler":
         """Mean and standard deviation of each column over the rows of `part`, in one streamed pass.
 
-        Fit on the training part only: statistics of later rows would tell the model about them. A column
-        that does not change gets a scale of 1.
+        Fit on the training part only: statistics of later rows would leak them to the model. A constant
+        column gets a scale of 1.
 
         Args:
             part: The training part.
@@ -86,8 +85,8 @@ class Scaler:
         """Scales values, in float32.
 
         Args:
-            values: (..., C), any float dtype, C the columns asked for.
-            columns: Their positions among all; None: all of them, in order.
+            values: (..., C), any float dtype.
+            columns: Positions of the C columns among all; None for all of them, in order.
 
         Returns:
             (..., C) float32, a new array.
@@ -106,11 +105,12 @@ class Scaler:
 
         Args:
             values: (..., C), or (..., C, Q) with `quantiles`.
-            columns: Positions among all columns, `SeriesData.target_columns` for forecasts; None: all.
-            quantiles: The last axis holds quantiles, the one before it columns.
+            columns: Positions of the C columns among all, such as `SeriesData.target_columns` for forecasts;
+                None for all of them.
+            quantiles: Whether the last axis holds quantiles and the one before it columns.
 
         Returns:
-            Same shape, float64.
+            The same shape, float64.
         """
         chosen = slice(None) if columns is None else list(columns)
         mean, scale = self.mean[chosen], self.scale[chosen]
@@ -119,15 +119,15 @@ class Scaler:
         return values.astype(np.float64) * scale + mean
 
     def to_config(self) -> dict[str, Any]:
-        """A JSON-able description that `from_config` takes."""
+        """A description for `from_config`, ready for JSON."""
         return {"columns": list(self.columns), "mean": self.mean.tolist(), "scale": self.scale.tolist()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Scaler":
-        """A scaler from `to_config`'s description.
+        """The scaler that `to_config` described.
 
         Raises:
-            ModelError: The description is not one; a model file may hold anything.
+            ModelError: The description is not valid; a model file may hold anything.
         """
         if not isinstance(config, Mapping) or set(config) != {"columns", "mean", "scale"}:
             raise ModelError(
@@ -153,7 +153,7 @@ def _numbers(name: str, values: Any, count: int) -> np.ndarray:
         raise ModelError(f"the scaler's {name} must be a list of {count} numbers; the file is damaged.")
     for value in values:
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        # 1e30: what float32 holds, with room for the subtraction.
+        # 1e30 fits into float32, with room for the subtraction.
         if not good or not math.isfinite(value) or abs(value) > 1e30:
             raise ModelError(f"the scaler's {name} holds {value!r:.40}, not a number; the file is damaged.")
     return np.array(values, dtype=np.float64)

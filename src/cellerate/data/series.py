@@ -1,7 +1,7 @@
 """Opens time series: which columns, which rows follow one another, and what is training, validation and test.
 
-A module of its own because this is where the questions of a series are settled once (targets, time, gaps,
-missing values, several series in a table), so that everything behind it sees one matrix and its segments.
+Targets, times, gaps, missing values and several series in one table are settled here, once. All other code sees
+one matrix and its segments.
 """
 
 import dataclasses
@@ -36,15 +36,16 @@ class SeriesData:
     """One matrix of values and what its rows and columns mean.
 
     Attributes:
-        values: (N, C) float32 or float16, usually a memory map: the features, then targets that are none.
+        values: (N, C) float32 or float16, usually a memory map: the features, then the targets that are not
+            features.
         columns: Names of the C columns.
         feature_columns: Positions of the features among the columns.
         target_columns: Positions of the targets among the columns.
-        times: (N,) datetime64[us], or float64 where the time column holds numbers, or None.
+        times: (N,) datetime64[us], or float64 if the time column holds numbers, or None.
         segments: (first row, row after the last, series) of each stretch without a gap, in rising order.
-        step: The median time step: timedelta64 or float, None without times.
+        step: The median time step: timedelta64 or float, or None without times.
         fingerprint: Hash of the files' content and of all settings.
-        cached: Whether the matrix was found ready in the cache.
+        cached: Whether the matrix was already in the cache.
     """
 
     values: np.ndarray
@@ -69,7 +70,7 @@ class SeriesData:
 
     @property
     def rows(self) -> int:
-        """Rows in segments: all that are used."""
+        """The number of rows in segments; other rows are not used."""
         return sum(stop - first for first, stop, _ in self.segments)
 
     def whole(self) -> "SeriesPart":
@@ -85,21 +86,21 @@ class SeriesData:
     ) -> "SeriesSplit":
         """Cuts each series in time: first training, then validation, then test.
 
-        A row belongs to one part only, and so does every target. Inputs of the first validation and test
-        windows look back into the part before: at forecast time those rows are known.
+        Every row, and so every target, belongs to one part only. The inputs of the first validation and test
+        windows reach back into the part before, because those rows are known at forecast time.
 
         Args:
             train: Share of each series' rows, above 0.
             validation: Share of each series' rows; what remains is the test part.
-            counts: Rows of training, validation and test of each series, instead of shares. Rows after
-                those are not used.
+            counts: Rows for training, validation and test in each series, instead of shares. Any rows after
+                them are not used.
 
         Returns:
             The three parts; a part may be empty.
 
         Raises:
             ConfigError: The shares or counts are out of range.
-            DataError: A series has fewer rows than `counts` ask for.
+            DataError: A series has fewer rows than `counts` asks for.
         """
         if counts is None:
             if not (0 < train <= 1 and 0 <= validation <= 1 and train + validation <= 1 + 1e-9):
@@ -139,8 +140,7 @@ class SeriesPart:
     Attributes:
         data: The series.
         name: "training", "validation", "test" or "whole".
-        bounds: (row from which inputs may be taken, first row of the part, row after its last), a stretch
-            each.
+        bounds: One (row from which inputs may be taken, first row of the part, row after its last) per stretch.
     """
 
     data: SeriesData
@@ -149,7 +149,7 @@ class SeriesPart:
 
     @property
     def rows(self) -> int:
-        """Rows in this part, without those it may look back on."""
+        """Rows in this part, without the earlier rows that its inputs may use."""
         return sum(stop - begin for _, begin, stop in self.bounds)
 
     def spans(self, window: int) -> list[tuple[int, int]]:
@@ -195,33 +195,33 @@ def open_series(
 ) -> SeriesData:
     """Opens a time series from CSV, Parquet or `.npy` files.
 
-    Several files with the same columns are read one after another. Where a file does not go on in time
-    where the one before ended, and there is no series column, it is a series of its own.
+    Several files with the same columns are read one after another. Without a series column, a file whose times
+    do not continue those of the file before it begins a new series.
 
     CSV and Parquet are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that
-    already is that matrix is used where it lies. In both cases the values are mapped, not loaded.
+    already is that matrix is used in place. In both cases the values are memory-mapped, not loaded.
 
     Args:
         paths: Files, folders or patterns.
         targets: Columns to forecast.
-        features: Columns to forecast from; None: every column of numbers but time and series.
-        time_column: None: the column named date, time, timestamp, datetime or ds, or else the first one
-            of a time type, or else none. "": none.
+        features: Columns to forecast from; None for every column of numbers except time and series.
+        time_column: The column of times; "" for none. None takes the column named date, time, timestamp,
+            datetime or ds, else the first one of a time type, else none.
         series_column: The column that tells several series in one table apart.
-        missing: What to do with empty, NaN and infinite values. "error"; "drop": a series is cut there;
-            "ffill": the last value before it (rows before the first value are dropped); "interpolate": a
-            straight line between its neighbours, the nearest value at the ends. Note that a line looks
-            ahead.
-        gaps: What to do where the time step is not the usual one (under half or over one and a half of the
-            median). "split": no window crosses it; "error"; "ignore".
-        dtype: Of the stored matrix; "float16" halves it.
-        names: Column names for `.npy` files; None: "0", "1", ...
+        missing: What to do with empty, NaN and infinite values. "error" raises; "drop" cuts the series there;
+            "ffill" repeats the last value before them (rows before the first value are dropped);
+            "interpolate" draws a straight line between the neighbours, with the nearest value at the ends.
+            Note that such a line looks ahead.
+        gaps: What to do where the time step is under half or over one and a half of the median. "split" lets
+            no window cross it; "error" raises; "ignore" goes on.
+        dtype: The type of the stored matrix; "float16" halves its size.
+        names: Column names for `.npy` files; None for "0", "1", ...
 
     Returns:
         The series.
 
     Raises:
-        ConfigError: An argument has a value it cannot have.
+        ConfigError: An argument has an invalid value.
         DataError: A file is missing, empty or damaged, a column is missing or holds no numbers, times are
             out of order, or values are missing and `missing` is "error". The message names file, column
             and row.
@@ -242,7 +242,7 @@ def open_series(
         if table.columns != tables[0].columns:
             raise DataError(
                 f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
-                f"{', '.join(tables[0].columns)}; files of one series need the same columns, in one order."
+                f"{', '.join(tables[0].columns)}; files of one series need the same columns in the same order."
             )
     columns = _choose(tables[0], list(targets), features, time_column, series_column)
     place = {name: number for number, name in enumerate(columns.values)}
@@ -256,7 +256,7 @@ def open_series(
         "gaps": gaps,
         "dtype": dtype,
     }
-    # Files that begin a series of their own are named after the file, so names belong to the key.
+    # A file that begins a new series gives it its name, so the names belong to the key.
     settings["names"] = [path.stem for path in files] if len(files) > 1 else []
     key = digest(json.dumps(settings, sort_keys=True).encode())
     folder = cache_dir() / "series"
@@ -307,7 +307,7 @@ def _choose(
         taken = {*targets, *(features or ()), series_column}
         time_column = next((name for name in named + typed if name not in taken), None)
     if features is None:
-        # A column without a name is an index that a program wrote along.
+        # A column without a name is an index that some program added.
         others = {time_column, series_column, ""}
         features = [n for n in table.columns if table.kinds[n] == "number" and n not in others]
         if not features:

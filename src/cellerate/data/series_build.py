@@ -1,7 +1,7 @@
 """Makes one matrix and its segments out of tables: streamed to disk, sorted by series, holes filled.
 
-A module of its own because this is the part of `open_series` that does the work and keeps its result, in
-the cache folder, so that the next run over the same files starts at once.
+It does the work of `open_series` and keeps the result in the cache folder, so that the next run over the same
+files starts at once.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What `open_series` needs beside names; see `SeriesData` for the fields."""
+    """What `open_series` needs in addition to names; `SeriesData` explains the fields."""
 
     values: np.ndarray
     times: np.ndarray | None
@@ -45,7 +45,7 @@ class Built:
 
 
 def load_series(folder: Path, key: str, tables: Sequence[Table]) -> Built | None:
-    """What an earlier run kept under `key`, or None if there is nothing usable."""
+    """The result that an earlier run kept under `key`, or None if there is nothing usable."""
     try:
         # Opened here: NumPy leaves a damaged archive open.
         with (folder / f"{key}.npz").open("rb") as file, np.load(file, allow_pickle=False) as kept:
@@ -59,7 +59,7 @@ def load_series(folder: Path, key: str, tables: Sequence[Table]) -> Built | None
             names = [str(name) for name in kept["series"]]
             return Built(values, times, _named(kept["segments"], names), _step(kept["step"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None  # nothing there, or damaged: it is made anew
+        return None  # missing or damaged: it is built again
 
 
 def build_series(
@@ -95,7 +95,8 @@ def build_series(
             rows.read(file)
             file.seek(0)
             _write_header(file, np.dtype(dtype), (rows.count, len(columns.values)))
-            # NumPy leaves room in the header for the rows to grow; else the first row would be overwritten.
+            # NumPy leaves room in the header for the row count to grow. Without it, the longer header would
+            # overwrite the first row.
             assert file.tell() == begin  # noqa: S101
         if rows.order is not None:
             _sort(beside, rows.order)
@@ -109,14 +110,14 @@ def build_series(
 
 
 class _Rows:
-    """Reads all tables once, and knows of every row its time, its series and whether it is complete."""
+    """Reads all tables once, and knows each row's time, its series and whether it is complete."""
 
     def __init__(self, tables: Sequence[Table], columns: Columns, dtype: np.dtype) -> None:
         self._tables, self.columns, self._dtype = tables, columns, dtype
         self.count = 0
         self.names: list[str] = []
         self.times: np.ndarray | None = None
-        self.order: np.ndarray | None = None  # of the rows as read, where they had to be sorted by series
+        self.order: np.ndarray | None = None  # of the rows as read, if they had to be sorted by series
         self._file_starts: list[int] = []
         self._holes = np.zeros(len(columns.values), np.int64)
         self._first_hole: tuple[int, int] | None = None  # row, column
@@ -177,14 +178,14 @@ class _Rows:
             self.times = self.times[self.order] if self.times is not None else None
 
     def place(self, row: int, *, sorted_row: bool = True) -> str:
-        """What a message calls a row."""
+        """How a message names a row."""
         if sorted_row and self.order is not None:
             row = int(self.order[row])
         file = int(np.searchsorted(self._file_starts, row, side="right")) - 1
         return f"{self._tables[file].path}, data row {row - self._file_starts[file] + 1}"
 
     def missing_error(self) -> DataError:
-        """Names the first value that is missing."""
+        """The error that names the first missing value."""
         assert self._first_hole is not None  # noqa: S101
         row, column = self._first_hole
         return DataError(
@@ -255,7 +256,7 @@ def _lay_out(rows: _Rows, values: np.ndarray | None, missing: Missing, gaps: Gap
 
 
 def _time_steps(rows: _Rows, cut: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The median step, and where a row does not follow the one before by about that."""
+    """The median step, and the rows whose step from the row before is not about that."""
     assert rows.times is not None  # noqa: S101
     steps = np.diff(rows.times)
     inside = ~cut[1:]
@@ -265,7 +266,7 @@ def _time_steps(rows: _Rows, cut: np.ndarray) -> tuple[Any, np.ndarray]:
         same = rows.times[at] == rows.times[at - 1]
         raise DataError(
             f"{rows.place(at)}: the time {rows.times[at]} "
-            + ("is there twice" if same else f"comes after {rows.times[at - 1]}")
+            + ("occurs twice" if same else f"comes after {rows.times[at - 1]}")
             + ", so rows are out of order. Sort the file by time; if it holds several series, name the "
             "column that tells them apart (series_column)."
         )

@@ -1,8 +1,8 @@
 """A shuffle that is a formula: any element of a random order of n items, without storing the order.
 
-A module of its own because every source of batches shuffles with it, and because an epoch that can be
-computed from `(seed, epoch, index)` alone is what makes resuming in the middle of an epoch exact.
-It uses its own integer hash, not `numpy.random`, so an order never changes with NumPy's version.
+Every source of batches shuffles with it. An epoch depends on `(seed, epoch, index)` alone, which makes resuming
+in the middle of an epoch exact. The integer hash is its own, not `numpy.random`, so an order never changes with
+NumPy's version.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MIX_1 = 0xBF58_476D_1CE4_E5B9
 _MIX_2 = 0x94D0_49BB_1331_11EB
-# Up to here the order is a stored table: at so few bits a Feistel network is visibly not random.
+# Up to this many items the order is a stored table: with so few bits, a Feistel network is visibly not random.
 _TABLE_LIMIT = 4096
 _ROUNDS = 6
 _SLICE = 16384
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """A 64-bit seed that depends on `seed` and on each key and its place, by the SplitMix64 finaliser.
+    """A 64-bit seed made of `seed` and of each key and its place, by the SplitMix64 finaliser.
 
     Args:
         seed: Any integer.
@@ -38,13 +38,13 @@ def derive_seed(seed: int, *keys: int) -> int:
 class Permutation:
     """A random-looking order of the numbers 0 to n-1, in constant memory.
 
-    Above a few thousand items it is a Feistel network over the smallest power of two that holds `n`;
-    a result outside [0, n) goes through the network again until it falls inside (cycle walking, less
-    than two passes on average). Smaller orders are a table sorted by the same hash.
+    Above a few thousand items it is a Feistel network over the smallest power of two that is at least `n`.
+    A result outside [0, n) goes through the network again until it falls inside (cycle walking, less than two
+    passes on average). Smaller orders are a table sorted by the same hash.
 
     Args:
-        n: How many numbers, at least 1.
-        seed: Any integer; another seed is another order.
+        n: The number of items, at least 1.
+        seed: Any integer; another seed gives another order.
 
     Raises:
         ConfigError: `n` is smaller than 1 or larger than 2**62.
@@ -103,7 +103,7 @@ class Permutation:
         low = values & ((np.uint64(1) << self._low_bits) - np.uint64(1))
         high = values >> self._low_bits
         for turn, key in enumerate(self._keys):
-            # The two halves may differ by one bit in width, so they alternate instead of changing places.
+            # The halves may differ by one bit in width, so the rounds alternate instead of swapping them.
             if turn % 2:
                 low ^= _round(high, key, self._low_bits)
             else:
@@ -112,7 +112,7 @@ class Permutation:
 
 
 class ShuffledRuns:
-    """Runs of a permutation, computed a few thousand at a time: one by one, Python would take most of it.
+    """Runs of a permutation, computed thousands at a time: one by one, Python would take most of the time.
 
     Args:
         order: The permutation.
@@ -123,14 +123,14 @@ class ShuffledRuns:
         self._recent: tuple[int, np.ndarray] | None = None
 
     def run(self, first: int, last: int) -> np.ndarray:
-        """The numbers at places `first` to `last - 1`; int64, not to be written to. Any thread."""
+        """The numbers at places `first` to `last - 1`, int64 and read-only by contract. Any thread may call it."""
         parts = []
         for number in range(first // _SLICE, -(-last // _SLICE)):
             recent = self._recent
             if recent is None or recent[0] != number:
                 begin = number * _SLICE
                 recent = number, self._order(np.arange(begin, min(begin + _SLICE, self._order.n)))
-                self._recent = recent  # one assignment of a whole: no lock
+                self._recent = recent  # a single assignment needs no lock
             begin = number * _SLICE
             parts.append(recent[1][max(0, first - begin) : last - begin])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -144,7 +144,7 @@ def _finalise(value: int) -> int:
 
 
 def _hash(values: np.ndarray) -> np.ndarray:
-    """The same finaliser over a uint64 array; products wrap around, as they should."""
+    """The same finaliser over a uint64 array; products wrap around on purpose."""
     values = values + np.uint64(_GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)

@@ -1,7 +1,6 @@
-"""Reads tables from CSV, Parquet and NumPy files in blocks of rows, numbers and times apart.
+"""Reads tables from CSV, Parquet and NumPy files in blocks of rows, with numbers and times apart.
 
-A module of its own because what a series means (targets, gaps, splits) should not know file formats; and so
-that a file larger than memory is only ever read in blocks.
+Only this module knows file formats. It reads in blocks because a file may be larger than memory.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ _MISSING = ["", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None"
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 1 << 16
 _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".parquet", ".pq", ".npy")
-# Day first with dots is the only common order there; with slashes it could be either, so none is guessed.
+# Dates with dots put the day first; with slashes it could be day or month, so those are not guessed.
 _TIME_FORMATS = (
     "%Y/%m/%d %H:%M:%S",
     "%Y/%m/%d %H:%M",
@@ -37,7 +36,7 @@ class Block:
 
     Attributes:
         numbers: (rows, columns asked for) float64, NaN where a value is missing.
-        times: (rows,) datetime64[us], or float64 if the time column holds numbers; None if none is asked for.
+        times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
         series: (rows,) ids as text, or None.
     """
 
@@ -52,7 +51,7 @@ class Table(Protocol):
     Attributes:
         path: The file.
         columns: All names, in order.
-        kinds: What each column seems to hold, judged by its type or its first block.
+        kinds: What each column seems to hold, judging by its type or its first block.
     """
 
     path: Path
@@ -65,7 +64,7 @@ class Table(Protocol):
 
 
 def find_tables(paths: Sequence[str | Path] | str | Path) -> list[Path]:
-    """The table files that are meant: files, folders (the tables in them, sorted) or patterns with `*`.
+    """The table files that `paths` names: files, folders (the tables in them, sorted) or patterns with `*`.
 
     Raises:
         DataError: A path does not exist, or nothing is found.
@@ -98,11 +97,11 @@ def open_table(path: Path, names: Sequence[str] | None = None) -> Table:
 
     Args:
         path: The file.
-        names: Column names for a `.npy` file; None: "0", "1", ...
+        names: Column names for a `.npy` file; None for "0", "1", ...
 
     Raises:
-        DataError: The file is empty, damaged, or has two columns of one name.
-        BackendError: It is no `.npy` file and the package `pyarrow` is not installed.
+        DataError: The file is empty, damaged, or has two columns of the same name.
+        BackendError: It is not a `.npy` file and the package `pyarrow` is not installed.
     """
     suffix = path.suffix.lower()
     if suffix != ".npy":
@@ -150,7 +149,7 @@ class NpyTable:
         self.kinds: dict[str, Kind] = dict.fromkeys(self.columns, "number")
 
     def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
-        """See `Table.blocks`. A time or series column holds numbers here."""
+        """See `Table.blocks`. Here a time or series column always holds numbers."""
         places = [self.columns.index(name) for name in numbers]
         rows = max(1, _BLOCK_BYTES // (8 * self.values.shape[1]))
         for first in range(0, len(self.values), rows):
@@ -161,7 +160,7 @@ class NpyTable:
 
 
 class _ArrowTable:
-    """What CSV and Parquet share: columns of Arrow arrays become NumPy."""
+    """What CSV and Parquet share: turning columns of Arrow arrays into NumPy."""
 
     path: Path
     columns: tuple[str, ...]
@@ -223,7 +222,7 @@ class CsvTable(_ArrowTable):
     def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
         import pyarrow as pa
 
-        # A second read, as text, finds the row of what is no number: the fast one does not tell.
+        # The fast read does not say in which row a value is not a number; a second read, as text, finds it.
         asked = set(numbers)
         types = {name: pa.float64() if name in asked else pa.string() for name in columns}
         try:
@@ -245,7 +244,7 @@ class CsvTable(_ArrowTable):
             yield from reader
 
     def _explain(self, numbers: list[str]) -> None:
-        """Raises `DataError` at the first value that is no number."""
+        """Raises `DataError` at the first value that is not a number."""
         import pyarrow as pa
 
         row = 0
@@ -255,7 +254,7 @@ class CsvTable(_ArrowTable):
                     _as_float(part.column(name), self.path, name, row)
                 row += part.num_rows
         except pa.ArrowInvalid:
-            return  # not about numbers: the caller says what it was
+            return  # not about numbers: the caller reports it
 
 
 class ParquetTable(_ArrowTable):
@@ -286,7 +285,7 @@ class ParquetTable(_ArrowTable):
 
 
 class _TimeParser:
-    """Turns a time column into numbers; what its first value looks like decides for all of it."""
+    """Turns a time column into numbers; the look of its first value decides the format of all."""
 
     def __init__(self, path: Path, column: str) -> None:
         self._path, self._column = path, column
@@ -321,7 +320,7 @@ class _TimeParser:
 
 
 def _times(texts: Any, way: str) -> np.ndarray | None:
-    """The times of Arrow strings written in one `way`, or None if one of them is not."""
+    """The times of Arrow strings that are all written in `way`, or None if one of them is not."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -343,7 +342,7 @@ def _kind(kind: Any) -> Kind:
     import pyarrow as pa
 
     types = pa.types
-    # Nothing but missing values in the first block: it may well hold numbers further on.
+    # A null type means only missing values in the first block; numbers may well follow later.
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
         return "number"
     if types.is_timestamp(kind) or types.is_date(kind):
@@ -352,7 +351,7 @@ def _kind(kind: Any) -> Kind:
 
 
 def _as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
-    """Float64 with NaN for missing; `DataError` with the first value that is no number."""
+    """Float64 with NaN for missing values; raises `DataError` naming the first value that is not a number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

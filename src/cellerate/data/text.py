@@ -1,11 +1,11 @@
-"""Text files to one memory-mapped array of ids, encoded once and kept in the cache.
+"""Encodes text files into one memory-mapped array of ids, once, and keeps it in the cache.
 
-A module of its own because reading other people's bytes (byte-order marks, line ends, broken UTF-8) into a
-cache that may be damaged or written by two runs at once is one concern; which files are read is `data.paths`,
-what an id means is `data.tokenizer`, and how batches are cut from the ids is `data.text_windows`.
+It handles byte-order marks, line ends and broken UTF-8, and a cache that may be damaged or written by two runs at
+once. `data.paths` finds the files, `data.tokenizer` says what an id means, and `data.text_windows` cuts batches
+from the ids.
 
-The text of several files is the text of each, in order, with a newline between two of them if the first does
-not end with one.
+The text of several files is their texts in order, with a newline after each that does not end with one, unless
+it is the last.
 """
 
 import codecs
@@ -31,7 +31,7 @@ from cellerate.errors import ConfigError, DataError, OutputError
 
 Errors = Literal["strict", "replace"]
 
-_CHUNK_BYTES = 1 << 20  # with its decoded forms some 20 MB, which is also about what the caches hold
+_CHUNK_BYTES = 1 << 20  # with its decoded forms about 20 MB, which also roughly fits the processor's caches
 _STALE_S = 24 * 3600
 _CACHE_VERSION = 1
 _CACHE_END = struct.Struct("<QI8s")  # length and CRC-32 of the header before it, then the mark
@@ -47,7 +47,7 @@ class EncodedText:
         tokenizer: What the ids mean.
         characters: Characters of the decoded text.
         bytes: Bytes of the files.
-        files: How many files there were.
+        files: The number of files.
         fingerprint: Identifies content, tokenizer and error policy.
         cached: Whether the ids came from the cache.
     """
@@ -70,7 +70,7 @@ class EncodedText:
             The head and the tail, views of `ids`.
 
         Raises:
-            ConfigError: The fraction is no number in that range.
+            ConfigError: The fraction is not in that range.
         """
         if not 0 <= validation_fraction < 1:
             raise ConfigError(
@@ -89,19 +89,19 @@ def open_text(
     exclude: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> EncodedText:
-    """Opens text as ids: from the cache if this content was encoded before, else it is encoded now.
+    """Opens text as ids: from the cache if this content was encoded before, else by encoding it now.
 
-    Memory stays bounded whatever the size of the text. With a `FileTokenizer` every file is encoded by
-    itself, in pieces cut at line ends (see there), so the ids depend on the text alone.
+    Memory stays bounded whatever the size of the text. A `FileTokenizer` encodes every file by itself, in
+    pieces cut at line ends (see there), so the ids depend on the text alone.
 
     Args:
         paths: Files, folders and globs; see `resolve_paths`.
         tokenizer: "characters" (the vocabulary comes from the text), "bytes", the path of a
             `tokenizer.json`, or a tokenizer.
-        errors: What to do with bytes that are no UTF-8: "strict" raises, "replace" puts U+FFFD.
+        errors: What to do with bytes that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
         include: See `resolve_paths`.
         exclude: See `resolve_paths`.
-        progress: Called now and then with bytes done and bytes in all.
+        progress: Called now and then with the bytes done and the bytes in all.
 
     Raises:
         DataError: There is no text, it cannot be read or decoded, or a character is not in the vocabulary.
@@ -153,13 +153,13 @@ def read_text(path: Path, errors: Errors = "strict") -> Iterator[str]:
 
     Args:
         path: The file.
-        errors: "strict" raises at bytes that are no UTF-8, "replace" puts U+FFFD for them.
+        errors: "strict" raises at bytes that are not UTF-8, "replace" puts U+FFFD for them.
 
     Yields:
         Text, about a megabyte at a time.
 
     Raises:
-        DataError: The file cannot be read, or has bytes that are no UTF-8.
+        DataError: The file cannot be read, or has bytes that are not UTF-8.
     """
     return _decoded(_read_bytes(path), path, errors)
 
@@ -171,7 +171,7 @@ def check_errors(errors: str) -> None:
 
 
 def _read_bytes(path: Path) -> Iterator[bytes]:
-    """The file in chunks, the last of them empty."""
+    """The file in chunks; an empty chunk marks the end."""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
@@ -189,7 +189,7 @@ def _decoded(chunks: Iterable[bytes], path: Path, errors: Errors) -> Iterator[st
     for chunk in chunks:
         data = held + chunk
         try:
-            # An empty chunk ends the file: an unfinished character is an error then.
+            # An empty chunk ends the file; an unfinished character is an error there.
             text, used = codecs.utf_8_decode(data, errors, not chunk)
         except UnicodeDecodeError as error:
             raise _not_utf8(path, data, error.start, offset) from error
@@ -215,7 +215,7 @@ def _not_utf8(path: Path, data: bytes, place: int, offset: int) -> DataError:
 
 
 class _Meter:
-    """Tells the caller how far two passes over the files have come, as bytes of one."""
+    """Reports the progress of two passes over the files as if it were one pass, in bytes."""
 
     def __init__(self, paths: Sequence[Path], report: Callable[[int, int], None] | None) -> None:
         self._report = report
@@ -245,7 +245,7 @@ def _watched(path: Path, digests: list[str], meter: _Meter) -> Iterator[bytes]:
 def _stream(
     paths: Sequence[Path], errors: Errors, digests: list[str], meter: _Meter
 ) -> Iterator[tuple[int, str]]:
-    """The joined text, chunk by chunk, each with the index of its file; appends the digest of each file."""
+    """The joined text in chunks, each with the index of its file; appends the digest of each file."""
     before, last = 0, "\n"
     for index, path in enumerate(paths):
         for text in _decoded(_watched(path, digests, meter), path, errors):
@@ -263,7 +263,7 @@ def _encode(
     digests: list[str],
     meter: _Meter,
 ) -> None:
-    """Writes the ids of the joined text, and after them a header that says what they are."""
+    """Writes the ids of the joined text, followed by a header that describes them."""
     count = characters = checksum = 0
     found: list[str] = []
     with target.open("wb") as file:
@@ -330,7 +330,7 @@ def _sweep(folder: Path) -> None:
         try:
             if time.time() - left.stat().st_mtime > _STALE_S:
                 left.unlink()
-        except OSError:  # another run was faster, or it is another user's: no reason to stop
+        except OSError:  # another run was faster, or another user owns the file: no reason to stop
             continue
 
 

@@ -1,7 +1,7 @@
-"""Batches of one long text: shuffled windows, or parallel streams whose rows go on from batch to batch.
+"""Batches of one long text: shuffled windows, or parallel streams whose rows continue from batch to batch.
 
-A module of its own because a text has no horizon and no features, but a target that is its own input one
-place later, and an evaluation that must predict every id exactly once.
+Unlike a series, a text has no horizon and no features: the target is the input one place later, and an
+evaluation must predict every id exactly once.
 """
 
 from collections.abc import Iterator
@@ -25,25 +25,25 @@ _SEED_PHASE = 4
 
 
 class TextBatches(GatheredBatches):
-    """Windows of one long text: inputs, and the same shifted by one as targets.
+    """Windows of one long text as inputs, and the same shifted by one as targets.
 
-    Training (`drop_last=True`): window k starts at `phase + k * stride`. If shuffled, `phase` is drawn for
-    each epoch from 0 to `stride - 1`, so that epochs cut the text at different places (a text of hardly more
-    than one window leaves less room for it); up to `2 * stride` ids at the ends are then left out of an
-    epoch, others each time.
+    Training (`drop_last=True`): window k starts at `phase + k * stride`. With a shuffle, each epoch draws
+    `phase` from 0 to `stride - 1`, so that epochs cut the text at different places. (A text of hardly more
+    than one window leaves less room for it.) Each epoch then leaves out up to `2 * stride` ids at the ends,
+    different ones each time.
 
     Evaluation (`drop_last=False`): every id but the first is predicted exactly once. Batches are
-    `(x, y, sample_weight)`; what is missing in the last window and the last batch is filled up with
-    weight 0, so that all batches have one shape.
+    `(x, y, sample_weight)`. The last window and the last batch are filled up with weight 0, so that all
+    batches have the same shape.
 
     Args:
         ids: (N,) integers, an array or a memory map.
-        length: Ids of a window, T.
-        batch_size: Windows a batch, B.
-        seed: Of the shuffle, or None: in order.
-        stride: Ids between the starts of windows; None: `length`, so that windows do not overlap.
+        length: Ids per window, T.
+        batch_size: Windows per batch, B.
+        seed: The seed of the shuffle; None keeps the order.
+        stride: Ids between the starts of windows; None for `length`, so that windows do not overlap.
         drop_last: See above.
-        item: What an id is called in displays.
+        item: What displays call the ids.
         data_fingerprint: Content hash of `ids`, if known.
 
     Batches hold x (B, T) int32, y (B, T) int32 and, in evaluation, sample_weight (B, T) float32.
@@ -141,20 +141,22 @@ class TextBatches(GatheredBatches):
 
 
 class StreamBatches:
-    """One long text as B parallel streams: row b of batch k goes on where row b of batch k-1 ended.
+    """One long text as B parallel streams: row b of batch k continues where row b of batch k-1 ended.
 
-    For stateful training (truncated back-propagation through time): the state carries over from one batch to
-    the next. Stream b is a contiguous B-th of the text, in order, the same every epoch.
+    It serves stateful training (truncated back-propagation through time), where the state carries over from
+    one batch to the next. Stream b is the b-th of B contiguous parts of the text, in order, the same every
+    epoch.
 
     Args:
         ids: (N,) integers, an array or a memory map.
-        length: Ids of a row of a batch, T.
+        length: Ids per row of a batch, T.
         batch_size: Streams, B.
-        item: What an id is called in displays.
+        item: What displays call the ids.
         data_fingerprint: Content hash of `ids`, if known.
 
     Attributes:
-        dropped: Ids that are never a target, apart from the first: what does not fill the last batch.
+        dropped: The number of ids, apart from the first, that are never a target because they do not fill a
+            last batch.
 
     Batches hold x (B, T) int32 and y (B, T) int32.
 
@@ -196,7 +198,7 @@ class StreamBatches:
         return self._count
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index`, the same in every epoch. Any order, any thread."""
+        """Batch `index`, the same in every epoch. May be called in any order, from any thread."""
         del epoch
         if not 0 <= index < self._count:
             raise IndexError(f"batch {index} was asked for; an epoch has batches 0 to {self._count - 1}")

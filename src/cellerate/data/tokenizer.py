@@ -1,8 +1,8 @@
-"""Text to numbers and back: what a tokenizer is, the character and byte ones, and how one is chosen.
+"""Text to numbers and back: the interface of a tokenizer, and the character and byte tokenizers.
 
-A module of its own because a trained model carries its tokenizer: training, generation and the deployed
-runtime all need it, and none of them needs the readers and caches of `data.text` for it. A tokenizer made
-by the package `tokenizers` is in `data.file_tokenizer`, and `data.tokenizers` knows them all.
+A trained model carries its tokenizer, so training, generation and the deployed runtime import this module. It
+must not import the readers and caches of `data.text`. `data.file_tokenizer` has the tokenizers of the package
+`tokenizers`, and `data.tokenizers` opens any kind by its name or record.
 """
 
 import abc
@@ -24,10 +24,10 @@ class StreamDecoder(Protocol):
         """Takes the next id and returns the text that can be shown now, perhaps none."""
 
     def push_all(self, tokens: np.ndarray) -> str:
-        """Takes (N,) ids and returns the text that `push` would give of them one by one."""
+        """Takes (N,) ids and returns the text that `push` would return for them one by one."""
 
     def finish(self) -> str:
-        """Returns what was still held back; an unfinished character becomes U+FFFD."""
+        """Returns the text still held back; an unfinished character becomes U+FFFD."""
 
 
 class StreamEncoder(Protocol):
@@ -37,7 +37,7 @@ class StreamEncoder(Protocol):
         """Takes the next chunk of text and returns the ids that are certain now."""
 
     def finish(self) -> np.ndarray:
-        """Returns the ids of the text that was still held back."""
+        """Returns the ids of the text still held back."""
 
 
 class Tokenizer(abc.ABC):
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
         return np.concatenate([encoder.push(text), encoder.finish()])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turns ids into text; bytes that are no UTF-8 become U+FFFD.
+        """Turns ids into text; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             DataError: An id is outside the vocabulary.
@@ -103,13 +103,13 @@ class Tokenizer(abc.ABC):
 
 
 class CharacterTokenizer(Tokenizer):
-    """One id a character; the ids follow the characters' code points.
+    """One id per character; the ids are in the order of the characters' code points.
 
     Args:
         characters: The vocabulary, in any order; repeated characters count once.
 
     Raises:
-        DataError: There is no character, or a lone surrogate is among them.
+        DataError: There is no character, or one of them is a lone surrogate.
     """
 
     kind = "characters"
@@ -122,14 +122,14 @@ class CharacterTokenizer(Tokenizer):
             raise DataError("the character vocabulary is empty: expected at least one character.")
         self.vocabulary_size = len(self.characters)
         self._codes = character_codes(self.characters)
-        # The last entry catches, by clipping, every code point above the vocabulary's largest.
+        # Code points above the vocabulary's largest are clipped to the last entry, which stands for "unknown".
         self._table = np.full(
             int(self._codes[-1]) + 2, self.vocabulary_size, narrowest_dtype(self.vocabulary_size + 1)
         )
         self._table[self._codes] = np.arange(self.vocabulary_size)
 
     def lookup(self, text: str) -> np.ndarray:
-        """The id of each character, and `vocabulary_size` for one that has none."""
+        """The id of each character, or `vocabulary_size` for a character without one."""
         return self._table.take(character_codes(text), mode="clip")
 
     def known(self, text: str) -> str:
@@ -137,7 +137,7 @@ class CharacterTokenizer(Tokenizer):
         return self.decode(ids[ids < self.vocabulary_size]) if (ids := self.lookup(text)).size else text
 
     def unknown(self, text: str, place: int, position: int) -> DataError:
-        """The error for `text[place]`, which the user knows as character number `position`."""
+        """The error for `text[place]`, which is character number `position` for the user."""
         found = text[place]
         return DataError(
             f"character {found!r} (U+{ord(found):04X}) at position {position} is not in the vocabulary of "
@@ -162,7 +162,7 @@ class CharacterTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id a byte of the text's UTF-8: any text at all, with 256 ids."""
+    """One id per byte of the text's UTF-8: 256 ids, for any text at all."""
 
     kind = "bytes"
     unit = "bytes"
@@ -181,7 +181,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def character_codes(text: str) -> np.ndarray:
-    """The code point of each character, shape `(len(text),)`; a lone surrogate is its own code point."""
+    """The code point of each character, shape `(len(text),)`; a lone surrogate counts as one code point."""
     if text.isascii():
         return np.frombuffer(text.encode("ascii"), np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
@@ -193,7 +193,7 @@ def narrowest_dtype(size: int) -> np.dtype:
 
 
 def check_text(text: str) -> None:
-    """Raises `DataError` if `text` holds a lone surrogate, as an argument that is no UTF-8 does."""
+    """Raises `DataError` if `text` holds a lone surrogate, as a command-line argument that is not UTF-8 does."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -217,7 +217,7 @@ def _checked_ids(ids: Iterable[int], size: int) -> np.ndarray:
 
 
 class _CharacterEncoder:
-    """Nothing is held back; counts, so that an unknown character is reported at its place in the whole."""
+    """Holds nothing back; counts characters, so that an unknown one is reported at its place in the whole text."""
 
     def __init__(self, tokenizer: CharacterTokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Tokenizers by what names them: an option on the command line, or the record of a trained model."""
+"""Opens tokenizers by an option of the command line or by the record of a trained model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from cellerate.data.file_tokenizer import FileTokenizer
 from cellerate.data.tokenizer import CODE_POINTS, ByteTokenizer, CharacterTokenizer, Tokenizer
 from cellerate.errors import DataError, ModelError
 
-_FILE_LIMIT_BYTES = 128 << 20  # the largest published tokenizer files have some 40 MB
+_FILE_LIMIT_BYTES = 128 << 20  # the largest published tokenizer files have about 40 MB
 
 
 def open_tokenizer(spec: str) -> Tokenizer | None:
@@ -21,7 +21,7 @@ def open_tokenizer(spec: str) -> Tokenizer | None:
         The tokenizer; None for "characters", because that vocabulary comes from the text.
 
     Raises:
-        DataError: The file is missing or is no tokenizer file.
+        DataError: The file is missing or is not a tokenizer file.
         BackendError: The package `tokenizers` is needed and not installed.
     """
     if spec == "characters":
@@ -47,11 +47,11 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     """Makes the tokenizer that `Tokenizer.to_config` described.
 
     Args:
-        config: What `to_config` returned, perhaps by way of a file that somebody else wrote.
+        config: What `to_config` returned, perhaps from a file that somebody else wrote.
 
     Raises:
-        ModelError: The configuration describes no tokenizer.
-        BackendError: It is a tokenizer file and the package `tokenizers` is not installed.
+        ModelError: The configuration does not describe a tokenizer.
+        BackendError: It holds a tokenizer file and the package `tokenizers` is not installed.
     """
     kind = config.get("kind") if isinstance(config, Mapping) else None
     if kind == "bytes":

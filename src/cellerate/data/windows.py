@@ -1,7 +1,7 @@
-"""Windows of a long array: inputs, and the rows that follow as targets, without storing one window.
+"""Windows of a long array: inputs, and the rows that follow as targets, without storing a single window.
 
-A module of its own because a window is only a number here: many are copied in one gather and handed out
-batch by batch. Windows of a text are in `data.text_windows`.
+A window is only a number here; many are copied in one gather and handed out batch by batch.
+`data.text_windows` has the windows of a text.
 """
 
 from collections.abc import Sequence
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 class WindowSource(GatheredBatches):
     """Windows of a long array, as inputs and the rows that follow as targets.
 
-    A memory-mapped file of more than 32 MiB is read in blocks, so that resident memory does not grow with
-    the file; its shuffle is then the two-level one of `BlockPlan`. Everything else is shuffled exactly.
+    A memory-mapped file of more than 32 MiB is read in blocks, so that resident memory does not grow with the
+    file; it is then shuffled on two levels, as `BlockPlan` says. Everything else is shuffled exactly.
 
     Args:
-        values: (N, F) or (N,) array or memory map. Floating data come out as float32, others as they are.
+        values: (N, F) or (N,) array or memory map. Floats come out as float32, other types unchanged.
         window: Rows of the input, at least 1.
-        horizon: Rows of the target, right after the input. 0: no target, batches are `(x,)`.
-        batch_size: Windows a batch.
+        horizon: Rows of the target, right after the input. With 0 there is no target, and batches are `(x,)`.
+        batch_size: Windows per batch.
         stride: Rows between the starts of neighbouring windows.
-        segments: (first row, row after the last) of each stretch; no window crosses from one to the next.
-            They rise and do not overlap. None: one segment, the whole array.
-        seed: Of the shuffle, another order each epoch; None: in order, every epoch the same.
-        drop_last: True leaves out the windows that do not fill a batch (others each epoch, if shuffled).
-            False keeps them: every batch is then `(x, y, sample_weight)`, and the last one is filled up with
-            copies of weight 0, so that shapes never change. Needs a horizon.
-        shuffle: "auto" as said above, "exact" or "blocks" to insist.
-        mixing_bytes: How much of the file "blocks" mixes at a time; see `BlockPlan` for what it trades.
-        data_fingerprint: Content hash of `values`, if known; otherwise one is computed from up to 4 MB of
-            it when `fingerprint` is called.
+        segments: (first row, row after the last) of each stretch, rising and not overlapping; no window
+            crosses from one to the next. None makes the whole array one segment.
+        seed: The seed of the shuffle, which differs each epoch; None keeps the order in every epoch.
+        drop_last: True leaves out the windows that do not fill a batch (different ones each epoch, if
+            shuffled). False keeps them: every batch is then `(x, y, sample_weight)`, and the last one is
+            filled up with copies of weight 0, so that shapes never change. False needs a horizon.
+        shuffle: "auto" as described above; "exact" or "blocks" to force one.
+        mixing_bytes: How much of the file "blocks" mixes at a time; see `BlockPlan` for the trade-off.
+        data_fingerprint: Content hash of `values`, if known; otherwise `fingerprint` computes one from up to
+            4 MiB of it.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -124,25 +124,25 @@ class WindowSource(GatheredBatches):
         return tuple(part[..., 0] for part in parts) if self._values.ndim == 1 else parts
 
     def _convert(self, x: np.ndarray, y: np.ndarray | None) -> Batch:
-        """Raw rows to what a batch holds; `SeriesBatches` scales and selects here."""
+        """Turns raw rows into what a batch holds; `SeriesBatches` scales and selects columns here."""
         return (_as_float32(x),) if y is None else (_as_float32(x), _as_float32(y))
 
 
 class SeriesBatches(WindowSource):
     """Windows of one part of a time series, scaled: past features in, future targets out.
 
-    Storage stays as it is (float16 too); each batch is converted to float32 and scaled after the gather, so
-    a series larger than memory trains without a scaled copy. Targets lie in the part; the inputs of its
-    first windows look back into the part before it.
+    The stored values stay as they are, float16 included. Each batch is converted to float32 and scaled after
+    the gather, so a series larger than memory trains without a scaled copy. All targets lie in the part; the
+    inputs of its first windows reach back into the part before it.
 
     Args:
         part: From `SeriesData.split`, or `SeriesData.whole`.
         window: Rows of the input.
         horizon: Rows of the target, at least 1.
-        batch_size: Windows a batch.
+        batch_size: Windows per batch.
         scaler: Fitted on the training part; None leaves values unscaled.
         stride: Rows between the starts of neighbouring windows.
-        seed: Of the shuffle, or None: in order.
+        seed: The seed of the shuffle; None keeps the order.
         drop_last: See `WindowSource`.
 
     Batches hold x (B, window, features) float32, y (B, horizon, targets) float32 and, with

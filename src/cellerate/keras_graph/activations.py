@@ -1,4 +1,4 @@
-"""Which of the activations that Cellerate computes a Keras function is."""
+"""Recognizing the Keras activation functions that Cellerate computes."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The graph of a Keras model, and its layers that run over time with the masks that reach them."""
+"""The graph of a Keras model, its layers that run over time, and the masks that reach them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from keras.src.models.functional import Functional
 from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, walk
 
 UNKNOWN = "unknown until called"
-"""Stands for the source of a mask where the graph does not say whether one arrives."""
+"""Stands for the source of a mask if the graph does not say whether one arrives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class TimeLayer:
 
     Attributes:
         layer: The recurrent layer, or a `Bidirectional` or `TimeDistributed` wrapper.
-        path: The names of the submodels down to it and its own, joined by "/".
+        path: The names of the submodels down to it and its own name, joined by "/".
         mask: None if no mask reaches it; `UNKNOWN`; or what makes the mask, in words.
-        steps: The number of time steps where it is fixed, else None.
+        steps: The number of time steps if it is fixed, else None.
     """
 
     layer: keras.Layer
@@ -35,7 +35,7 @@ def functional_graph(layer: Any) -> Any | None:
     """The graph of a Functional or Sequential model; None for any other layer and for an unbuilt model."""
     if isinstance(layer, keras.Sequential):
         return getattr(layer, "_functional", None)
-    # A subclass of Functional with a `call` of its own does not run its graph.
+    # A subclass of Functional that defines its own `call` does not run its graph.
     return layer if isinstance(layer, Functional) and type(layer).call is Functional.call else None
 
 
@@ -52,8 +52,8 @@ def over_time(layer: Any) -> bool:
 def find_over_time(model: keras.Layer) -> list[TimeLayer]:
     """Every recurrent layer and time wrapper of a model, in the order they run, each once.
 
-    A layer called several times is masked if any of its calls is. What is inside `Bidirectional` and
-    `TimeDistributed` is left to the caller.
+    A layer called several times is masked if any of its calls is. The layers inside `Bidirectional` and
+    `TimeDistributed` are left to the caller.
     """
     visitor = _TimeLayers()
     if over_time(model):
@@ -74,7 +74,7 @@ class _TimeLayers(Visitor[str | None]):
         self.found: dict[int, TimeLayer] = {}
 
     def add(self, layer: keras.Layer, path: str, mask: str | None, steps: int | None) -> None:
-        """Notes a layer, or another call of it."""
+        """Notes a layer, or a further call of it."""
         known = self.found.get(id(layer))
         if known is not None:
             mask = mask if known.mask is None else known.mask
@@ -82,7 +82,7 @@ class _TimeLayers(Visitor[str | None]):
         self.found[id(layer)] = TimeLayer(layer, path if known is None else known.path, mask, steps)
 
     def look_into(self, layer: keras.Layer, path: str) -> None:
-        """Finds what is inside a layer; nothing is known of what reaches it."""
+        """Finds the layers inside a layer, without knowing which masks reach them."""
         graph = functional_graph(layer)
         if graph is not None:
             walk(graph, [None] * len(graph.inputs), self, path)
@@ -97,7 +97,7 @@ class _TimeLayers(Visitor[str | None]):
         """The mask on the first output; others carry none."""
         operation, node, inputs = call.operation, call.node, call.inputs
         if over_time(operation):
-            # Keras writes the mask of an input into the call as an argument too: name its source first.
+            # Keras also writes the mask of an input into the call as an argument, so the input's source comes first.
             mask = (inputs[0] if inputs else None) or _explicit_mask(node)
             self.add(operation, call.path, mask, node.input_tensors[0].shape[1])
             mask = mask if _passes_on(operation) else None
@@ -112,12 +112,12 @@ class _TimeLayers(Visitor[str | None]):
 
 
 def _of_length(masks: Sequence[str | None], length: int) -> list[str | None]:
-    """So many masks: those behind are left out, those that lack are None."""
+    """The masks cut or padded with None to a length."""
     return [*masks, *[None] * length][:length]
 
 
 def forget_states(model: keras.Model) -> None:
-    """Sets the states of stateful layers to zeros, wherever in a model they are."""
+    """Sets the states of all stateful layers in a model to zeros, nested ones included."""
     for found in find_over_time(model):
         if getattr(found.layer, "stateful", False):
             found.layer.reset_state()
@@ -136,7 +136,7 @@ def _passes_on(layer: Any) -> bool:
 
 
 def _mask_after(operation: Any, node: Any, inputs: Sequence[str | None]) -> str | None:
-    """What makes the mask on the output of one call; Keras's own rules, read from `compute_mask`."""
+    """What makes the mask on the output of one call, by Keras's own rules in `compute_mask`."""
     if isinstance(operation, keras.layers.Masking):
         return f"Masking {operation.name!r}"
     if isinstance(operation, keras.layers.Embedding):

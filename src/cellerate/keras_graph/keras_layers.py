@@ -1,7 +1,7 @@
-"""The Keras layers and operations that are known, a row each: this is where a new one is added.
+"""The Keras layers and operations that are known, one row each. Add a new one here.
 
-A row says what each reader of a model makes of the layer. What it leaves out is unknown: single steps are tried
-out, a program refuses the layer, and pruning keeps the units that reach it.
+A row says how each reader of a model treats the layer. Whatever a row leaves out is unknown: then single steps are
+tried out, a program refuses the layer, and pruning keeps the units that reach it.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ ALIKE, LAST_AXIS, MIXED, CELL = Steps
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known of a layer.
+    """What is known about a layer.
 
     Attributes:
-        steps: How it treats time steps. It holds for subclasses too.
-        program: Adds its nodes to a program. It holds for subclasses that compute as it does.
-        ties: Says what it does with features. It holds for this very class.
-        per_step: Whether its nodes are right for a single time step, so that it may be in a TimeDistributed.
+        steps: How it treats time steps. Holds for subclasses too.
+        program: Adds its nodes to a program. Holds for subclasses that do not change what is computed.
+        ties: Says what it does with features. Holds for this very class only.
+        per_step: Whether its nodes are right for a single time step, so that it may be inside a TimeDistributed.
     """
 
     steps: Steps | None = None
@@ -68,7 +68,7 @@ ROWS: dict[type, Row] = {
     layers.Identity: Row(ALIKE, program.dropped, ties.passes, per_step=True),
     layers.Masking: Row(ALIKE, program.masking),
     layers.Rescaling: Row(ALIKE, program.rescaling, per_step=True),
-    # What works in training only.
+    # What does something only in training.
     layers.Dropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.GaussianDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
     layers.AlphaDropout: Row(ALIKE, program.dropped, ties.dropout, per_step=True),
@@ -123,13 +123,13 @@ ROWS: dict[type, Row] = {
 
 @dataclasses.dataclass(frozen=True)
 class OperationRow:
-    """What is known of an operation of keras.ops.
+    """What is known about an operation of keras.ops.
 
     Attributes:
         steps: How it treats time steps, given tensors and single numbers.
         program: Adds its nodes to a program.
         ties: Says what it does with features.
-        mask: Of one that gives booleans: the mask that Keras makes with it.
+        mask: For an operation that gives booleans: the mask that Keras makes with it.
     """
 
     steps: Steps | None = None
@@ -182,11 +182,11 @@ OPERATIONS: dict[str, OperationRow] = {
     "OnesLike": OperationRow(mask=operations.all_count),
     "ZerosLike": OperationRow(mask=operations.none_count),
 }
-"""By the names of the operations' classes: of keras.ops nothing else is public."""
+"""By the names of the operations' classes, as Keras exports no classes for them."""
 
 
 def treats_steps(layer: object, *how: Steps) -> bool:
-    """Whether a layer, or a base of it, is known to treat time steps in one of these ways."""
+    """Whether a layer, or a base class of it, is known to treat time steps in one of these ways."""
     return any(isinstance(layer, kind) for kind, row in ROWS.items() if row.steps in how)
 
 
@@ -201,6 +201,6 @@ def readers() -> Readers:
 
 
 def operation_row(kind: type) -> OperationRow:
-    """The row of an operation of Keras's own; an empty one for anything else."""
+    """The row of one of Keras's own operations; an empty row for anything else."""
     known = OPERATIONS.get(kind.__name__) if kind.__module__.startswith("keras.src.ops.") else None
     return known or OperationRow()

@@ -1,7 +1,7 @@
-"""Generating from a Keras model at full speed: one compiled call a token, its recurrent state held outside.
+"""Generating from a Keras model at full speed: one compiled call a token, the recurrent state held outside.
 
-`KerasStepper` joins the graph run step by step (`step_graph`), the backend's compiler (`bridges`), and the checks
-of a next-token model.
+`KerasStepper` joins the graph that runs step by step (`step_graph`), the backend's compiler (`bridges`) and the
+checks of a next-token model.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import StepGraph
 
 BLOCK = 64
-"""Time steps a prompt is read in at once."""
+"""How many time steps of a prompt are read at once."""
 
 State = tuple[Any, ...]
 
@@ -23,11 +23,11 @@ State = tuple[Any, ...]
 class KerasStepper:
     """Runs a next-token model one token at a time, with explicit state.
 
-    Any Functional or Sequential model will do in which only recurrent layers look back: ids (B, T), or
-    one-hot vectors (B, T, V), to logits or probabilities (B, T, V) or, for the last step alone, (B, V). The
-    model's own layers and weights are used, without their dropout: nothing is copied, and training the model
-    further is seen at once. A `stateful` layer's own state is neither read nor changed. Where an Embedding
-    masks id 0, that id leaves the state as it is.
+    It takes any Functional or Sequential model in which only recurrent layers look back. The model maps ids (B, T)
+    or one-hot vectors (B, T, V) to logits or probabilities (B, T, V), or (B, V) for the last step alone. The
+    stepper runs the model's own layers and weights without dropout: it copies nothing, so further training takes
+    effect at once. A `stateful` layer's own state is neither read nor changed. If an Embedding masks id 0, that id
+    leaves the state unchanged.
 
     Each backend compiles two programs a batch size: one for a single step, one that reads `BLOCK` prompt ids.
     A prompt is read in whole blocks first, then id by id, so that its length never costs a compilation. A
@@ -35,12 +35,12 @@ class KerasStepper:
 
     Attributes:
         vocabulary_size: V; ids run from 0 to V - 1.
-        one_hot: Whether the model takes one-hot vectors; the stepper takes ids all the same.
+        one_hot: Whether the model takes one-hot vectors; the stepper takes ids in any case.
         probabilities: Whether the model ends in a softmax; the stepper then gives the logarithm, as logits.
 
     Raises:
         ConfigError: `batch_size` is below 1.
-        ModelError: The model is no next-token model, or cannot be run step by step; the message says why.
+        ModelError: The model is not a next-token model, or cannot be run step by step; the message says why.
     """
 
     def __init__(self, model: keras.Model, *, batch_size: int = 1) -> None:
@@ -48,7 +48,7 @@ class KerasStepper:
 
         Args:
             model: The model.
-            batch_size: How many sequences `initial_state` is for where it is not told.
+            batch_size: How many sequences `initial_state` is for, unless it is told.
         """
         if not isinstance(model, keras.Model):
             raise ModelError(f"model must be a keras.Model, got {type(model).__name__}.")
@@ -94,7 +94,7 @@ class KerasStepper:
         length = ids.shape[1]
         if length == 0:
             raise ConfigError("ids is empty: a prompt needs at least one id.")
-        # The last id is read by a step, since it has to give logits. Without recurrence it alone counts.
+        # A step reads the last id, which has to give logits. In a model without recurrence no other id counts.
         in_blocks = (length - 1) // BLOCK * BLOCK if len(state) else length - 1
         for start in range(0, in_blocks, BLOCK) if len(state) else ():
             state, _ = self._block(state, np.ascontiguousarray(ids[:, start : start + BLOCK]))
@@ -120,7 +120,7 @@ class KerasStepper:
         return self._step(state, self._checked(state, ids, rank=1))
 
     def _check_form(self) -> tuple[int, bool]:
-        """The vocabulary size and whether the input is one-hot; `ModelError` where there is none."""
+        """The vocabulary size, and whether the input is one-hot; `ModelError` if it is not a next-token model."""
         graph, name = self._graph.graph, self._model.name
         given, made = tuple(graph.inputs[0].shape), tuple(graph.outputs[0].shape)
         expected = (
@@ -132,7 +132,7 @@ class KerasStepper:
         size = int(made[-1])
         if size < 2:
             raise ModelError(
-                f"{expected}; model {name!r} gives one number, {made}, so it is no next-token model."
+                f"{expected}; model {name!r} gives one number, {made}, so it is not a next-token model."
             )
         one_hot = len(given) == 3
         if len(given) not in (2, 3) or (one_hot and given[2] != size):
@@ -176,7 +176,7 @@ class KerasStepper:
             if self._graph.output_over_time:
                 output = output[:, 0]
             if self.probabilities:
-                # A probability that rounded to zero stands for "never", which a finite logit says too.
+                # The smallest normal number in place of zero keeps the logit finite, and that still means "never".
                 output = ops.log(ops.maximum(output, float(np.finfo(np.float32).tiny)))
         return new_state, output
 
@@ -187,20 +187,20 @@ class KerasStepper:
         return new_state, None
 
     def _scope(self, values: Any) -> contextlib.AbstractContextManager[Any]:
-        if values is None:  # TensorFlow: it captures the variables themselves
+        if values is None:  # TensorFlow captures the variables themselves
             return contextlib.nullcontext()
         return keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True)))
 
     def _as_input(self, ids: Any) -> Any:
         dtype = self._graph.graph.inputs[0].dtype
         if self.one_hot:
-            # Not `keras.ops.one_hot`: on torch it looks at the values, which no tracer can follow.
+            # Not `keras.ops.one_hot`: on torch it looks at the values, and no tracer can follow that.
             codes = keras.ops.arange(self.vocabulary_size, dtype="int32")
             return keras.ops.cast(keras.ops.expand_dims(ids, -1) == codes, dtype)
         return keras.ops.cast(ids, dtype)
 
     def _try_out(self) -> None:
-        """Compares steps with the model itself, where a layer is not known to treat every step alike."""
+        """Compares steps with the model itself, if a layer is not known to treat every step alike."""
         names = ", ".join(repr(name) for name in dict.fromkeys(self._graph.untested))
         fixed, batch = self._graph.graph.inputs[0].shape[1], self._graph.graph.inputs[0].shape[0] or 1
         length = fixed or 5
@@ -217,7 +217,7 @@ class KerasStepper:
         except Exception as error:
             raise ModelError(f"{self._refusal(names)} Running a single step failed: {error}") from error
         got = np.stack(stepped, axis=1) if expected.ndim == 3 else stepped[-1]
-        # In reduced precision steps differ by rounding; through a layer that mixes steps, by whole values.
+        # In reduced precision steps differ by rounding; in a layer that mixes steps they differ completely.
         reduced = any(keras.backend.standardize_dtype(v.dtype) != "float32" for v in self.initial_state(1))
         scale = float(np.abs(expected).max())
         if not np.abs(got - expected).max() <= (0.05 if reduced else 1e-3) * max(scale, 1e-3):
@@ -230,7 +230,7 @@ class KerasStepper:
         )
 
     def _whole(self, ids: np.ndarray) -> np.ndarray:
-        """The logits of the model called on whole sequences from a zero state; its own state is put back."""
+        """The logits of the model for whole sequences from a zero state; its own state is put back afterwards."""
         holders = [v for layer in self._graph.stateful_layers for v in keras.tree.flatten(layer.states)]
         kept = [keras.ops.copy(v.value) for v in holders]
         for variable in holders:

@@ -1,4 +1,7 @@
-"""What each Keras layer but the recurrent ones computes, as nodes of a program; `keras_layers` says which does what."""
+"""What each Keras layer except the recurrent ones computes, as nodes of a program.
+
+The table in `keras_layers` assigns these functions to layers.
+"""
 
 import dataclasses
 import functools
@@ -26,12 +29,12 @@ from cellerate.keras_graph.program_nodes import (
 
 
 def dropped(call: ProgramCall) -> list[ProgramValue]:
-    """Nothing: a layer that only works in training."""
+    """No node: the layer does something only in training."""
     return list(tree.flatten(call.x))
 
 
 def embedding(call: ProgramCall) -> ProgramValue:
-    """The rows of a table by ids, and the mask of ids that are not 0."""
+    """The rows of a table at the ids, and the mask of ids that are not 0."""
     ids = call.x
     if not call.nodes.is_input(ids) or len(ids.shape) != 2:
         found = "an input" if call.nodes.is_input(ids) else "a computed tensor"
@@ -45,7 +48,7 @@ def embedding(call: ProgramCall) -> ProgramValue:
 
 
 def reversible_embedding(call: ProgramCall) -> ProgramValue:
-    """As `embedding`; called with reverse=True, the product with the table."""
+    """As `embedding`; if called with reverse=True, the product with the table."""
     layer = call.layer
     if not call.arguments.get("reverse"):
         return embedding(call)
@@ -84,7 +87,7 @@ def einsum_dense(call: ProgramCall) -> ProgramValue:
 
 
 def _merged(call: ProgramCall, name: str) -> np.ndarray:
-    """The kernel or table of a layer, with its low-rank update where it has one."""
+    """The kernel or table of a layer, with its low-rank update if it has one."""
     layer = call.layer
     if not layer.lora_enabled:
         return call.weights(layer, name)[name]
@@ -101,7 +104,7 @@ def _merged(call: ProgramCall, name: str) -> np.ndarray:
 def activation(call: ProgramCall) -> ProgramValue:
     """One of the activations that programs know."""
     name = known_activation(call.layer.activation)
-    # How a cast to float32 is written: programs have no other type.
+    # A linear activation is a cast to float32, and programs have no other float type.
     return call.x if name == "linear" else call.add("activation", activation=name)
 
 
@@ -157,7 +160,7 @@ def layer_normalization(call: ProgramCall) -> ProgramValue:
 
 
 def batch_normalization(call: ProgramCall) -> ProgramValue:
-    """A scale and an offset, from the moments it has learnt."""
+    """A scale and an offset, from the moments that the layer has learnt."""
     layer = call.layer
     _check_last_axis(call, layer.axis)
     mean, variance = (numpy(part).astype("float64") for part in (layer.moving_mean, layer.moving_variance))
@@ -166,7 +169,7 @@ def batch_normalization(call: ProgramCall) -> ProgramValue:
 
 
 def normalization(call: ProgramCall) -> ProgramValue:
-    """A scale and an offset, from the moments it was adapted to."""
+    """A scale and an offset, from the moments to which the layer was adapted."""
     layer = call.layer
     if layer.axis:
         _check_last_axis(call, layer.axis)
@@ -183,7 +186,14 @@ def rescaling(call: ProgramCall) -> ProgramValue:
 
 
 def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = None) -> ProgramValue:
-    """x, the first argument unless given, times `scale` plus `offset`: numbers, or one for each feature."""
+    """The product of x and `scale`, plus `offset`.
+
+    Args:
+        call: The call.
+        scale: One number, or one for each feature.
+        offset: The same.
+        x: What is scaled; None for the call's first argument.
+    """
     x = call.x if x is None else x
     width = x.shape[-1] if len(x.shape) > 1 else None
     if width is None:
@@ -193,14 +203,14 @@ def affine(call: ProgramCall, scale: Any, offset: Any, x: ProgramValue | None = 
     arrays = {}
     for name, part in (("scale", scale), ("offset", offset)):
         make = functools.partial(_spread, part, width)
-        # A layer always has the same; an operation could be called again with another constant.
+        # A layer always has the same constants; an operation could be called again with others.
         layer = isinstance(call.layer, keras.Layer)
         arrays[name] = call.nodes.array(call.layer, f"{name} of {width}", make) if layer else make()
     return call.add("affine", {"x": x}, arrays)
 
 
 def _spread(part: Any, width: int) -> np.ndarray:
-    """A number, or one for each feature, as float32 for each."""
+    """A number, or one number for each feature, as a float32 array with one for each feature."""
     return np.broadcast_to(np.asarray(part, "float64").ravel(), (width,)).astype("float32")
 
 
@@ -212,7 +222,7 @@ def _check_last_axis(call: ProgramCall, axis: Any) -> None:
 
 
 def time_distributed(call: ProgramCall) -> list[ProgramValue]:
-    """The layer inside, on all steps at once."""
+    """The inner layer, on all steps at once."""
     layer, x = call.layer.layer, call.x
     step = dataclasses.replace(x, shape=(x.shape[0], *x.shape[2:]), mask=None)
     inner = dataclasses.replace(
@@ -222,7 +232,7 @@ def time_distributed(call: ProgramCall) -> list[ProgramValue]:
 
 
 def reshaped(call: ProgramCall, x: ProgramValue | None = None) -> ProgramValue:
-    """x, the first argument unless given, in the shape of the call's output."""
+    """The value x, or the call's first argument, in the shape of the call's output."""
     shape = tuple(-1 if size is None else size for size in call.shapes[0][1:])
     if shape.count(-1) > 1:
         raise Refused(f"makes the shape {shape}, without the batch: more than one of its sizes is not known")
@@ -230,24 +240,24 @@ def reshaped(call: ProgramCall, x: ProgramValue | None = None) -> ProgramValue:
 
 
 def flatten(call: ProgramCall) -> ProgramValue:
-    """Another shape."""
+    """The input in the flattened shape."""
     if len(call.x.shape) > 2:
         _check_data_format(call)
     return reshaped(call)
 
 
 def permute(call: ProgramCall) -> ProgramValue:
-    """Its axes in another order."""
+    """The input with its axes in another order."""
     return call.add("permute", axes=tuple(call.layer.dims))
 
 
 def repeat_vector(call: ProgramCall) -> ProgramValue:
-    """The same features at each of n steps."""
+    """The input repeated at each of n steps."""
     return call.add("repeat_vector", n=call.layer.n)
 
 
 def cropping(call: ProgramCall) -> ProgramValue:
-    """Fewer steps."""
+    """The input without some of its first and last steps."""
     begin, end = call.layer.cropping
     return call.add("crop", begin=begin, end=-end if end else None)
 
@@ -262,7 +272,7 @@ def average_pooling(call: ProgramCall) -> ProgramValue:
 
 
 def max_pooling(call: ProgramCall) -> ProgramValue:
-    """The largest over all steps."""
+    """The maximum over all steps."""
     _check_data_format(call)
     pooled = call.add("max_over_time")
     return reshaped(call, pooled) if call.layer.keepdims else pooled
@@ -279,7 +289,7 @@ def merge(op: str) -> Read:
 
 
 def numbered(values: Sequence[ProgramValue]) -> dict[str, ProgramValue]:
-    """Several inputs as nodes name them."""
+    """Several inputs under the names that nodes give them: "0", "1", and so on."""
     return {str(number): value for number, value in enumerate(values)}
 
 
@@ -292,7 +302,7 @@ def inner_axis(axis: Any, rank: int) -> int:
     """An axis counted from the front.
 
     Raises:
-        Refused: It is the batch, or not a single one.
+        Refused: It is the batch axis, or not a single axis.
     """
     if not isinstance(axis, int) or axis % rank == 0:
         raise Refused(f"works along axis {axis}, where programs take one that is not the batch")

@@ -1,4 +1,4 @@
-"""What reading a model works with: the values that stand for its tensors, and the nodes made of its calls."""
+"""What the reader of a model works with: values that stand for tensors, and nodes made from calls."""
 
 import dataclasses
 import functools
@@ -28,12 +28,12 @@ _ADVICE = {
 
 
 class Refused(Exception):  # noqa: N818  (it is always caught, and becomes a ModelError then)
-    """Why a call cannot be part of a program; caught by `to_program`, which gathers all there are.
+    """Why a call cannot be part of a program; `to_program` catches and collects these.
 
     Attributes:
-        why: What is in the way, to follow the name of a layer.
+        why: What prevents it; the text follows the name of a layer.
         instead: What to do about it, a sentence.
-        where: The path and class of the layer, where that is inside of what was called.
+        where: The path and class of the layer, if it is inside what was called.
     """
 
     def __init__(self, why: str, instead: str = USE_OTHERS) -> None:
@@ -47,10 +47,10 @@ class ProgramValue:
     """What stands for a tensor of the graph.
 
     Attributes:
-        number: The node that gives it; None for one of booleans, which only masks are made of.
+        number: The node that gives it; None for a tensor of booleans, which can only serve as a mask.
         shape: (B, ...), None where a size is free.
         mask: The Keras mask that it carries.
-        masks: Of one of booleans: the nodes of the masks that it joins by OR; None of anything else.
+        masks: For a tensor of booleans: the nodes of the masks that it joins by OR; None for anything else.
     """
 
     number: int | None
@@ -61,12 +61,12 @@ class ProgramValue:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """Where a model keeps what an array of its program holds.
+    """Where a model keeps the values of an array in its program.
 
     Attributes:
         variable: The Keras variable.
-        transposed: Whether it has the axes of the array the other way round.
-        update: One half of the low-rank update that the array holds too; None where there is none.
+        transposed: Whether its axes are swapped relative to the array.
+        update: One half of the low-rank update that is merged into the array; None if there is none.
     """
 
     variable: Any
@@ -74,7 +74,7 @@ class Weight:
     update: Any | None = None
 
     def assign(self, values: np.ndarray) -> None:
-        """Gives the model other values, in the shape of the array; a low-rank update becomes one of nothing."""
+        """Gives the model other values, in the shape of the array; a low-rank update becomes zero."""
         self.variable.assign(values.T if self.transposed else values)
         if self.update is not None:
             self.update.assign(np.zeros(self.update.shape, "float32"))
@@ -85,7 +85,7 @@ class Nodes:
 
     Attributes:
         found: The nodes.
-        weights: The id of an array → the variable that it is; arrays that are computed of several are not here.
+        weights: The `id` of an array → its variable; arrays computed from several variables are not here.
     """
 
     def __init__(self) -> None:
@@ -102,17 +102,17 @@ class Nodes:
         arrays: Mapping[str, np.ndarray] | None = None,
         **options: Option,
     ) -> ProgramValue:
-        """Adds a node. Its shape is left to whoever knows it."""
+        """Adds a node. The value has no shape yet; callers that know the shape add it."""
         numbers: dict[str, int] = {}
         for key, value in inputs.items():
             if not isinstance(value, ProgramValue) or value.number is None:
-                raise Refused("computes with what is no tensor of numbers from the model's inputs")
+                raise Refused("computes with something that is not a numeric tensor from the model's inputs")
             numbers[key] = value.number
         self.found.append(Node(op, name, numbers, arrays or {}, options))
         return ProgramValue(len(self.found) - 1)
 
     def mask(self, op: str, name: str, inputs: Mapping[str, ProgramValue], **options: Option) -> ProgramValue:
-        """A node that makes a mask: the one there is where it was made before."""
+        """A node that makes a mask; the existing node if it was made before."""
         key = (op, *((name, value.number) for name, value in inputs.items()), *options.items())
         if key not in self._masks:
             self._masks[key] = self.add(op, name, inputs, None, **options)
@@ -124,7 +124,7 @@ class Nodes:
         """An array in float32, made once, so that the nodes of a shared layer share it."""
         key = (id(owner), name)
         if key not in self._arrays:
-            # A copy: what Keras gives may be the memory of the variable itself, which training changes.
+            # A copy: Keras may give the memory of the variable itself, which training changes.
             self._arrays[key] = array = np.array(make(), "float32", order="C")
             if weight is not None:
                 self.weights[id(array)] = weight
@@ -142,9 +142,9 @@ class ProgramCall:
     Attributes:
         layer: What is called.
         path: Where it is.
-        arguments: By the names of its `call`, with a `ProgramValue` for each tensor.
+        arguments: By the names that its `call` gives them, with a `ProgramValue` for each tensor.
         mask: What Keras passes as its mask.
-        shapes: Of its outputs.
+        shapes: The shapes of its outputs.
         boolean: Whether it gives booleans.
         nodes: Where its nodes go.
         readers: How the layers inside a wrapper are read.
@@ -171,11 +171,11 @@ class ProgramCall:
         arrays: Mapping[str, np.ndarray] | None = None,
         **options: Option,
     ) -> ProgramValue:
-        """Adds a node, which reads the first argument where no inputs are named."""
+        """Adds a node, which reads the first argument if no inputs are given."""
         return self.nodes.add(op, self.path, {"x": self.x} if inputs is None else inputs, arrays, **options)
 
     def weights(self, owner: Any, *names: str) -> dict[str, np.ndarray]:
-        """The variables of a layer or cell, those that it does not have left out."""
+        """The variables of a layer or cell by name, without those that it does not have."""
         found = {name: getattr(owner, name, None) for name in names}
         return {
             name: self.nodes.array(owner, name, functools.partial(numpy, variable), Weight(variable))
@@ -184,10 +184,10 @@ class ProgramCall:
         }
 
     def used_mask(self) -> ProgramValue | None:
-        """The node of the mask that it is given, None if every step counts.
+        """The node of the mask that the call is given, None if every step counts.
 
         Raises:
-            Refused: There is no single node that makes this mask.
+            Refused: No single node makes this mask.
         """
         mask = self.mask
         if mask is None:
@@ -210,20 +210,20 @@ class ProgramCall:
 
 
 Read = Callable[[ProgramCall], ProgramValue | list[ProgramValue]]
-"""Adds the nodes of a layer's call and gives the values of its outputs; raises Refused where there are none."""
+"""Adds the nodes of a layer's call and gives the values of its outputs; raises Refused if no nodes compute it."""
 
 ReadOne = Callable[[ProgramCall], ProgramValue]
-"""The same of an operation's call, which has one output."""
+"""The same for an operation's call, which has one output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """How layers become nodes, by where they stand.
+    """How layers become nodes, by the place where they may be.
 
     Attributes:
         anywhere: All layers that programs know.
-        per_step: Those that may be in a TimeDistributed.
-        recurrent: Those that may be in a Bidirectional.
+        per_step: Those that may be inside a TimeDistributed.
+        recurrent: Those that may be inside a Bidirectional.
     """
 
     anywhere: Mapping[type, Read]
@@ -232,7 +232,7 @@ class Readers:
 
 
 def carried(mask: ProgramValue) -> ProgramValue:
-    """The tensor of booleans that a mask's node gives."""
+    """The tensor of booleans that stands for a mask's node."""
     return ProgramValue(None, masks=None if mask.number is None else frozenset([mask.number]))
 
 
@@ -253,10 +253,10 @@ def numpy(variable: Any) -> np.ndarray:
 
 
 def read_layer(call: ProgramCall, table: Mapping[type, Read]) -> list[ProgramValue]:
-    """The outputs of a layer that is in a table, or comes from one that is and computes as that does.
+    """The outputs of a layer whose class is in a table, or is a subclass of one there that computes the same.
 
     Raises:
-        Refused: It is neither, or it is in a state that a program cannot have.
+        Refused: It is neither, or its state is one that a program cannot have.
     """
     try:
         outputs = _reader(call.layer, table)(call)
@@ -290,7 +290,7 @@ def known_activation(function: Any) -> str:
     """The name by which programs know an activation.
 
     Raises:
-        Refused: They do not.
+        Refused: Programs do not know it.
     """
     for name in ("softmax", "log_softmax"):
         if function is keras.activations.get(name):

@@ -1,7 +1,7 @@
-"""What the operations of keras.ops compute, as nodes of a program; `keras_layers` says which does what.
+"""What the operations of keras.ops compute, as nodes of a program.
 
-Operations, unlike layers, take tensors and constants mixed. Some are in a graph only because Keras wrote there how
-a mask is made.
+The table in `keras_layers` assigns these functions to operations. Unlike layers, operations take tensors and
+constants mixed. Some are in a graph only because Keras recorded there how it makes a mask.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from cellerate.keras_graph.program_nodes import (
 
 
 def take(call: ProgramCall) -> ProgramValue:
-    """Entries of an axis by constant indices."""
+    """Entries along an axis at constant indices."""
     x, indices = call.x, call.arguments["indices"]
     axis = inner_axis(call.layer.axis, len(x.shape))
     found = None if any(isinstance(i, ProgramValue) for i in tree.flatten(indices)) else np.asarray(indices)
@@ -35,7 +35,7 @@ def take(call: ProgramCall) -> ProgramValue:
 
 
 def get_item(call: ProgramCall) -> ProgramValue:
-    """x[key]: one number or range of one axis."""
+    """x[key], where key picks one index or one range of a single axis."""
     key = call.arguments["key"]
     parts = list(key) if isinstance(key, tuple | list) else [key]
     if Ellipsis in parts:
@@ -55,7 +55,7 @@ def get_item(call: ProgramCall) -> ProgramValue:
 
 
 def flip(call: ProgramCall) -> ProgramValue:
-    """An axis backwards."""
+    """The input with one axis reversed."""
     return call.add("flip", axis=inner_axis(call.layer.axis, len(call.x.shape)))
 
 
@@ -70,7 +70,13 @@ def negative(call: ProgramCall) -> ProgramValue:
 
 
 def arithmetic(op: str | None, left: Callable[[Any], Any], right: Callable[[Any], Any] | None) -> ReadOne:
-    """An operation of two tensors, or of one and constants, then (scale, offset) for those on its right or left."""
+    """A reader of operations on two tensors, or on a tensor and constants.
+
+    Args:
+        op: The operation of programs for two tensors; None if there is none.
+        left: Gives (scale, offset) from the constants if the tensor is on the left.
+        right: The same if the tensor is on the right; None if programs cannot compute that.
+    """
 
     def read(call: ProgramCall) -> ProgramValue:
         a, b = call.arguments["x1"], call.arguments["x2"]
@@ -98,32 +104,32 @@ def named(activation: str) -> ReadOne:
 
 
 def expand_dims(call: ProgramCall) -> ProgramValue:
-    """A new axis."""
+    """The input with a new axis of size 1."""
     inner_axis(call.layer.axis, len(call.x.shape) + 1)
     return reshaped(call)
 
 
 def squeeze(call: ProgramCall) -> ProgramValue:
-    """One axis less."""
+    """The input without an axis of size 1."""
     inner_axis(call.layer.axis, len(call.x.shape))
     return reshaped(call)
 
 
 def cast(call: ProgramCall) -> ProgramValue:
-    """Nothing: programs have one type of float."""
+    """The input itself: programs have only one float type."""
     if call.x.mask is not None or "float" not in str(call.layer.dtype):
         raise Refused("casts a tensor that has a mask, or to another type than a float", "Leave it out.")
     return call.x
 
 
 def concatenate(call: ProgramCall) -> ProgramValue:
-    """Its inputs side by side."""
+    """The inputs side by side."""
     values = call.arguments["xs"]
     return call.add("concatenate", numbered(values), axis=inner_axis(call.layer.axis, len(values[0].shape)))
 
 
 def not_equal(call: ProgramCall) -> ProgramValue:
-    """The masks that Keras makes: of ids that are not 0, and of features of which any is not a value."""
+    """The masks that Keras makes: ids that are not 0, and steps where any feature differs from the mask value."""
     x, other = call.arguments["x1"], call.arguments["x2"]
     if (
         not isinstance(x, ProgramValue)
@@ -134,7 +140,7 @@ def not_equal(call: ProgramCall) -> ProgramValue:
         return ProgramValue(None)
     value = float(ops.convert_to_numpy(other))
     if len(x.shape) == 3:
-        # Keras's any() over the features, which follows, is part of this.
+        # This node also does the any() over the features that follows in Keras's graph.
         return carried(call.nodes.mask("features_mask", call.path, {"x": x}, mask_value=value))
     if value == 0.0 and len(x.shape) == 2 and call.nodes.is_input(x):
         return carried(call.nodes.mask("ids_mask", call.path, {"ids": x}))
@@ -142,7 +148,7 @@ def not_equal(call: ProgramCall) -> ProgramValue:
 
 
 def any_feature(call: ProgramCall) -> ProgramValue:
-    """The mask of steps of which any feature counts; `not_equal` has made it already."""
+    """The mask of steps where any feature counts, which `not_equal` has already made."""
     return (
         call.x
         if len(call.x.shape) == 3 and list(call.layer.axis or []) in ([-1], [2])
@@ -151,7 +157,7 @@ def any_feature(call: ProgramCall) -> ProgramValue:
 
 
 def joined_masks(call: ProgramCall) -> ProgramValue:
-    """The OR of masks that are put side by side on the features: Keras's any() over all features follows."""
+    """The OR of masks that are put side by side along the features; Keras's any() over all features follows."""
     return either(call.arguments["xs"]) if call.layer.axis in (-1, 2) else ProgramValue(None)
 
 

@@ -1,6 +1,6 @@
 """What the recurrent layers compute, as nodes of a program.
 
-These have states and masks, and a wrapper of two or a stack of cells becomes several nodes.
+Recurrent layers have states and masks; a Bidirectional or a stack of cells becomes several nodes.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _MERGES = {"sum": "add", "mul": "multiply", "ave": "average"}
 
 
 def recurrent(call: ProgramCall) -> list[ProgramValue]:
-    """The output of a layer of one LSTM cell or a stack of them, and its last states if it returns them."""
+    """The output of a layer with one LSTM cell or a stack of them, and its last states if it returns them."""
     layer, x = call.layer, call.x
     cells = layer.cell.cells if type(layer.cell) is layers.StackedRNNCells else [layer.cell]
     for cell in cells:
@@ -67,16 +67,17 @@ def recurrent(call: ProgramCall) -> list[ProgramValue]:
         if layer.return_state:
             states += [call.add("lstm_state", {"lstm": x}, state=state) for state in "hc"]
         if mask is not None and layer.go_backwards and first and not last:
-            # What the first cell gives is in the order in which it walked, which the others follow.
+            # The first cell gives its outputs in the order in which it walked, and the others keep that order.
             mask = call.nodes.mask("flip_mask", call.path, {"mask": mask})
     return [x, *states]
 
 
 def _masked_output(layer: layers.RNN, *, masked: bool) -> str:
-    """What stands in the output at a masked step, on the backend that runs."""
+    """What the output holds at a masked step, on the backend that runs."""
     jax = keras.backend.backend() == "jax"
     if layer.unroll and masked:
-        # Unrolled, JAX overlooks zero_output_for_mask, and the others reverse nothing before they look at it.
+        # In unrolled layers JAX ignores zero_output_for_mask. Backwards, TensorFlow puts the zeros by the mask in its
+        # original order, and torch fails.
         if layer.go_backwards and not jax:
             raise Refused("is unrolled, goes backwards and is given a mask", "Build it with unroll=False.")
         return "zero" if layer.zero_output_for_mask and not jax else "previous_output"

@@ -1,6 +1,6 @@
 """Running a Keras model's own graph one time step at a time, with the recurrent state held outside.
 
-Each recurrent call is replaced by its cell. Compiling, and what ids mean, is left to `keras_stepper`.
+Each recurrent call is replaced by its cell. `keras_stepper` handles compiling and the meaning of ids.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, walk
 
 
 class StepGraph:
-    """A model's graph, checked to be runnable a step at a time.
+    """A model's graph, after a check that it can run one step at a time.
 
     Attributes:
-        untested: The names of layers and operations that are not known to treat each time step alike: that
-            has to be tried out.
+        untested: The names of layers and operations that are not known to treat each time step alike, so that the
+            model has to be tried out.
         embedding_sizes: (name, input_dim) of the embeddings that the ids go into.
+        output_over_time: Whether the output has a time axis.
         probabilities: Whether the output is a softmax, not logits.
 
     Raises:
@@ -61,7 +62,7 @@ class StepGraph:
 
     @property
     def stateful_layers(self) -> list[layers.RNN]:
-        """The recurrent layers that keep a state of their own between calls of the model, each once."""
+        """The recurrent layers that keep their own state between calls of the model, each once."""
         return [layer for layer in dict.fromkeys(self._calls) if layer.states is not None]
 
     def initial_state(self, batch_size: int) -> tuple[Any, ...]:
@@ -78,9 +79,9 @@ class StepGraph:
         """Runs the graph over a few time steps from a state.
 
         Args:
-            inputs: (B, T, ...) what the model's input takes.
+            inputs: (B, T, ...), as the model's input takes them.
             state: The state before them, as `initial_state` gives it.
-            state_only: Stop after the last recurrent layer, whose output is not needed then.
+            state_only: Stop after the last recurrent layer, whose output is then not needed.
 
         Returns:
             The state after the last step, and the model's output: None with `state_only`.
@@ -91,14 +92,14 @@ class StepGraph:
 
 
 def step_model(model: keras.Model, batch_size: int) -> keras.Model:
-    """A model of one time step, its state going in and out: what Keras alone can run a next-token model with.
+    """A model of one time step whose state goes in and out, with which Keras alone can run a next-token model.
 
     Args:
         model: A next-token model; its layers are shared, and it is not changed.
         batch_size: Rows, B.
 
     Returns:
-        [ids (B, 1), *states] → [output, *states]; all that computes are Keras's own layers.
+        [ids (B, 1), *states] → [output, *states]; Keras's own layers compute everything.
 
     Raises:
         ModelError: The model cannot be run step by step.
@@ -115,7 +116,7 @@ def step_model(model: keras.Model, batch_size: int) -> keras.Model:
 
 
 class _Step(keras.Layer):
-    """A step as one layer: Keras names all cells alike, and of a name a model may have one operation only."""
+    """A step as one layer: Keras gives all cells the same name, and a model may have each name only once."""
 
     def __init__(self, model: keras.Model, graph: StepGraph) -> None:
         super().__init__(name="step", dtype="float32", autocast=False)
@@ -123,7 +124,7 @@ class _Step(keras.Layer):
         self._graph = graph
 
     def build(self, input_shape: Any) -> None:
-        """All layers are built."""
+        """Does nothing: all layers are built."""
 
     def call(self, inputs: Sequence[Any]) -> list[Any]:
         new_state, output = self._graph.run(inputs[0], inputs[1:])
@@ -131,7 +132,7 @@ class _Step(keras.Layer):
 
 
 class _Run(Visitor[Any]):
-    """One pass over the graph, with the tensors themselves as values."""
+    """One pass over the graph whose values are the tensors themselves."""
 
     def __init__(
         self, calls: Sequence[layers.RNN], structures: Sequence[Any], state: Sequence[Any], state_only: bool
@@ -147,7 +148,7 @@ class _Run(Visitor[Any]):
         return self._last is not None and self._call > self._last
 
     def call(self, call: GraphCall[Any]) -> list[Any] | Inner[Any]:
-        """What a layer or operation gives; a recurrent layer goes on from its state."""
+        """The outputs of a layer or operation; a recurrent layer continues from its state."""
         operation = call.operation
         args, kwargs = call.filled_in()
         inner = functional_graph(operation)
@@ -185,7 +186,7 @@ class _Run(Visitor[Any]):
 
 
 def _one_step(layer: layers.RNN, x: Any, state: Any, mask: Any) -> tuple[Any, Any]:
-    """The cell on a single time step: no loop, and nothing for a compiler to unroll."""
+    """Runs the cell on a single time step: no loop, and nothing for a compiler to unroll."""
     output, new_state = _call_cell(layer, x[:, 0], state)
     if mask is None:
         return output, new_state
@@ -197,12 +198,12 @@ def _one_step(layer: layers.RNN, x: Any, state: Any, mask: Any) -> tuple[Any, An
 
 
 def _many_steps(layer: layers.RNN, x: Any, state: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """The layer's own loop over time, on its fast path where it has one."""
+    """Runs the layer's own loop over time, on its fast path if it has one."""
     dtype = layer.compute_dtype
     mixed = backend.AutocastScope(dtype if dtype != layer.variable_dtype else None)
     with mixed:
         if layer.unroll:
-            # An unrolled block would compile one copy of the cell a time step; the loop computes the same.
+            # An unrolled block would compile a copy of the cell for each time step; the loop computes the same.
             last, outputs, new_state = backend.rnn(
                 lambda inputs, states: _call_cell(layer, inputs, states),
                 x,
@@ -215,8 +216,8 @@ def _many_steps(layer: layers.RNN, x: Any, state: Any, mask: Any) -> tuple[Any, 
         else:
             last, outputs, new_state = layer.inner_loop(x, state, mask, training=False)
     if mask is not None and not layer.zero_output_for_mask and layer.return_sequences:
-        # Steps masked before the first unmasked one repeat the output before this block, which the loop,
-        # taking the block for the whole sequence, does not know on every backend.
+        # Steps masked before the first unmasked one repeat the output before this block. Not every backend's loop
+        # knows that output, as it takes the block for the whole sequence.
         seen = keras.ops.cumsum(keras.ops.cast(mask, "int32"), axis=1) > 0
         before = keras.ops.expand_dims(_output_before(state), 1)
         outputs = keras.ops.where(keras.ops.expand_dims(seen, -1), outputs, before)
@@ -236,7 +237,7 @@ def _output_before(state: Any) -> Any:
 
 
 def _all_steps_at_once(layer: keras.Layer, x: Any) -> Any:
-    """`TimeDistributed` without its loop: the inner layer sees one step only, so steps go in as a batch."""
+    """`TimeDistributed` without its loop: the inner layer sees only one step, so the steps go in as a batch."""
     shape = keras.ops.shape(x)
     merged = keras.ops.reshape(x, (-1, *shape[2:]))
     kwargs = {"training": False} if layer._call_has_training_arg else {}

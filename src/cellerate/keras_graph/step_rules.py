@@ -1,4 +1,4 @@
-"""Which calls of a model's graph can be run one time step at a time, and which have to be tried out."""
+"""Which calls of a model's graph can run one time step at a time, and which have to be tried out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from cellerate.keras_graph.walk import GraphCall, Inner, Visitor
 
 # Cells whose output is also their first state, so that a masked step's output is that state.
 _STANDARD_CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
-# What a recurrent layer may be called by: their loops run the cell and nothing else.
+# The layers whose `call` a recurrent layer may have: their loops run the cell and nothing else.
 _LOOPS = (layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN)
 
 
@@ -23,7 +23,7 @@ class StepCheck(Visitor[bool]):
     """Looks at every call; the value of a tensor is whether it still has a time axis.
 
     Attributes:
-        recurrent: The layer of each recurrent call, in their order.
+        recurrent: The layer of each recurrent call, in the order of the calls.
         untested: The names of layers and operations that are not known to treat each time step alike.
         embedding_sizes: (name, input_dim) of the embeddings that the ids go into.
     """
@@ -42,7 +42,7 @@ class StepCheck(Visitor[bool]):
         operation, node = call.operation, call.node
         inner = functional_graph(operation)
         if inner is not None:
-            # Masks come behind the tensors.
+            # Masks come after the tensors.
             return Inner(inner, call.inputs[: len(inner.inputs)], call.path)
         if isinstance(operation, layers.RNN):
             self._check_recurrent(operation, node)
@@ -98,16 +98,16 @@ class StepCheck(Visitor[bool]):
                 "next-token model first turns each id into a vector, with an Embedding or one-hot."
             )
         known = treats_steps_alike(operation, node)
-        # A last step joined with a whole sequence is spread over all of its steps, future and past.
+        # If a last step is joined with a whole sequence, it reaches all of its steps, future and past.
         if not known or (any(flags) and not all(flags)):
             self.untested.append(operation.name)
 
 
 def check_maskable(layer: keras.Layer) -> None:
-    """Refuses a mask on a cell of the user's own; Keras's repeat the output from the state.
+    """Refuses a masked layer with a custom cell. At a masked step Keras's cells repeat the output in their state.
 
     Raises:
-        ModelError: It is such a layer.
+        ModelError: The layer has a custom cell.
     """
     if not isinstance(layer, layers.RNN):
         return
@@ -136,7 +136,7 @@ def treats_steps_alike(operation: Any, node: Any) -> bool:
 def _works_on_last_axis(layer: Any) -> bool:
     axis = layer.axis
     axes = list(axis) if isinstance(axis, list | tuple) else [axis]
-    # Keras turns the axis of a layer built on (B, T, F) into 2.
+    # In a layer built on (B, T, F), Keras turns the axis -1 into 2.
     return axes in ([-1], [2])
 
 

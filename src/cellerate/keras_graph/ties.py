@@ -1,7 +1,8 @@
 """Which features of which tensors are the units of a model's LSTM layers, and which weights hold them.
 
-It asks not what is computed, but what belongs together, so that a unit can be taken out of every weight that has it.
-Each feature, a place on the last axis of a tensor, has a number; features that can only go together get the same.
+It asks what belongs together, not what is computed, so that a unit can be removed from every weight that has it.
+Each feature, a place on the last axis of a tensor, has a number. Features that can only be removed together get
+the same number.
 """
 
 import dataclasses
@@ -23,12 +24,13 @@ class Units:
     """The units of the LSTM layers of a model.
 
     Attributes:
-        layers: For each LSTM whose units can go, by its path: the features that are its units, (H,) int64. Layers
-            that share features are tied: a unit goes out of all of them, or of none.
-        kept_whole: For each other LSTM, by its path: why its units cannot go.
-        axes: Every axis of a weight on which there may be such features.
-        widths: For each layer whose config says how many features there are, by its path: these features. Of an
-            LSTM or a Dense that is `units`, of an input of a nested model the last entry of `batch_shape`.
+        layers: For each LSTM whose units can be removed, by its path: the features that are its units, (H,) int64.
+            Layers that share features are tied: a unit is removed from all of them or from none.
+        kept_whole: For each other LSTM, by its path: why its units must stay.
+        axes: Every axis of a weight that may hold such features.
+        widths: For each layer whose config says how many features there are, by its path: these features. The
+            config says so in `units` for an LSTM or a Dense, and in the last entry of `batch_shape` for an input of
+            a nested model.
     """
 
     layers: Mapping[str, Array]
@@ -37,7 +39,7 @@ class Units:
     widths: Mapping[str, Array]
 
     def groups(self) -> dict[tuple[str, ...], Array]:
-        """The units that can go, by the layers that they are in: a path twice where two units of a layer are tied."""
+        """The removable units by the layers that have them; a path comes twice if two units of a layer are tied."""
         layers: dict[int, list[str]] = {}
         for path, features in self.layers.items():
             for feature in features.tolist():
@@ -51,10 +53,10 @@ class Units:
 def units_of(model: keras.Model) -> Units:
     """Finds the units of the LSTM layers of a model, and every weight that has them.
 
-    Features go unchanged, or with weights of their own, through layers and operations that work on each feature
-    alone; LayerNormalization counts as one, though its mean is of all features. Dense and LSTM layers read them.
-    Layers that add features to others, or start from the states of others, tie them. What else features reach
-    keeps them.
+    Features pass through layers and operations that work on each feature alone, with or without weights for each;
+    LayerNormalization counts as one of these, although its mean is over all features. Dense and LSTM layers read
+    them. Layers that add features to others, or start from other layers' states, tie them. Features that reach
+    anything else must stay.
 
     Args:
         model: A built Functional or Sequential model.
@@ -82,16 +84,16 @@ class _Trace(Visitor[FeatureValue]):
         self._hidden: dict[str, str] = {}
 
     def new(self, tensor: Any, why: str | None = None) -> FeatureValue:
-        """A tensor of new features; they must stay if there is a reason."""
+        """A tensor of new features, which must stay if `why` gives a reason."""
         made = self.found.features.new(_width(tensor))
         if why is not None:
             self.found.features.pin(made, why)
         return _value(tensor, made)
 
     def units(self) -> Units:
-        """What was found, with the number of its set for each feature."""
+        """The result: each feature is replaced by the number of its set."""
         features, lstms = self.found.features, self.found.lstms
-        # A layer keeps all of its units or none, and by that so do those tied to it.
+        # If one unit of a layer must stay, all of them must, and so must the layers tied to it.
         kept: dict[str, str] = {}
         while True:
             reasons = {path: features.reason(units) for path, units in lstms.items() if path not in kept}
@@ -112,7 +114,7 @@ class _Trace(Visitor[FeatureValue]):
         )
 
     def output(self, tensor: Any, value: FeatureValue) -> FeatureValue:
-        """The features with what the tensor is in the graph."""
+        """The features, with the rank and type that the tensor has in the graph."""
         return _value(tensor, value.features)
 
     def call(self, call: GraphCall[FeatureValue]) -> list[FeatureValue] | Inner[FeatureValue]:
@@ -121,7 +123,7 @@ class _Trace(Visitor[FeatureValue]):
 
     def _outputs(self, call: TiesCall, tensors: Sequence[Any]) -> list[FeatureValue] | Inner[FeatureValue]:
         if _makes_mask(call, tensors):
-            # Only its shape comes from the features, and Keras makes that anew.
+            # Only the shape of a mask comes from the features, and Keras computes that again.
             return [self.new(tensor) for tensor in tensors]
         try:
             made = self._known(call)
@@ -141,13 +143,13 @@ class _Trace(Visitor[FeatureValue]):
         """The features of the outputs of a call, or the nested model that gives them.
 
         Raises:
-            Mixes: It is none that is known to keep features apart.
+            Mixes: The call is not known to keep features apart.
         """
         layer, kind = call.layer, type(call.layer)
         if kind is layers.TimeDistributed:
             step = dataclasses.replace(call.x, rank=call.x.rank - 1)
             return self._known(TiesCall(layer.layer, f"{call.path}/{layer.layer.name}", {"inputs": step}))
-        # A subclass of Sequential may have a `call` of its own.
+        # A subclass of Sequential may define its own `call`.
         custom = isinstance(layer, keras.Sequential) and kind is not keras.Sequential
         graph = None if custom else functional_graph(layer)
         if graph is not None:
@@ -168,7 +170,7 @@ class _Trace(Visitor[FeatureValue]):
         return Inner(graph, inputs, call.path)
 
     def _hide(self, call: TiesCall, why: str) -> None:
-        """Notes that the LSTM layers in a layer are not followed; elsewhere one may be called and known."""
+        """Notes that the LSTM layers inside a layer are not followed, and pins their units if known from elsewhere."""
         for inner in call.layer._flatten_layers():
             if isinstance(inner, layers.LSTM):
                 path = call.path if inner is call.layer else f"{call.path}/{inner.name}"
@@ -187,7 +189,7 @@ def _width(tensor: Any) -> int:
 
 
 def _makes_mask(call: TiesCall, tensors: Sequence[Any]) -> bool:
-    """Whether a call computes a mask from masks, or from a shape: operations that Keras puts into the graph."""
+    """Whether a call computes a mask from masks or from a shape, with operations that Keras puts into the graph."""
     if any(tensor.dtype != "bool" for tensor in tensors):
         return False
     return type(call.layer).__name__ in ("OnesLike", "ZerosLike") or all(

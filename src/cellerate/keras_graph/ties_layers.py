@@ -1,6 +1,6 @@
-"""What each layer and operation does with features: hands them on, ties them together, or has weights of them.
+"""What each layer and operation does with features: passes them on, ties them together, or has weights for them.
 
-`keras_layers` says which does what; `ties` looks into models and TimeDistributed itself.
+The table in `keras_layers` assigns these functions to layers; `ties` handles nested models and TimeDistributed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class WeightAxis:
         variable: The weight.
         axis: Which of its axes.
         features: The number of the feature at each place, (size of the axis,) int64.
-        reads: Whether the weight takes the features in here, as the rows of a kernel do.
+        reads: Whether the weight reads the features along this axis, as a kernel does along its rows.
     """
 
     variable: keras.Variable
@@ -32,7 +32,7 @@ class WeightAxis:
 
 
 class Mixes(Exception):  # noqa: N818  (always caught: the features then stay)
-    """A layer, as it is configured or called, is not known to keep features apart."""
+    """Raised for a layer that, as configured or called, is not known to keep features apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class FeatureValue:
     """What stands for a tensor.
 
     Attributes:
-        features: Those on its last axis; none where its size is free, or it is the only axis.
-        rank: How many axes it has.
-        boolean: Whether it is one of booleans.
+        features: The features on its last axis; none if the size of that axis is free, or it is the only axis.
+        rank: How many axes the tensor has.
+        boolean: Whether it holds booleans.
     """
 
     features: Array
@@ -76,24 +76,24 @@ class TiesCall:
 
 
 class Features:
-    """Numbered features, the sets that they are tied into, and which of these must stay, with the reason."""
+    """Numbered features, the sets into which they are tied, and which sets must stay, with the reason."""
 
     def __init__(self) -> None:
         self._parents: list[int] = []
         self._reasons: dict[int, str] = {}
 
     def new(self, count: int) -> Array:
-        """So many features, each tied to none."""
+        """Makes `count` features, tied to nothing."""
         first = len(self._parents)
         self._parents.extend(range(first, first + count))
         return np.arange(first, first + count)
 
     def sets_of(self, features: Array) -> Array:
-        """For each feature the number of its set: that of one feature in it."""
+        """The number of each feature's set, which is the number of one feature in it."""
         return np.array([self._set_of(feature) for feature in features.tolist()], "int64")
 
     def tie(self, first: Array, second: Array) -> None:
-        """Ties each feature to that in the same place, which go together from then on."""
+        """Ties each feature of `first` to the one at the same place in `second`: from then on they go together."""
         for one, other in zip(first.tolist(), second.tolist(), strict=True):
             kept, joined = self._set_of(one), self._set_of(other)
             if kept != joined:
@@ -102,12 +102,12 @@ class Features:
                     self._reasons.setdefault(kept, self._reasons.pop(joined))
 
     def pin(self, features: Array, reason: str) -> None:
-        """Notes that features must stay, with all that are tied to them."""
+        """Notes that features must stay, and all that are tied to them."""
         for feature in features.tolist():
             self._reasons.setdefault(self._set_of(feature), reason)
 
     def reason(self, features: Array) -> str | None:
-        """Why the first of these features that must stay must do so."""
+        """Why these features must stay: the reason of the first that must; None if none must."""
         found = (self._reasons.get(self._set_of(feature)) for feature in features.tolist())
         return next((reason for reason in found if reason is not None), None)
 
@@ -125,8 +125,8 @@ class FeatureMap:
     Attributes:
         features: All features.
         lstms: The units of each LSTM, by its path.
-        widths: The features that a layer's config gives the number of, by its path.
-        axes: What is on the axes of weights, by the `id` of the weight and the axis.
+        widths: The features whose number stands in a layer's config, by the layer's path.
+        axes: The features on the axes of weights, by the `id` of the weight and the axis.
     """
 
     def __init__(self) -> None:
@@ -136,20 +136,20 @@ class FeatureMap:
         self.axes: dict[tuple[int, int], WeightAxis] = {}
 
     def width(self, path: str, features: Array) -> None:
-        """Notes that the config of a layer gives the number of these; they are the same in each of its calls."""
+        """Notes that a layer's config gives the number of these features; they are the same in each of its calls."""
         self.features.tie(self.widths.setdefault(path, features), features)
 
     def label(self, variable: Any, axis: int, features: Array, *, reads: bool = False) -> None:
-        """Notes what is on an axis of a weight, if there is one; it is the same in each call."""
+        """Notes the features on an axis of a weight, the same in each call. Does nothing if there is no weight."""
         if variable is not None:
             made = WeightAxis(variable, axis, features, reads=reads)
             self.features.tie(self.axes.setdefault((id(variable), axis), made).features, features)
 
     def tied(self, values: Sequence[FeatureValue]) -> list[Array]:
-        """One tensor of several, in which each feature meets the same one of the others.
+        """The features of one tensor made from several, where each feature meets one feature of every other.
 
         Raises:
-            Mixes: One feature meets several.
+            Mixes: The tensors have different numbers of features, so that one feature meets several.
         """
         first, *others = [value.features for value in values]
         if any(len(other) != len(first) for other in others):
@@ -160,7 +160,7 @@ class FeatureMap:
 
 
 Tie = Callable[[FeatureMap, TiesCall], list[Array]]
-"""Gives the features of each output of a call; raises Mixes, before it notes anything, where these are not known."""
+"""Gives the features of each output of a call. If they are not known it raises Mixes before it notes anything."""
 
 
 def passes(found: FeatureMap, call: TiesCall) -> list[Array]:
@@ -169,7 +169,7 @@ def passes(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def dropout(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, unless the noise has a shape by which they differ."""
+    """Each feature alone, unless the shape of the noise makes them differ."""
     shape = getattr(call.layer, "noise_shape", None)
     if shape is not None and shape[-1] not in (None, 1):
         raise Mixes
@@ -177,7 +177,7 @@ def dropout(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def activation(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, if the function works on each."""
+    """Each feature alone, if the function is elementwise."""
     if not _is_elementwise(call.layer.activation):
         raise Mixes
     return passes(found, call)
@@ -191,7 +191,7 @@ def over_time(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def normalized(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature alone, with weights of its own."""
+    """Each feature alone, each with its own weights."""
     axes = tree.flatten(call.layer.axis)
     if [axis % call.x.rank for axis in axes] != [call.x.rank - 1]:
         raise Mixes
@@ -201,7 +201,7 @@ def normalized(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def dense(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """New features, by a kernel that reads those that come."""
+    """New features, from a kernel that reads the incoming ones."""
     layer = call.layer
     made = found.widths.get(call.path)
     if made is None:
@@ -216,7 +216,7 @@ def dense(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def lstm(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Its units, by kernels that read the features and the units themselves; the states given tie to them."""
+    """Its units, from kernels that read the features and the units themselves; given states are tied to them."""
     layer, cell = call.layer, call.layer.cell
     states = [value for value in tree.flatten(call.arguments.get("initial_state")) if value is not None]
     if not all(isinstance(value, FeatureValue) for value in states):
@@ -267,7 +267,7 @@ def bidirectional(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def joined(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Put side by side, or one after the other."""
+    """The features of all inputs side by side; tied if the inputs are joined along another axis."""
     values = tree.flatten(call.x)
     if call.layer.axis % values[0].rank == values[0].rank - 1:
         return [np.concatenate([value.features for value in values])]
@@ -275,21 +275,21 @@ def joined(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def merged(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Each feature tied to those it is joined with."""
+    """Each feature tied to those it is merged with."""
     return found.tied(tree.flatten(call.x))
 
 
 def arithmetic(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """The same, with constants; a constant for each feature cannot be cut."""
+    """As `merged`, with single numbers allowed; a constant for each feature could not be cut."""
     if any(not isinstance(part, FeatureValue) and np.size(part) != 1 for part in call.arguments.values()):
         raise Mixes
     return found.tied(call.values)
 
 
 def along_axis(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """Along other axes than the last."""
+    """Each feature alone, if the operation works along other axes than the last."""
     axis, rank = call.layer.axis, call.x.rank
-    # A new axis is counted among those that come out.
+    # A new axis is counted among the axes of the output.
     rank += type(call.layer).__name__ == "ExpandDims"
     if axis is None or any(number % rank == rank - 1 for number in tree.flatten(axis)):
         raise Mixes
@@ -297,7 +297,7 @@ def along_axis(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def item(found: FeatureMap, call: TiesCall) -> list[Array]:
-    """x[key], of the whole last axis."""
+    """Each feature alone, for x[key] that keeps the whole last axis."""
     key = call.arguments["key"]
     parts = list(key) if isinstance(key, tuple | list) else [key]
     if not all(part is Ellipsis or isinstance(part, int | slice) for part in parts):

@@ -1,6 +1,6 @@
 """Reading a Keras model into a `Program`: what it computes, in terms that need no Keras.
 
-Masks, which Keras carries beside its tensors, become nodes of their own; they end in the recurrent layers.
+Keras carries masks beside its tensors; here they become separate nodes, which the recurrent layers read.
 """
 
 import dataclasses
@@ -36,22 +36,22 @@ _TWO_INPUTS = "Give the model two inputs."
 def read_program(model: keras.Model) -> Program:
     """Reads what a Keras model computes at inference, with its weights.
 
-    Weights are read in float32 whatever the dtype policy; low-rank updates (LoRA) are merged into them, and
-    normalisations that no longer learn become a scale and an offset. Nested models are part of the one graph.
-    Where Keras's backends differ (masked steps before the first that counts, of an LSTM with an initial state),
-    the program does as the backend that runs. A stateful layer is read as one that starts from zeros.
+    Weights are read in float32 whatever the dtype policy. Low-rank updates (LoRA) are merged into them, and
+    normalisations with fixed moments become a scale and an offset. Nested models become part of the one graph.
+    Keras's backends differ in one case: an LSTM with an initial state, at masked steps before the first that
+    counts. There the program follows the backend that runs. A stateful layer is read as starting from zeros.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
 
     Returns:
-        The program. Its inputs have the names of the model's, and any batch size: ids and masks are int32,
-        numbers float32. Its outputs have the names of the keys or layers that give them, its nodes the paths
+        The program. Its inputs have the names of the model's inputs, and any batch size: ids and masks are int32,
+        numbers float32. Its outputs have the names of the keys or layers that give them; its nodes have the paths
         of the layers in the model, "nested/layer".
 
     Raises:
-        ModelError: `model` is no such model; layers of it have no counterpart among the operations (all of them
-            are named); a weight is not finite.
+        ModelError: `model` is not built, or not Functional or Sequential; some of its layers have no counterpart
+            among the operations (the message names them all); or a weight is not finite.
 
     Example:
         >>> model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, name="head")])
@@ -62,7 +62,7 @@ def read_program(model: keras.Model) -> Program:
 
 
 def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Weight]]:
-    """Reads what a Keras model computes, and which of its variables the weights are.
+    """Reads what a Keras model computes, and which of its variables hold the weights.
 
     Args:
         model: As `read_program` takes it.
@@ -70,7 +70,7 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
     Returns:
         The program, and where its arrays come from: (the number of the node, the name of the array) → the weight.
         Nodes that share an array share the weight. The arrays of normalisations that became a scale and an offset
-        are computed of several variables, and are left out.
+        are computed from several variables, and are left out.
 
     Raises:
         ModelError: As `read_program`.
@@ -100,11 +100,11 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
 
 
 class _Reading(Visitor[ProgramValue]):
-    """Makes the nodes of a program of a model's calls.
+    """Turns a model's calls into the nodes of a program.
 
     Attributes:
-        nodes: What was read.
-        refused: A line for each layer that cannot be.
+        nodes: The nodes so far.
+        refused: A line for each layer that cannot be read.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _Reading(Visitor[ProgramValue]):
         return dataclasses.replace(value, shape=tuple(tensor.shape))
 
     def call(self, call: GraphCall[ProgramValue]) -> list[ProgramValue] | Inner[ProgramValue]:
-        """The outputs of one call; stand-ins if it is refused, so that what follows is looked at too."""
+        """The outputs of one call; stand-ins if it is refused, so that the calls after it are checked too."""
         try:
             return self._read(call)
         except Refused as refused:
@@ -165,7 +165,7 @@ class _Reading(Visitor[ProgramValue]):
         ]
 
     def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int]]:
-        """The nodes that outputs depend on, and all inputs, with the type of each input from what reads it."""
+        """The nodes that outputs depend on, and all inputs; what reads an input decides its type."""
         found = self.nodes.found
         used = {number for number, node in enumerate(found) if node.op == "input"} | set(outputs.values())
         types: dict[int, set[str]] = {}
@@ -194,7 +194,7 @@ class _Reading(Visitor[ProgramValue]):
 
 
 def _graph(layer: Any) -> Any | None:
-    """The graph that a model runs; None of what is no model, is not built, or does not run its graph."""
+    """The graph that a model runs; None for what is not a model, is not built, or does not run its graph."""
     if isinstance(layer, keras.Sequential) and type(layer).call is not keras.Sequential.call:
         return None
     return functional_graph(layer)
@@ -218,7 +218,7 @@ def _no_graph(model: Any) -> str:
 
 
 def _names(graph: Any) -> list[str]:
-    """The names of a model's outputs: their keys, or those of the layers, numbered where one has several."""
+    """The names of a model's outputs: their keys or their layers' names, numbered if a name comes again."""
     names: list[str] = []
     for (path, _), tensor in zip(tree.flatten_with_path(graph._outputs_struct), graph.outputs, strict=True):
         name = "/".join(key for key in path if isinstance(key, str)) or tensor._keras_history.operation.name
@@ -228,14 +228,14 @@ def _names(graph: Any) -> list[str]:
 
 
 def _read_operation(call: ProgramCall) -> ProgramValue:
-    """The output of an operation of Keras's.
+    """The output of one of Keras's operations.
 
     Raises:
-        Refused: Programs do not know it, or not as it is called.
+        Refused: Programs do not know the operation, or not as it is called.
     """
     row = operation_row(type(call.layer))
     if call.boolean:
-        # Whether it can be used as a mask is asked where it is; often it is not.
+        # An unknown one is refused only if a layer uses it as a mask; often none does.
         return ProgramValue(None) if row.mask is None else row.mask(call)
     if row.program is None:
         raise Refused("is none of the operations that programs know")
@@ -243,7 +243,7 @@ def _read_operation(call: ProgramCall) -> ProgramValue:
 
 
 def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue]:
-    """What goes into a nested model, in the order of its inputs, with the masks of its `mask` argument."""
+    """The inputs of a nested model in its order, with the masks of the `mask` argument."""
     inputs: list[ProgramValue] = flat_inputs(graph, next(iter(arguments.values())))
     masks = tree.flatten(arguments.get("mask"))
     if len(masks) == len(inputs):
@@ -259,7 +259,7 @@ def _inner_inputs(graph: Any, arguments: Mapping[str, Any]) -> list[ProgramValue
 
 
 def _mask_argument(arguments: Mapping[str, Any]) -> Any:
-    """What Keras passes as `mask`: what is given, else the mask on the tensors if they are one argument."""
+    """What Keras passes as `mask`: the argument if given, else the tensors' own mask if one argument has them all."""
     given = arguments.get("mask")
     if given is not None:
         return given
@@ -272,7 +272,7 @@ def _mask_argument(arguments: Mapping[str, Any]) -> Any:
 
 
 def _attached(value: Any) -> Any:
-    """The mask on a tensor, or those on several."""
+    """The mask on a tensor, or the masks on several."""
     if isinstance(value, ProgramValue):
         return value.mask
     masks = [part.mask if isinstance(part, ProgramValue) else None for part in tree.flatten(value)]
@@ -280,7 +280,7 @@ def _attached(value: Any) -> Any:
 
 
 def _masks_after(layer: Any, mask: Any) -> list[Any]:
-    """The masks on a layer's outputs that it does not make itself: Keras's `compute_mask`, layer by layer."""
+    """The masks on a layer's outputs that come from its inputs: Keras's `compute_mask`, layer by layer."""
     if mask is None or not layer.supports_masking:
         return []
     if isinstance(layer, layers.Embedding | layers.Masking | layers.GlobalAveragePooling1D):
@@ -292,7 +292,7 @@ def _masks_after(layer: Any, mask: Any) -> list[Any]:
     if isinstance(layer, layers.Concatenate):
         if layer.axis not in (-1, 2):
             return [ProgramValue(None)]
-        # One without a mask is taken for one that counts everywhere.
+        # Keras treats an input without a mask as one whose steps all count.
         return [either([ProgramValue(None, masks=frozenset([ALL_COUNT])) if m is None else m for m in mask])]
     if isinstance(layer, Merge):
         return [None if any(m is None for m in mask) else either(mask)]

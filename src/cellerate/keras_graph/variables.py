@@ -1,4 +1,4 @@
-"""The values of a Keras variable, whatever casts its layer makes of them."""
+"""The values of a Keras variable, without the casts that its layer applies."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from keras.src.backend.common.variables import AutocastScope
 
 
 def stored(variable: Any) -> Any:
-    """The value of a variable in its own dtype. A LoRA Embedding gives a tensor in place of a variable."""
+    """The value of a variable in its own dtype. With LoRA an Embedding gives a tensor in place of a variable."""
     with AutocastScope(None):
         return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def weight(variable: Any) -> Any:
-    """A variable as it is stored, in float32: the kernels round to bfloat16 themselves, and only the products."""
+    """The stored value of a variable in float32: the kernels round to bfloat16 themselves, and only for products."""
     value = stored(variable)
     return value if keras.backend.standardize_dtype(value.dtype) == "float32" else ops.cast(value, "float32")

@@ -1,7 +1,7 @@
 """The one walk over the graph of a Keras model.
 
-Whoever asks something of a graph says in a `Visitor` what a call makes of its inputs; the order of the calls, the
-values of the tensors between them and the way into nested models are the same for all.
+A `Visitor` says what a call makes of its inputs. The order of the calls, the values of the tensors between them and
+the way into nested models are the same for all visitors.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class GraphCall(Generic[V]):
 
     Attributes:
         node: Keras's record of the call.
-        path: The names of the nested models down to what is called and its own, joined by "/".
+        path: The names of the nested models down to what is called, and its own name, joined by "/".
         values: What stands for each tensor so far, by the `id` of the tensor.
     """
 
@@ -35,7 +35,7 @@ class GraphCall(Generic[V]):
 
     @property
     def inputs(self) -> list[V]:
-        """The values of all tensors that go in; a mask that Keras hands on is among them, at the end."""
+        """The values of all tensors that go in; a mask that Keras passes on is among them, at the end."""
         return [self.values[id(tensor)] for tensor in self.node.input_tensors]
 
     @property
@@ -49,10 +49,10 @@ class GraphCall(Generic[V]):
         return args, kwargs
 
     def arguments(self) -> dict[str, Any]:
-        """The same by their names."""
+        """The arguments by their names, each tensor replaced by its value."""
         args, kwargs = self.filled_in()
         signature = inspect.signature(type(self.operation).call)
-        # Keras takes some, such as `training`, whether a layer has them or not.
+        # Keras accepts some arguments, such as `training`, whether a layer has them or not.
         kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters}
         bound = signature.bind(self.operation, *args, **kwargs).arguments
         del bound["self"]
@@ -61,7 +61,7 @@ class GraphCall(Generic[V]):
 
 @dataclasses.dataclass(frozen=True)
 class Inner(Generic[V]):
-    """A visitor's answer that a call is to be followed into the nested model that it runs.
+    """A visitor's answer that the walk should go into the nested model of a call.
 
     Attributes:
         graph: The graph of that model.
@@ -86,7 +86,7 @@ class Visitor(Generic[V]):
         raise NotImplementedError
 
     def output(self, tensor: Any, value: V) -> V:
-        """What stands for an output from then on: a nested model's value may need what its caller knows of it."""
+        """What stands for an output from then on; a visitor may add what only the outer graph knows about it."""
         return value
 
 
@@ -106,7 +106,7 @@ def walk(graph: Any, inputs: Sequence[V], visitor: Visitor[V], path: str = "") -
     if visitor.done():
         return []
     for node in _ordered_nodes(graph):
-        # Keras leaves out a call that lacks an input, too.
+        # Keras skips a call that lacks an input, too.
         if not all(id(tensor) in values for tensor in node.input_tensors):
             continue
         made = visitor.call(GraphCall(node, f"{path}{node.operation.name}", values))

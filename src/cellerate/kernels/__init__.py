@@ -1,1 +1,1 @@
-"""What computes an LSTM layer: the words and checks all kernels share, the oracle, and the kernels."""
+"""The kernels: LSTM layers (`lstm`), generation (`decoder`) and dense layers, on the native core and on CUDA."""

@@ -14,10 +14,10 @@ def dense(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> 
         bias: (N,) float32, or None.
 
     Returns:
-        (M, N), of the type of x.
+        (M, N), of the dtype of x.
 
     Raises:
-        ConfigError: A shape or type is wrong.
+        ConfigError: A shape or dtype is wrong.
         BackendError: The core is not installed.
     """
     given = [None if a is None else np.ascontiguousarray(a) for a in (x, kernel, bias)]

@@ -1,7 +1,7 @@
-"""The native core: whether it is there, its instruction set and threads, and calls of it on NumPy arrays.
+"""The native core: whether it is installed, its instruction set and threads, and calls to it on NumPy arrays.
 
-The only door to the extension `cellerate.kernels._core`. bfloat16 arrays are those of `ml_dtypes`, which every
-framework that has the type brings along.
+Only this module imports the extension `cellerate.kernels._core`. bfloat16 arrays have the dtype of `ml_dtypes`,
+which every framework that knows bfloat16 installs.
 """
 
 import functools
@@ -16,7 +16,7 @@ from cellerate.errors import BackendError, ConfigError
 
 @functools.cache
 def why_unavailable() -> str | None:
-    """Why the native core is not there, or None if it is."""
+    """Why the native core is not installed, or None if it is."""
     try:
         importlib.import_module("cellerate.kernels._core")
     except ImportError as error:
@@ -52,7 +52,7 @@ def target() -> str:
 
 
 def set_target(name: str) -> None:
-    """Chooses another instruction set for all calls from now on, one of `available_targets`."""
+    """Sets the instruction set for all calls from now on: one of `available_targets`."""
     try:
         core().set_target(name)
     except ValueError as error:
@@ -65,7 +65,7 @@ def available_targets() -> list[str]:
 
 
 def num_threads() -> int:
-    """How many threads a call may use: `set_num_threads`, else `CELLERATE_THREADS`, else one a physical core."""
+    """How many threads a call may use: `set_num_threads`, else `CELLERATE_THREADS`, else one per physical core."""
     try:
         return int(core().thread_count())
     except ValueError as error:
@@ -91,15 +91,16 @@ def set_num_threads(count: int) -> None:
 
 
 def measure_peak(*, bfloat16: bool = False) -> float:
-    """Operations a second that the multiply-add units allow on `num_threads` threads; takes some tenths of a second.
+    """The peak rate of the multiply-add units on `num_threads` threads, in operations per second.
 
-    A multiply-add counts as two. On a target without bfloat16 products, `bfloat16` measures those of float32.
+    Takes some tenths of a second. A multiply-add counts as two operations. On a target without bfloat16 products,
+    `bfloat16=True` measures float32 products.
     """
     return max(float(core().measure_peak(bfloat16, num_threads())) for _ in range(3))
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array on a cache line of its own; TensorFlow takes over such arrays without a copy."""
+    """An uninitialized array that starts on a cache line, so that TensorFlow takes it over without a copy."""
     bytes_needed = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.empty(bytes_needed + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -107,7 +108,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: Any = None) -> None:
-    """Calls a function of the core with contiguous arrays or None; raises `ConfigError` for what does not fit."""
+    """Calls a function of the core with contiguous arrays or None. Raises `ConfigError` if one does not fit."""
     first = () if options is None else (options,)
     try:
         getattr(core(), name)(*first, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
@@ -116,5 +117,5 @@ def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: 
 
 
 def _plain(array: np.ndarray | None) -> np.ndarray | None:
-    """An array as the core takes it: NumPy cannot hand over bfloat16 as such."""
+    """The array as the core takes it: bfloat16 as uint16, since NumPy cannot pass bfloat16 on."""
     return array.view(np.uint16) if array is not None and array.dtype.name == "bfloat16" else array

@@ -1,1 +1,1 @@
-"""The only code that touches the insides of Keras layers: which kernel runs, and one step at a time."""
+"""What changes or explains a Keras layer: which kernel runs, and how states and training steps are handled."""

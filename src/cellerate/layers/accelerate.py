@@ -1,9 +1,9 @@
 """Puts Cellerate's kernels into the LSTM layers of a Keras model, and takes them out again.
 
-A module of its own because it is the only place that changes a layer. What changes is one attribute of the
-layer object: an LSTM's `inner_loop`, the function that Keras calls with checked inputs, states and masks; the
-`call` of an Embedding, so that an LSTM right after it knows the rows; and that of the Dense layers around it.
-Class, weights and configuration stay as they are, so the model is saved, loaded and cloned as ever.
+Only this module changes layers, each by one attribute of the layer object. For an LSTM that is `inner_loop`, the
+function that Keras calls with checked inputs, states and masks. For an Embedding it is `call`, so that an LSTM
+right after it knows the rows; for the Dense layers around it, too. Class, weights and configuration stay the same,
+so saving, loading and cloning the model work as before.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from cellerate.machine.environment import keep_freed_memory
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
 Model = TypeVar("Model", bound=keras.Layer)
-# Where a model keeps what it compiled, and what a Bidirectional asks before it takes cuDNN.
+# Where a model keeps its compiled functions, and the method that a Bidirectional asks before it uses cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
 _FUSED = "_can_attempt_fused_lstm"
-# What TensorFlow compiled with XLA, or could, before the kernels were put in: they are no code for XLA.
+# Layers and models that TensorFlow compiled with XLA, or could have, before they got kernels that XLA cannot compile.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 # The methods that `enable` replaced, by class and name.
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
@@ -34,18 +34,18 @@ _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 def accelerate(model: Model, implementation: str = "auto") -> Model:
     """Makes the LSTM layers of a model run on Cellerate's own kernels.
 
-    The model stays the same object with the same weights; `fit`, `predict` and saving go on as before, and a
-    saved model needs no Cellerate to load. Layers that cannot be fused keep Keras's own code; `explain` says
+    The model stays the same object with the same weights; `fit`, `predict` and saving work as before, and a
+    saved model loads without Cellerate. Layers that cannot be fused keep Keras's own code; `explain` says
     which and why.
 
     Args:
         model: Any Keras model or layer; submodels and wrappers are looked into.
-        implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras where none can;
+        implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras if none can;
             "cellerate-cpu" demands the native core for every LSTM, "cellerate-cuda" the kernels for NVIDIA GPUs;
             "keras" is `restore`.
 
-    The process keeps freed memory from then on (`environment.keep_freed_memory`): a step needs the same arrays
-    again and again, and to have each cleared anew by the operating system would cost more than the arithmetic.
+    From then on the process keeps freed memory (`machine.environment.keep_freed_memory`): a step needs the same
+    arrays again and again, and it would cost more than the arithmetic if the operating system cleared them each time.
 
     Returns:
         `model` itself.
@@ -79,8 +79,8 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     if isinstance(model, keras.Model):
         model.export = functools.partial(_export, model)
         if _compiled_by_xla(model):
-            # Asks again whether all layers support it; warns and turns it off if not. Setting what is set does
-            # nothing on TensorFlow, so it is another value first.
+            # Setting it makes Keras ask again whether all layers support XLA, and warn and turn it off if not.
+            # TensorFlow ignores setting the value it already has, so it is set to another value first.
             model.jit_compile = False
             model.jit_compile = True
             if not model.jit_compile:
@@ -90,7 +90,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Gives the layers of a model Keras's own code again; the opposite of `accelerate`.
+    """Gives the layers of a model Keras's own code back; the opposite of `accelerate`.
 
     Raises:
         ModelError: `model` is not a Keras layer.
@@ -98,7 +98,7 @@ def restore(model: Model) -> Model:
     replaced = list(_replaced(model))
     for layer, name in replaced:
         delattr(layer, name)
-    # Models last: they ask their layers.
+    # Models last, because they ask their layers.
     for layer in sorted([layer for layer, _ in replaced if layer in _left_xla], key=_is_model):
         _left_xla.discard(layer)
         setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", True)
@@ -108,7 +108,7 @@ def restore(model: Model) -> Model:
 
 @contextlib.contextmanager
 def restored(model: keras.Layer) -> Iterator[None]:
-    """Gives the layers of a model Keras's own code for the length of a `with`, as an export needs."""
+    """Gives the layers of a model Keras's own code within a `with`, as an export needs."""
     taken = [(layer, name, vars(layer)[name], layer in _left_xla) for layer, name in _replaced(model)]
     if not taken:
         yield
@@ -123,7 +123,7 @@ def restored(model: keras.Layer) -> Iterator[None]:
             if left_xla:
                 _leave_xla(layer)
         _forget_compiled(model)
-        # Those from before, with which a `fit` that is under way goes on.
+        # A `fit` that is under way goes on with the functions it had before.
         for name, function in compiled.items():
             if function is not None:
                 setattr(model, name, function)
@@ -132,8 +132,8 @@ def restored(model: keras.Layer) -> Iterator[None]:
 def enable(implementation: str = "auto") -> None:
     """Accelerates every LSTM that is created, loaded or cloned from now on; `disable` ends it.
 
-    What `accelerate` changes around the LSTMs of a model (Dense layers, on a GPU the training step) follows when the
-    model is compiled.
+    `accelerate` also changes what is around the LSTMs of a model (Dense layers, and on a GPU the training step); here
+    that follows when the model is compiled.
 
     Args:
         implementation: As in `accelerate`.
@@ -162,7 +162,7 @@ def enable(implementation: str = "auto") -> None:
 
     @functools.wraps(compiled)
     def compile_(self: keras.Model, *args: Any, **keywords: Any) -> Any:
-        # Only now there is a model around the layers.
+        # Only now is there a model around the layers.
         _accelerate_around(self)
         return compiled(self, *args, **keywords)
 
@@ -171,7 +171,7 @@ def enable(implementation: str = "auto") -> None:
 
 
 def disable() -> None:
-    """Ends `enable`. Layers that were created meanwhile stay accelerated; `restore` is for those."""
+    """Ends `enable`. Layers created in the meantime stay accelerated until `restore`."""
     for owner, name in list(_originals):
         setattr(owner, name, _originals.pop((owner, name)))
 
@@ -194,7 +194,7 @@ def is_strict(layer: Any) -> bool:
 
 
 def _bound(layer: Any) -> tuple[str, bool] | None:
-    """What `_accelerate_layer` has put into a layer: the implementation, and whether it was named."""
+    """What `_accelerate_layer` put into a layer: the implementation, and whether it was named."""
     loop = vars(layer).get("inner_loop")
     if not isinstance(loop, functools.partial) or loop.func is not _inner_loop:
         return None
@@ -203,12 +203,12 @@ def _bound(layer: Any) -> tuple[str, bool] | None:
 
 
 def keeps_from_cudnn(layer: layers.Bidirectional) -> bool:
-    """Whether `accelerate` has a wrapper call its two layers, where Keras would call cuDNN for both."""
+    """Whether `accelerate` makes a wrapper call its two layers, where Keras would call cuDNN for both."""
     return _FUSED in vars(layer)
 
 
 def _layers(model: Any) -> Iterator[keras.Layer]:
-    """The LSTM and Embedding layers of a model, and then the wrappers around them, each once."""
+    """The LSTM and Embedding layers of a model, then the Bidirectional wrappers, each once."""
     _check_layer(model)
     found = list(model._flatten_layers(include_self=True))
     yield from (layer for layer in found if isinstance(layer, layers.LSTM | layers.Embedding))
@@ -216,7 +216,7 @@ def _layers(model: Any) -> Iterator[keras.Layer]:
 
 
 def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
-    """The layers and names of the attributes that are ours."""
+    """The attributes of a model's layers that are Cellerate's: each layer and the attribute's name."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
         for name in ("inner_loop", "call", "export", "make_train_function", _FUSED):
@@ -241,7 +241,7 @@ def _check_implementation(implementation: str) -> None:
 
 
 def _demand(implementation: str) -> None:
-    """Raises `BackendError` if an implementation that was named cannot run here."""
+    """Raises `BackendError` if a named implementation cannot run here."""
     reason = fused.why_unavailable(implementation)
     if reason is not None:
         raise BackendError(f"{implementation} cannot run here: {reason}.")
@@ -255,16 +255,16 @@ def _refusal(name: str, implementation: str, reason: str) -> str:
 
 
 def _replace(owner: type, name: str, method: Any) -> None:
-    """Puts a method in the place of one that it wraps, until `disable`."""
+    """Replaces a method by one that wraps it, until `disable`."""
     original = getattr(owner, name)
-    # Keras reads the arguments of a layer's constructor without following the wrapping.
+    # Keras reads the arguments of a layer's constructor without following `__wrapped__`.
     method.__signature__ = inspect.signature(original)
     _originals[owner, name] = original
     setattr(owner, name, method)
 
 
 def _accelerate_around(model: keras.Layer) -> None:
-    """Accelerates what a model has beside its accelerated LSTMs: Dense layers, and on a GPU the training step."""
+    """Accelerates what a model has besides accelerated LSTMs: on a CPU Dense layers, on a GPU the training step."""
     found = list(model._flatten_layers(include_self=True))
     implementations = {implementation_of(layer) for layer in found}
     if "cellerate-cpu" in implementations:
@@ -298,9 +298,9 @@ def _accelerate_layer(layer: keras.Layer, wanted: str) -> None:
 
 
 def _keep_from_cudnn(layer: layers.Bidirectional) -> None:
-    """Has a wrapper call its two layers, where Keras would hand the work of both to cuDNN at once.
+    """Makes a wrapper call its two layers, where Keras would hand the work of both to cuDNN at once.
 
-    Keras asks a method of the wrapper's; a version that has none does no such thing.
+    Keras asks a method of the wrapper first; a version of Keras without this method never hands over both.
     """
     inner = (layer.forward_layer, layer.backward_layer)
     if all(implementation_of(one) == "cellerate-cuda" for one in inner) and hasattr(layer, _FUSED):
@@ -319,16 +319,16 @@ def _accelerate_dense(layer: layers.Dense) -> None:
 
 
 def _export(model: keras.Model, *args: Any, **keywords: Any) -> Any:
-    """`Model.export` with Keras's own code: where an export goes there is no Cellerate."""
+    """`Model.export` with Keras's own code, because an export must run without Cellerate."""
     with restored(model):
         return type(model).export(model, *args, **keywords)
 
 
 @functools.cache
 def _guard_exports() -> None:
-    """Makes every model export with Keras's own code: at the layer's creation there is no model to replace it in.
+    """Makes every model export with Keras's own code: a layer that is just created has no model to change yet.
 
-    For good, as the layers outlive `disable`; a model without any of them exports as ever.
+    The change stays for good, because accelerated layers outlive `disable`. A model without any exports as before.
     """
     original = keras.Model.export
 
@@ -377,11 +377,11 @@ def _leave_xla(layer: keras.Layer) -> None:
 
 
 def _forget_compiled(model: Any) -> None:
-    """Makes Keras trace the model anew at its next call, where it has traced it already."""
+    """Makes Keras trace the model again at its next call if it has traced it already."""
     for name in _COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
 
 
-# What may stand in a layer in place of Keras's own.
+# The functions that `accelerate` may put in place of Keras's own.
 _OURS = (_inner_loop, fused.look_up, fused_dense.run, _export, cuda_graph_step.make_train_function, _never)

@@ -1,9 +1,8 @@
 """Carrying the states of recurrent layers from batch to batch while training.
 
-A module of its own because Keras's `stateful=True` cannot be trusted for it: in Keras 3.15 the states stay
-zero through `fit` on JAX, and `fit` fails on torch. Here each recurrent layer is wrapped in one that keeps
-its states as tracked weights, in a second graph that shares every layer with the model: what is trained is
-the model itself, which stays stateless.
+Keras's `stateful=True` does not work for this: in Keras 3.15 the states stay zero through `fit` on JAX, and `fit`
+fails on torch. Here a second graph shares every layer with the model and wraps each recurrent layer in one that keeps
+its states as tracked weights. Training it trains the model itself, which stays stateless.
 """
 
 import dataclasses
@@ -18,10 +17,10 @@ from cellerate.layers.accelerate import accelerate, implementation_of, is_strict
 
 @dataclasses.dataclass(frozen=True)
 class CarriedStates:
-    """A model whose recurrent states go on from one batch to the next.
+    """A model whose recurrent states continue from one batch to the next.
 
     Attributes:
-        model: Shares the layers of the original; takes batches of one fixed size.
+        model: The model to train; it shares the layers of the original and takes batches of one fixed size.
         layers: The wrappers that hold the states.
     """
 
@@ -29,17 +28,17 @@ class CarriedStates:
     layers: tuple["CarriedRNN", ...]
 
     def reset(self) -> None:
-        """Puts all states to zero."""
+        """Sets all states to zero."""
         for layer in self.layers:
             layer.reset()
 
 
 def carried_states(model: keras.Model, batch_size: int) -> CarriedStates:
-    """Builds the graph of `model` again, with carried states in place of zero ones.
+    """Builds the graph of `model` again, with carried initial states in place of zeros.
 
     Args:
         model: A Functional or Sequential model with recurrent layers directly in it.
-        batch_size: Rows of every batch, B; row b of a batch goes on where row b of the last one ended.
+        batch_size: Rows of every batch, B; row b of a batch continues where row b of the last batch ended.
 
     Raises:
         ModelError: The model has no graph, no recurrent layer, or one that cannot carry states.
@@ -89,8 +88,8 @@ class CarriedRNN(keras.Layer):
             )
         self.supports_masking = True
         self.layer = layer
-        # A layer of the same class, so that it takes the same fast path, that returns its states. It runs
-        # the original's cell, so the weights are the original's and there is nothing to build.
+        # A layer of the same class, so that it takes the same fast path, but one that returns its states. It runs
+        # the original's cell, so it has the original's weights and needs no building.
         config = {**layer.get_config(), "return_state": True, "stateful": False}
         self.runner = type(layer).from_config(config)
         self.runner.cell = layer.cell
@@ -112,9 +111,9 @@ class CarriedRNN(keras.Layer):
 
     def call(self, sequences: Any, mask: Any = None, training: bool | None = None) -> Any:
         """(B, T, D) → what the layer itself returns, continued from its last call."""
-        # Adding zero copies: on torch the graph of this batch must not hold the variable changed below.
+        # Adding zero makes a copy: on torch the graph of this batch must not hold a variable that changes below.
         before = [keras.ops.cast(state + 0.0, self.layer.compute_dtype) for state in self.states]
-        # Asked for anew each time: as an attribute its lists would become Keras's own kind, unknown to JAX.
+        # Made at each call: Keras would turn the lists of an attribute into its own kind, which JAX does not know.
         initial = keras.tree.pack_sequence_as(self.layer.get_initial_state(1), before)
         outputs, *after = self.runner(sequences, initial_state=initial, mask=mask, training=training)
         for state, value in zip(self.states, keras.tree.flatten(after), strict=True):
@@ -126,6 +125,6 @@ class CarriedRNN(keras.Layer):
         return self.layer.compute_output_shape(sequences_shape)
 
     def reset(self) -> None:
-        """Puts the states to zero."""
+        """Sets the states to zero."""
         for state in self.states:
             state.assign(keras.ops.zeros(state.shape))

@@ -1,9 +1,8 @@
 """Which kernel Keras runs for one recurrent layer, and each condition that decides it.
 
-A module of its own because these are facts about Keras, one backend at a time, apart from how they are
-gathered over a model and written out (`explain`). The rules are those of `LSTM.inner_loop`,
-`GRU.inner_loop`, `RNN.inner_loop` and of each backend's `rnn.py`; what a backend offers is probed, not taken
-from its version.
+These are facts about Keras, one backend at a time; `explain` gathers them over a model and prints them. The rules
+are those of `LSTM.inner_loop`, `GRU.inner_loop`, `RNN.inner_loop` and of each backend's `rnn.py`. What a backend
+offers is probed, not deduced from its version.
 """
 
 import dataclasses
@@ -43,10 +42,10 @@ class Condition:
     """One thing that decides how fast a layer runs.
 
     Attributes:
-        name: What is looked at.
-        holds: Whether it is as the faster kernel needs it; None if only a call of the model tells.
+        name: What is examined.
+        holds: Whether it is as the faster kernel needs it; None if only a call of the model can tell.
         found: What was found.
-        fix: What to change; empty where it holds.
+        fix: What to change; empty if the condition holds.
         matters: Whether it makes a difference on this machine and backend.
     """
 
@@ -63,7 +62,7 @@ class Platform:
 
     Attributes:
         backend: "tensorflow", "jax" or "torch".
-        gpu: Whether that backend sees a GPU that Keras would use cuDNN on.
+        gpu: Whether that backend sees a GPU on which Keras would use cuDNN.
         eager: Whether the model is compiled with `run_eagerly=True`.
         xla: Whether TensorFlow compiles the model with XLA.
         rnn: The backend's module of recurrent kernels in Keras.
@@ -77,7 +76,7 @@ class Platform:
 
     @classmethod
     def of(cls, backend: str, model: Any) -> "Platform":
-        """Probes a backend, which must be installed; `model` tells how it is compiled."""
+        """Probes a backend, which must be installed; `model` says how it is compiled."""
         bridge = importlib.import_module(f"cellerate.bridges.{backend}")
         compiled = bool(getattr(model, "compiled", False)) and keras.backend.backend() == backend
         eager = compiled and bool(getattr(model, "run_eagerly", False))
@@ -86,13 +85,13 @@ class Platform:
         return cls(backend, bridge.gpu_available(), eager, xla, rnn)
 
     def has_cudnn(self, kernel: str) -> bool:
-        """Whether the backend's `lstm`, `gru` or `bidirectional_…` has a way to cuDNN at all."""
+        """Whether the backend's `lstm`, `gru` or `bidirectional_…` can use cuDNN at all."""
         function = getattr(self.rnn, kernel, None)
-        # A backend without one has a stub that takes anything, or a function that never asks `cudnn_ok`.
+        # Without cuDNN it is a stub that takes anything, or a function that never asks `cudnn_ok`.
         return function is not None and "cudnn_ok" in inspect.unwrap(function).__code__.co_names
 
     def has_projected(self, kernel: str) -> bool:
-        """Whether the backend's `lstm` or `gru` runs without cuDNN too, on a loop of its own."""
+        """Whether the backend's `lstm` or `gru` has its own loop and so runs without cuDNN too."""
         return (self.backend, kernel) in {("torch", "lstm"), ("torch", "gru"), ("jax", "gru")}
 
 
@@ -115,7 +114,7 @@ def recurrent(
         layer: Any `keras.layers.RNN`.
         mask: None, `UNKNOWN`, or what makes the mask that reaches it.
         here: The backend and device.
-        accelerated: Whether the layer's inner loop is Cellerate's, and what is asked is what Keras's would be.
+        accelerated: Whether the layer's inner loop is Cellerate's; the answer then says what Keras's would run.
     """
     fused = {layers.LSTM: "lstm", layers.GRU: "gru"}
     kind = next((name for cls, name in fused.items() if isinstance(layer, cls)), None)
@@ -193,7 +192,7 @@ def bidirectional(
 def time_distributed(
     layer: layers.TimeDistributed, steps: int | None, here: Platform
 ) -> tuple[str, list[Condition]]:
-    """The kernel of a `TimeDistributed` wrapper, and whether it is needed at all."""
+    """The kernel of a `TimeDistributed` wrapper, and whether the wrapper is needed at all."""
     needless = isinstance(
         layer.layer, layers.Dense | layers.Dropout | layers.Activation | layers.LayerNormalization
     )
@@ -208,14 +207,14 @@ def time_distributed(
 
 
 def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) -> list[Condition]:
-    """What Keras asks before it runs an LSTM or GRU on cuDNN, in the words of the layer's arguments."""
+    """What Keras checks before it runs an LSTM or GRU on cuDNN, in terms of the layer's arguments."""
     has = here.has_cudnn(kind)
     device = "a GPU is visible" if here.gpu else f"no GPU is visible to {here.backend}"
     elsewhere = "run on a machine with a GPU and this backend's GPU build"
     if not here.gpu:
         reason, there = _without_gpu(here.backend)
         device += f": {reason}" if reason is not None else ""
-        # Where there is one the reason says what to do.
+        # If the machine has a GPU, the reason says what to do.
         elsewhere = "" if reason is not None and there else elsewhere
     conditions = [
         _condition("cuDNN kernel", has,
@@ -242,7 +241,7 @@ def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) ->
         )
     conditions.append(_mask_condition(mask, here))
     if here.backend == "jax" and kind == "lstm":
-        # JAX's cuDNN binding lowers float32 and float64 only; it fails while compiling, after Keras chose it.
+        # JAX's cuDNN binding lowers only float32 and float64; it fails while compiling, after Keras has chosen it.
         dtype = layer.compute_dtype
         conditions.append(
             _condition("dtype", dtype in ("float32", "float64"), dtype,
@@ -254,7 +253,7 @@ def cudnn_conditions(layer: Any, kind: str, mask: str | None, here: Platform) ->
 
 @functools.cache
 def _without_gpu(backend: str) -> tuple[str | None, bool]:
-    """Why a backend sees no GPU, and whether this machine has one: neither changes while a process runs."""
+    """Why a backend sees no GPU, and whether this machine has one; cached, as neither changes within a process."""
     facts = gpu.facts()
     return gpu.diagnose(backend, facts), bool(facts.devices)
 
@@ -276,7 +275,7 @@ def _mask_condition(mask: str | None, here: Platform) -> Condition:
 
 
 def _needed(kind: str, here: Platform) -> frozenset[str]:
-    """The conditions of the backend's loop with one input product for all steps."""
+    """The conditions for the backend's loop with one input product for all steps."""
     if not here.has_projected(kind):
         return frozenset()
     names = {"use_cudnn", "recurrent_dropout", "mask"}
@@ -288,10 +287,10 @@ def _needed(kind: str, here: Platform) -> frozenset[str]:
 
 
 def _gains(needed: frozenset[str], here: Platform) -> frozenset[str]:
-    """Those of a loop's conditions that make it faster, by measurement on CPUs with 2 cores.
+    """The conditions of a loop that make it faster, as measured on CPUs with 2 cores.
 
-    A training step on torch took 267 ms, and 440 masked (LSTM, T=50, H=128, B=32). On JAX the projected loop of
-    a GRU was no faster than the plain one on a CPU. On TensorFlow a mask cost 10 to 20 %.
+    On torch a training step took 267 ms, with a mask 440 ms (LSTM, T=50, H=128, B=32). On JAX the projected loop of
+    a GRU was no faster on a CPU than the plain one. On TensorFlow a mask cost 10 to 20 %.
     """
     if here.backend == "tensorflow":
         return frozenset() if here.gpu else frozenset({"mask"})
@@ -299,7 +298,7 @@ def _gains(needed: frozenset[str], here: Platform) -> frozenset[str]:
 
 
 def _not_fused(layer: layers.RNN, here: Platform) -> list[Condition]:
-    """Why a layer that is neither LSTM nor GRU has nothing but the plain loop."""
+    """Why a layer that is neither LSTM nor GRU can only run the plain loop."""
     better = {layers.LSTMCell: "lstm", layers.GRUCell: "gru"}
     kind = next((name for cls, name in better.items() if type(layer.cell) is cls), None)
     if kind is not None and type(layer) is layers.RNN:
@@ -331,7 +330,7 @@ def _not_fused(layer: layers.RNN, here: Platform) -> list[Condition]:
 
 
 def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
-    """What makes the loop itself slower or faster than it need be."""
+    """What makes the loop itself slower or faster."""
     conditions = []
     cell_runs = kernel in ("tf-while", "tf-unrolled", "python-loop")
     implementation = getattr(layer.cell, "implementation", None)
@@ -358,7 +357,7 @@ def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
             _condition("graph", not here.eager, f"run_eagerly={here.eager}", "compile(run_eagerly=False)")
         )
         if not here.gpu and not here.eager:
-            # Measured on CPUs it was faster at some sizes and slower at others.
+            # On CPUs XLA was measured faster at some sizes and slower at others.
             fix = "" if here.xla else "compile(jit_compile=True) may be faster or slower on a CPU: time both"
             conditions.append(Condition("XLA", here.xla, f"jit_compile={here.xla}", fix, matters=False))
     elif here.eager:
@@ -376,7 +375,7 @@ def _loop(layer: layers.RNN, here: Platform, kernel: str) -> list[Condition]:
 
 
 def _own_inner_loop(layer: layers.RNN) -> str | None:
-    """Says whose inner loop runs if it is not Keras's."""
+    """Whose inner loop runs, in words; None if it is Keras's."""
     if "inner_loop" in vars(layer):
         return "inner_loop was replaced on this layer"
     function = type(layer).inner_loop

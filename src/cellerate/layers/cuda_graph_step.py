@@ -1,7 +1,7 @@
 """The training step of an accelerated model on torch and a GPU: Keras's own, as a CUDA graph.
 
-A module of its own because it is the only place that replaces what a model trains with, and how its layers seed their
-random numbers while that is recorded.
+Only this module replaces a model's training function, and the way its layers seed random numbers while the graph is
+recorded.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from cellerate.layers import fused
 
 
 def make_train_function(model: keras.Model, force: bool = False) -> None:
-    """`Model.make_train_function` of Keras on torch, whose step then is captured as a CUDA graph."""
+    """Stands in for `Model.make_train_function` on torch: captures the step it makes as a CUDA graph."""
     made = model.train_function is None or force
     type(model).make_train_function(model, force)
     if made and _may_be_captured(model):
@@ -25,7 +25,7 @@ def make_train_function(model: keras.Model, force: bool = False) -> None:
 
 
 def captured_step(model: Any) -> str | None:
-    """What becomes of the training step of an accelerated model on torch and a GPU, in words; None elsewhere."""
+    """How the training step of an accelerated model runs on torch and a GPU, in words; None elsewhere."""
     if "make_train_function" not in vars(model) or not _may_be_captured(model):
         return None
     refused = getattr(getattr(model, "train_function", None), "refused", None)
@@ -35,24 +35,25 @@ def captured_step(model: Any) -> str | None:
 
 
 def _may_be_captured(model: keras.Model) -> bool:
-    """Whether a step is Keras's own: another may do in Python what a graph would do once and never again."""
+    """Whether a model trains with Keras's own step; a graph would run the Python of any other step only once."""
     own = type(model).train_step is not keras.Model.train_step
     return not (own or model.run_eagerly or model.jit_compile)
 
 
 @contextlib.contextmanager
 def seeding(model: keras.Model, draws: Any) -> Iterator[None]:
-    """Has Keras take the generators of a `SeedGenerator` from `bridges.torch_draws.Draws` while a step is recorded.
+    """Makes Keras take random generators from `bridges.torch_draws.Draws` while a step is recorded.
 
-    Keras's random functions on torch share one function that seeds a generator from the state of a `SeedGenerator`,
-    which it counts on. A version of Keras that has another is left as it is: its steps that draw are not captured.
+    Keras's random functions on torch share one function, which seeds a generator from the state of a `SeedGenerator`
+    and advances that state. Nothing is replaced in a version of Keras without this function, and training steps that
+    draw random numbers are then not captured.
     """
     from keras.src.backend.torch import random
 
     original: Any = getattr(random, "torch_seed_generator", None)
 
     def generator(seed: Any) -> Any:
-        # Where only shapes are computed nothing is drawn.
+        # Nothing is drawn while only shapes are computed.
         if random.get_device() == "meta" or not isinstance(seed, keras.random.SeedGenerator):
             return original(seed)
         seed.next()
@@ -65,8 +66,8 @@ def seeding(model: keras.Model, draws: Any) -> Iterator[None]:
     finally:
         if original is not None:
             random.torch_seed_generator = original
-        # A cell keeps its masks until its layer is done, which it never is where the capture fails amid it: the next
-        # step must not take what no graph will fill.
+        # A cell keeps its dropout masks until its layer has finished. If the capture fails inside the layer, they
+        # would stay, and the next step would use masks that no graph ever fills.
         for layer in model._flatten_layers():
             if hasattr(layer, "_maybe_reset_dropout_masks"):
                 layer._maybe_reset_dropout_masks(layer.cell)

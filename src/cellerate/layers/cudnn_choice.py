@@ -1,7 +1,7 @@
 """Whether cuDNN computes a call of an LSTM faster than Cellerate's kernels do: measured once on each GPU.
 
-A module of its own because it is the only place that runs Keras's code and Cellerate's side by side. What is compared
-are the functions that the layer would call, on numbers of its sizes: a layer's own weights may be traced at the time.
+It times the functions that the layer would call, on random numbers of the layer's sizes. The layer's own weights
+cannot be used, as they may be traced at the time.
 """
 
 import math
@@ -21,24 +21,25 @@ from cellerate.layers.conditions import Platform, cudnn_conditions
 from cellerate.machine.environment import package_version
 from cellerate.measure import time_alternating
 
-# Of what is measured: more steps or rows take as long for each, and what they take in memory is the user's.
+# Limits on the sizes measured: each further step or row takes as long as the others, and the memory belongs to the
+# user.
 _MOST_STEPS, _FEWEST_STEPS = 100, 8
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 26
-# What was found for the calls of each layer, by what decides it.
+# The answers for each layer's calls, by what decides them.
 _answers: weakref.WeakKeyDictionary[layers.LSTM, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: bool | None) -> bool:
-    """Whether Keras would take cuDNN for a call on a GPU, and that is faster than Cellerate's kernels.
+    """Whether Keras would use cuDNN for a call on a GPU, and would be faster than Cellerate's kernels.
 
     Args:
         layer: The layer.
-        sequences: (B, T, D), of which the shape is looked at.
+        sequences: (B, T, D); only its shape and device matter.
         mask: (B, T), or None.
         training: Whether a backward pass will follow.
     """
-    # In a symbolic call sizes are made up.
+    # In a symbolic call the sizes are made up.
     if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
         return False
     number = fused.bridge().cuda_number(layer.compute_dtype)
@@ -53,13 +54,13 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
 
 
 def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number: str) -> bool | None:
-    """The answer of `cudnn_is_faster`; None where there is none yet, and nothing can be measured now."""
+    """The answer of `cudnn_is_faster`; None if it is not known yet and nothing can be measured now."""
     here, bridge = Platform.of(keras.backend.backend(), None), fused.bridge()
     conditions = cudnn_conditions(layer, "lstm", None if mask is None else "a layer", here)
     if not all(condition.holds for condition in conditions):
         return False
     batch, steps, inputs = sequences.shape
-    # Neighbouring sizes have one answer; powers of two, so that there are few.
+    # Rounded up to powers of two, so that similar sizes share one answer and few are measured.
     batch, steps, inputs = (1 << (max(1, int(n)) - 1).bit_length() for n in (batch, steps, inputs))
     dtype, units = str(layer.compute_dtype), int(layer.units)
     batch = min(batch, _MOST_ROWS)
@@ -80,7 +81,7 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number
         try:
             contestants["cudnn"]()
         except NotImplementedError:
-            # So Keras would take another way.
+            # cuDNN refuses this call, and Keras would compute it without cuDNN.
             del contestants["cudnn"]
         return {name: t.median_s for name, t in time_alternating(contestants, repeats=7, warmup=2).items()}
 
@@ -95,7 +96,7 @@ def _ours(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: An
 
 
 def _keras(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
-    """As `LSTM.inner_loop` calls it; the weights are cast in every call, as a layer's are."""
+    """Keras's kernel as `LSTM.inner_loop` calls it; every call casts the weights, as a layer does."""
     return keras_backend.lstm(
         x,
         h0,
@@ -111,7 +112,7 @@ def _keras(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: A
 
 
 def _arrays(sizes: tuple[int, int, int, int], dtype: str) -> list[tuple[np.ndarray, str]]:
-    """x, h0, c0, kernel, recurrent_kernel and bias, each with the dtype that a layer has it in."""
+    """x, h0, c0, kernel, recurrent_kernel and bias, each with the dtype that it has in a layer."""
     batch, steps, inputs, units = sizes
     rng = np.random.default_rng(0)
     narrow = [

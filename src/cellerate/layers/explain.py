@@ -1,7 +1,7 @@
 """Says, for every recurrent layer of a Keras model, which kernel runs here, why, and what to change.
 
-A module of its own because it is the public face of `graph` (where the layers are, and which masks reach
-them) and `conditions` (what decides the kernel of one). Nothing is run and nothing is changed.
+It joins `keras_graph.graph` (where the layers are, and which masks reach them) with `conditions` (what decides a
+layer's kernel). It runs nothing and changes nothing.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ class LayerReport:
 
     Attributes:
         name: The layer's name.
-        path: Where it is: the names of the submodels and wrappers around it and its own, joined by "/".
+        path: Where it is: the names of the submodels and wrappers around it and its own name, joined by "/".
         layer_class: The name of its class.
         kernel: What computes it, a key of `conditions.KERNELS`.
         conditions: What decides that.
-        implementation: Whose code that is: "cellerate-cpu", "cellerate-cuda", "cudnn" or "keras".
+        implementation: Whose code the kernel is: "cellerate-cpu", "cellerate-cuda", "cudnn" or "keras".
         target: The instruction set of "cellerate-cpu"; else None.
-        wrapper: Whether it only holds another layer (`Bidirectional`, `TimeDistributed`), reported by itself.
+        wrapper: Whether it only holds other layers (`Bidirectional`, `TimeDistributed`), which have reports too.
     """
 
     name: str
@@ -54,7 +54,7 @@ class LayerReport:
 
     @property
     def changes(self) -> tuple[Condition, ...]:
-        """The conditions that fail and whose fix makes it faster here."""
+        """The conditions that fail and whose fix makes the layer faster here."""
         return tuple(c for c in self.conditions if c.holds is False and c.matters)
 
 
@@ -67,7 +67,7 @@ class Explanation:
         backend: The Keras backend it is for.
         gpu: Whether that backend sees a GPU.
         layers: One report a layer, in the order they run.
-        training_step: How a training step is run, where that is not Keras's own way; else None.
+        training_step: How a training step runs, if not in Keras's own way; else None.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Explanation:
         return f"{layers_here}; {len(slow)} could run faster{f': {named}' if slow else ''}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values for JSON."""
+        """The explanation as plain values for JSON."""
         values = dataclasses.asdict(self)
         for report, given in zip(self.layers, values["layers"], strict=True):
             given["kernel_description"] = conditions.KERNELS[report.kernel]
@@ -116,8 +116,8 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     Args:
         model: Any Keras model; submodels and wrappers are looked into. For a subclassed model, whose graph
             cannot be read, a mask is "unknown until called".
-        backend: "tensorflow", "jax" or "torch"; None for the one that runs. Another than that one must be
-            installed, and what is told is what Keras would run on it; whether Cellerate's kernels would, only
+        backend: "tensorflow", "jax" or "torch"; None for the one that runs. Any other must be installed; the
+            explanation then says what Keras would run on it. Whether Cellerate's kernels would run, only
             `explain` on that backend knows.
 
     Returns:
@@ -150,9 +150,9 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
 
 
 def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
-    """The report of a layer, and after a wrapper's those of the layers in it."""
+    """The report of a layer; for a wrapper, followed by the reports of the layers in it."""
     layer = found.layer
-    # What `accelerate` put into a layer is for the backend that runs, and says nothing of another.
+    # What `accelerate` put into a layer is for the backend that runs, and says nothing about another.
     runs = here.backend == keras.backend.backend()
     ours = implementation_of(layer)
 
@@ -182,7 +182,7 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         yield report(ours, [*met, *_contest(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
-        # TensorFlow has no kernels but its own on a GPU.
+        # On a GPU, TensorFlow has only its own kernels.
         ours_too = not here.gpu or here.backend != "tensorflow"
         if isinstance(layer, layers.LSTM) and ours_too:
             met = [*(_accelerating(layer) if runs else _elsewhere(here)), *met]
@@ -190,7 +190,7 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
 
 
 def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
-    """What makes single calls of an accelerated layer run on Keras's code."""
+    """The conditions under which single calls of an accelerated layer run on Keras's code."""
     if not layer.unroll or mask is None:
         return []
     fix = "unroll=False: the kernels need no unrolling"
@@ -198,7 +198,7 @@ def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
 
 
 def _contest(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condition]:
-    """What lets cuDNN run single calls of an accelerated layer."""
+    """The condition under which cuDNN runs single calls of an accelerated layer."""
     if is_strict(layer) or not here.gpu:
         return []
     if any(c.holds is False for c in conditions.cudnn_conditions(layer, "lstm", mask, here)):
@@ -208,7 +208,7 @@ def _contest(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condi
 
 
 def _accelerating(layer: layers.LSTM) -> list[Condition]:
-    """Whether Cellerate's kernels could run a layer that Keras runs now."""
+    """Whether Cellerate's kernels could run a layer that Keras runs now, as conditions."""
     failed = [c for c in fused.fit_conditions(layer, fused.implementation_here()) if not c.holds]
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
@@ -216,7 +216,7 @@ def _accelerating(layer: layers.LSTM) -> list[Condition]:
 
 
 def _elsewhere(here: Platform) -> list[Condition]:
-    """Of Cellerate's kernels on a backend that does not run: they ask the backend itself."""
+    """The condition for a backend that does not run: Cellerate's kernels need to ask the backend itself."""
     found = f"Cellerate's kernels are asked where {here.backend} runs"
     return [Condition("accelerated", None, found, f"KERAS_BACKEND={here.backend}, and explain there")]
 
@@ -225,7 +225,7 @@ def _inside(layer: layers.TimeDistributed, found: TimeLayer) -> Iterator[TimeLay
     """The recurrent layers in a `TimeDistributed`: its layer, or those of the model it holds."""
     inner = layer.layer
     if isinstance(inner, layers.RNN | layers.Bidirectional | layers.TimeDistributed):
-        # The mask of the outer time axis is not one for the inner layer's, and Keras passes a step of it on.
+        # The mask belongs to the outer time axis, not to the inner layer's; Keras passes one step of it on.
         mask = UNKNOWN if found.mask is not None else None
         yield TimeLayer(inner, f"{found.path}/{inner.name}", mask, None)
     elif inner_layers(inner):

@@ -1,8 +1,8 @@
-"""One LSTM layer of Keras on Cellerate's kernels: whether it can be, and the inner loop that does it.
+"""One LSTM layer of Keras on Cellerate's kernels: whether it can run there, and the inner loop that runs it.
 
-A module of its own because this is where a Keras layer is translated into the arguments of a kernel, apart
-from when and to which layers that is done (`accelerate`). It stands where Keras's `LSTM.inner_loop` stands,
-so it is given the sequences after checks and casts, the initial states, and the mask.
+This module translates a Keras layer into the arguments of a kernel; `accelerate` decides when and for which layers.
+`run` takes the place of Keras's `LSTM.inner_loop`, so it gets the sequences after checks and casts, the initial
+states, and the mask.
 """
 
 import functools
@@ -22,29 +22,29 @@ from cellerate.kernels.lstm.cuda import plan, selfcheck
 from cellerate.kernels.lstm.spec import ACTIVATIONS, LstmOptions
 from cellerate.layers.conditions import Condition
 
-# What an accelerated Embedding leaves on its output for the LSTM after it.
+# The attribute that an accelerated Embedding leaves on its output for the LSTM after it.
 _LOOKUP = "_cellerate_lookup"
 _CHECK = "self-check"
 _DTYPES = ("float32", "bfloat16", "float16")
-# Above this share of the steps of a batch, a table of all rows is no cheaper than the rows of the batch.
+# If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
 _TABLE_SHARE = 0.5
-# Where the size of the batch is not known in advance, tables up to this many rows.
+# If the size of the batch is not known in advance, tables up to this many rows are projected whole.
 _TABLE_ROWS = 1024
 
 
 @functools.cache
 def bridge() -> Any:
-    """What binds the kernels to the Keras backend that runs."""
+    """The module that binds the kernels to the Keras backend that runs."""
     return importlib.import_module(f"cellerate.bridges.{keras.backend.backend()}")
 
 
 def implementation_here() -> str:
-    """Which of Cellerate's implementations is one for the device that the backend computes on."""
+    """Cellerate's implementation for the device that the backend computes on."""
     return "cellerate-cuda" if bridge().gpu_available() else "cellerate-cpu"
 
 
 def why_unavailable(implementation: str) -> str | None:
-    """Why an implementation that was named cannot run here whatever the layer, in words; None if it can."""
+    """Why a named implementation cannot run any layer here, in words; None if it can."""
     failed = next((c for c in _installed(implementation) if not c.holds and c.name != _CHECK), None)
     if failed is None:
         return None
@@ -52,7 +52,7 @@ def why_unavailable(implementation: str) -> str | None:
 
 
 def _installed(implementation: str) -> list[Condition]:
-    """What an implementation asks of this machine and backend."""
+    """What an implementation requires of this machine and backend."""
     backend, without_core = keras.backend.backend(), native.why_unavailable()
     gpu = bridge().gpu_available()
     core = Condition(
@@ -69,7 +69,7 @@ def _installed(implementation: str) -> list[Condition]:
     has = "has" if bound else "has none of Cellerate's"
     fix = "" if bound else "KERAS_BACKEND=torch or jax; TensorFlow's own GPU kernel is cuDNN"
     found = [Condition("GPU kernels", bound, f"{backend} {has}", fix)]
-    # XLA starts the kernels through a handler of the native core's.
+    # XLA starts the kernels through a handler of the native core.
     found += [core] if backend == "jax" else []
     fix = "" if gpu else "see `cellerate env`"
     found.append(Condition("device", gpu, device, fix, matters=False))
@@ -87,7 +87,7 @@ def _installed(implementation: str) -> list[Condition]:
 
 
 def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
-    """What an implementation asks of a layer, each with what was found and how to change it."""
+    """What an implementation requires of a layer, each with what was found and how to change it."""
     cell = layer.cell
     cuda = implementation == "cellerate-cuda"
     own = type(cell) is not layers.LSTMCell or _overridden(layer)
@@ -115,7 +115,7 @@ def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
             layer.compute_dtype + (", computed in float32" if in_float32 else ""),
             "" if layer.compute_dtype in _DTYPES else f"one of {', '.join(_DTYPES)}",
         ),
-        # Keras stacks the four masks of this case to a shape that it then refuses.
+        # In this case Keras stacks the four masks into a shape that it then refuses.
         Condition(
             "dropout",
             not one_by_one,
@@ -131,7 +131,7 @@ def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
 
 
 def core_runs_here() -> bool:
-    """Whether the native core is installed, and the backend computes where it does."""
+    """Whether the native core is installed and the backend computes on the CPU."""
     return native.why_unavailable() is None and not bridge().gpu_available()
 
 
@@ -141,7 +141,7 @@ def unfit(layer: layers.LSTM, implementation: str, *, named: bool) -> str | None
     Args:
         layer: The layer.
         implementation: "cellerate-cpu" or "cellerate-cuda".
-        named: Whether the user named it: then it runs even where it failed its own check.
+        named: Whether the user named it: then it runs even if it failed its own check.
     """
     met = fit_conditions(layer, implementation)
     failed = next((c for c in met if not c.holds and not (named and c.name == _CHECK)), None)
@@ -149,13 +149,13 @@ def unfit(layer: layers.LSTM, implementation: str, *, named: bool) -> str | None
 
 
 def unfit_call(layer: layers.LSTM, sequences: Any, mask: Any) -> str | None:
-    """Why one call of a layer that is fit as such cannot be fused, or None."""
+    """Why one call of a layer that is otherwise fit cannot be fused, or None."""
     if 0 in sequences.shape:
         return "a batch without elements"
     if mask is None:
         return None
     if layer.unroll:
-        # Unrolled, each backend treats masked steps in a way of its own.
+        # In an unrolled layer each backend treats masked steps differently.
         return "unroll=True with a mask"
     if len(mask.shape) != 2:
         return f"a mask of {len(mask.shape)} dimensions"
@@ -188,7 +188,8 @@ def run(
     cuda = implementation == "cellerate-cuda"
     dtype = "float32" if layer.compute_dtype == "float16" and not cuda else layer.compute_dtype
     if layer.stateful:
-        # The variables themselves, which Keras assigns to after the call: torch would refuse to go backward.
+        # These are the variables themselves. Keras assigns to them after the call, and torch would then refuse to
+        # go backward.
         initial_state = [ops.copy(state) for state in initial_state]
     arrays = {
         "kernel": weight(cell.kernel),
@@ -210,7 +211,7 @@ def run(
         x = ops.cast(sequences, dtype)
         if dropped:
             dropout = cell.get_dropout_mask(sequences[:, 0, :])
-            # With recurrent dropout the cell draws one mask a gate for the inputs too.
+            # With recurrent dropout the cell draws one mask a gate for the inputs as well.
             if isinstance(dropout, list):
                 arrays["dropout"] = _by_gate(dropout)
             else:
@@ -226,12 +227,13 @@ def run(
 
 
 def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) -> Any:
-    """What an Embedding returns, with a note of the rows it came from for an LSTM that is given it unchanged."""
+    """What an Embedding returns, with a note of ids and table for an LSTM that receives it unchanged."""
     inputs = ops.convert_to_tensor(inputs)
     outputs = call(inputs)
     if len(inputs.shape) == 2:
         table = stored(layer.embeddings)
-        # By the time of the LSTM the variable may have been assigned to. TensorFlow's has to be read for that.
+        # The variable may be assigned to before the LSTM runs, so the note holds its value now. A TensorFlow variable
+        # must be read for that.
         tensors = (inputs, table.read_value() if hasattr(table, "read_value") else table)
         set_tensor_attr(outputs, _LOOKUP, (tensors, _changes(outputs, *tensors)))
     return outputs
@@ -250,7 +252,7 @@ def _overridden(layer: layers.LSTM) -> bool:
 
 
 def _options(layer: layers.LSTM) -> LstmOptions:
-    # Keras's backends differ in what a masked step at the very start puts out.
+    # Keras's backends differ in the output of a masked step at the very start.
     start = "previous_state" if keras.backend.backend() == "jax" else "previous_output"
     return LstmOptions(
         activation=str(activation_name(layer.cell.activation)),
@@ -270,7 +272,7 @@ def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:
 
 
 def _changes(*tensors: Any) -> tuple[int | None, ...]:
-    """How often each was changed in place, as `outputs += positions` does on torch; None if that is not known."""
+    """How often each tensor was changed in place, as `outputs += positions` does on torch; None if unknown."""
     return tuple(bridge().in_place_changes(tensor) for tensor in tensors)
 
 

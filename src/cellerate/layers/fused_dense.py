@@ -1,7 +1,6 @@
 """A Dense layer of Keras on Cellerate's kernels, as the head of an accelerated LSTM.
 
-A module of its own because a Dense layer is changed only for the LSTM's sake: once that is fast, the head is the
-larger half of what is left of a training step.
+Once the LSTM is fast, its head takes more than half of what remains of a training step.
 """
 
 import math
@@ -15,7 +14,7 @@ from cellerate.layers import fused
 
 # Multiplications of a call below which Keras's own code is as fast.
 _WORTH_IT = 1 << 20
-# The same for the weights alone, where the number of rows is not known in advance.
+# The same limit for a single row, for when the number of rows is not known in advance.
 _WORTH_IT_PER_ROW = 1 << 12
 
 
@@ -32,10 +31,10 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
     """Stands in for `Dense.call`: `activation(inputs·kernel + bias)` on the native core, or the original.
 
     Args:
-        layer: The layer; one with LoRA or quantized weights runs the original.
+        layer: The layer; with LoRA or quantized weights it runs the original.
         original: Keras's own `call` of this layer.
         inputs: (..., K).
-        training: As Keras gives it; makes no difference.
+        training: As Keras gives it; it makes no difference.
 
     Returns:
         (..., N).
@@ -54,7 +53,7 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
 
 def _worth_it(shape: tuple[int | None, ...], units: int) -> bool:
     *rows, width = shape
-    # A tensor that stands for a shape alone is Keras's to compute; so is a lone vector.
+    # Keras computes tensors without elements or of unknown width, which may stand for a shape only, and lone vectors.
     if not rows or width is None or 0 in shape:
         return False
     if None in rows:

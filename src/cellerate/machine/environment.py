@@ -1,7 +1,6 @@
-"""What machine this is: versions, cores, memory, devices. The facts a bug report or a benchmark needs.
+"""Facts about this machine for bug reports and benchmarks: versions, cores, memory, devices.
 
-A leaf of its own because `env`, result files and error messages all state the same facts.
-Nothing here imports a framework unless `devices` asks for it.
+Nothing here imports a framework; `backend_devices` asks one in a process of its own.
 """
 
 import functools
@@ -17,15 +16,15 @@ from cellerate.errors import BackendError
 
 BACKENDS = ("tensorflow", "jax", "torch")
 # Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),
-# M_ARENA_MAX (one heap for all threads: those of threads of their own are given back whatever the threshold).
+# M_ARENA_MAX (one heap for all threads, because per-thread heaps give memory back whatever the threshold).
 _KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20), (-8, 1))
-# Programs that print one device a line. Keras's own list knows nothing of torch.
+# Programs that print one device per line. Keras's own list does not cover torch.
 _DEVICES = {
     "tensorflow": "import tensorflow as tf; print(*(d.name for d in tf.config.list_logical_devices()), sep='\\n')",
     "jax": "import jax; print(*jax.devices(), sep='\\n')",
     "torch": "import torch as t; print('cpu', *map(t.cuda.get_device_name, range(t.cuda.device_count())), sep='\\n')",
 }
-# Where the control group of a container keeps its limit and its use: version 2, then 1.
+# Where the control group of a container stores its limit and its use: version 2, then version 1.
 _GROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -35,7 +34,7 @@ _PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "
 
 def package_version(name: str) -> str | None:
     """The installed version of a distribution, or None. Does not import it."""
-    from importlib import metadata  # it brings the whole of `email` along
+    from importlib import metadata  # here, because it imports all of `email`
 
     try:
         return metadata.version(name)
@@ -61,14 +60,14 @@ def installed_backends() -> list[str]:
 def select_backend(name: str | None = None) -> str:
     """Chooses the Keras backend for this process, before Keras is imported.
 
-    Order: the argument, then `KERAS_BACKEND`, then the one Keras's own configuration file names,
-    then the first installed of jax, tensorflow, torch.
+    The choice is the first of: the argument, `KERAS_BACKEND`, the backend in Keras's own configuration file,
+    the first installed of jax, tensorflow, torch.
+
+    From then on the process keeps freed memory (`keep_freed_memory`). JAX profits only if that is set before
+    its threads start.
 
     Args:
         name: "tensorflow", "jax", "torch" or None.
-
-    The process keeps freed memory from then on (`keep_freed_memory`), which JAX profits from only if it is so
-    before its threads start.
 
     Returns:
         The backend's name; `KERAS_BACKEND` is set to it.
@@ -99,19 +98,19 @@ def select_backend(name: str | None = None) -> str:
         )
     require("keras", chosen, f"backend {chosen!r}")
     os.environ["KERAS_BACKEND"] = chosen
-    # TensorFlow prints a page of start-up notes on stderr unless told otherwise.
+    # Otherwise TensorFlow prints a page of start-up notes on stderr.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     keep_freed_memory()
     return chosen
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """The number of processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> dict[str, Any]:
-    """What computes here: CPU model, usable cores, memory in bytes, operating system."""
+    """The CPU model, usable cores, memory in bytes and operating system of this machine."""
     return {
         "cpu": _cpu_model(),
         "cores": processors(),
@@ -122,13 +121,13 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The installed version of Cellerate and of every package that matters to a result."""
+    """The installed versions of Cellerate and of every package that matters to a result."""
     found = {name: package_version(name) for name in _PACKAGES}
     return {"cellerate": cellerate.__version__} | {k: v for k, v in found.items() if v is not None}
 
 
 def backend_devices(backend: str) -> list[str]:
-    """The devices one backend sees, asked in a process of its own (a process can hold one Keras backend)."""
+    """The devices that a backend sees, asked in a new process, because a process can hold only one Keras backend."""
     import subprocess
     import sys
 
@@ -141,15 +140,16 @@ def backend_devices(backend: str) -> list[str]:
 
 
 def keep_freed_memory() -> bool:
-    """Tells the C library to keep freed memory for the next allocation instead of giving it back each time.
+    """Tells the C library to keep freed memory for later allocations instead of returning it each time.
 
     All frameworks allocate and free the same large arrays at every training step. glibc's malloc maps and
-    unmaps each of them, and the kernel clears every page anew: up to half of a step on a CPU. The process then
-    stays as large as it once was, and its threads share one heap, as far as they have not begun with another:
-    JAX's threads begin with its first computation. `docs/decisions/0004-keep-freed-memory.md` has the measurement.
+    unmaps each of them, and the kernel clears every page again, which takes up to half of a step on a CPU.
+    With the new settings the process never shrinks below its largest size. Its threads share one heap, apart
+    from threads that already have another; JAX's threads start with its first computation. For measurements
+    see `docs/decisions/0004-keep-freed-memory.md`.
 
     Returns:
-        Whether the C library took the settings; others than glibc have none.
+        Whether the C library accepted the settings; only glibc has them.
 
     Source: mallopt(3), the Linux manual.
     """
@@ -174,8 +174,8 @@ def resident_memory_bytes() -> int:
 
 
 def peak_memory_bytes() -> int | None:
-    """The largest resident memory that this process has had, in bytes; None where the system does not say."""
-    # Not `getrusage`: on Linux that is never less than what the parent had when it started this process.
+    """The largest resident memory this process has had, in bytes; None if the system does not report it."""
+    # Not `getrusage`: on Linux it gives at least the memory the parent had when it started this process.
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -185,10 +185,10 @@ def peak_memory_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """What this process can still take, in bytes: of the machine, and of its control group where that has a limit.
+    """The memory this process can still take, in bytes: from the machine, and within its control group's limit.
 
     Returns:
-        It, or None where the system does not say.
+        The number of bytes, or None if the system does not report it.
     """
     try:
         memory = dict(re.findall(r"^(\w+):\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
@@ -213,7 +213,7 @@ def _configured_backend() -> str | None:
         backend = json.loads(path.read_text()).get("backend")
     except (OSError, ValueError, AttributeError):
         return None
-    # Keras writes "tensorflow" there by itself on first import, so a name that is not installed is no choice.
+    # Keras writes "tensorflow" there on first import, so a backend that is not installed was nobody's choice.
     return backend if backend in installed_backends() else None
 
 

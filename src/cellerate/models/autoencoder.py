@@ -1,8 +1,7 @@
 """The sequence autoencoder: a line of characters in, the same line out, through one vector per line.
 
-A module of its own because it is the one model of two parts that are also used apart: `encode` turns lines
-into vectors, `decode` turns vectors back into lines. What it returns is a plain `keras.Model` of Keras's own
-layers.
+Its two parts are also used separately: `encode` turns lines into vectors, `decode` turns vectors back into
+lines. All models here are plain `keras.Model`s of Keras's own layers.
 """
 
 from typing import Any
@@ -35,24 +34,25 @@ def build_autoencoder(
 ) -> keras.Model:
     """Builds a bidirectional LSTM encoder, a vector, and an LSTM decoder trained with teacher forcing.
 
-    Id 0 is padding in `source`, on the right or on the left: masked, it changes nothing in the vector. (With
-    TensorFlow on a GPU, Keras's cuDNN path refuses, inside `fit` and `predict`, padding on the left and lines
-    of padding only.) `target_in` must be padded on the right: the decoder is not masked, since nothing it
-    reads after a line's end can change what it said before, and a mask would cost JAX and torch their fast
+    Id 0 is padding in `source`, on the right or on the left. It is masked, so it does not affect the vector.
+    (With TensorFlow on a GPU, Keras's cuDNN path refuses padding on the left and lines of nothing but padding
+    inside `fit` and `predict`.) `target_in` must be padded on the right. The decoder is not masked: what it
+    reads after a line's end cannot change its earlier outputs, and a mask would cost JAX and torch their fast
     path.
 
-    The vector starts the decoder's state and is added, projected, to every character the decoder reads.
+    The vector sets the decoder's initial state, and a projection of it is added to every character that the
+    decoder reads.
 
     Args:
-        vocabulary_size: V, the number of ids with padding.
+        vocabulary_size: V, the number of ids, padding included.
         embedding: The width of the character vectors.
         units: H of the decoder, and of each direction of the encoder.
         latent: The width of a line's vector.
         dropout: The fraction of the encoder's and the decoder's outputs to drop while training.
-        decoder_dropout: The fraction of whole characters the decoder does not get to see while training, so
-            that it must read the vector instead of guessing from what came before.
+        decoder_dropout: The fraction of whole characters hidden from the decoder while training, so that it
+            must read the vector instead of guessing from the characters before.
         dtype_policy: A Keras dtype policy or its name; None is Keras's global one. The vector and the logits
-            are float32 under any.
+            are always float32.
         seed: Makes the initial weights and the dropout reproducible.
 
     Returns:
@@ -123,32 +123,32 @@ def build_autoencoder(
 def encoder_and_decoder(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     """The two parts of an autoencoder, sharing its weights.
 
-    A decoder step is `decode([vectors, prefix])[:, t]` with the ids so far as the prefix; what stands after
-    position t does not matter, so a prefix filled up to a fixed length keeps one compiled program.
+    A decoder step is `decode([vectors, prefix])[:, t]`, where the prefix holds the ids so far. Ids after
+    position t do not matter, so a prefix filled up to a fixed length needs only one compiled program.
 
     Args:
-        model: What `build_autoencoder` returned, or such a model loaded from a file.
+        model: The result of `build_autoencoder`, or such a model loaded from a file.
 
     Returns:
-        (encode, decode), as described there.
+        (encode, decode), as `build_autoencoder` describes them.
 
     Raises:
-        ModelError: The model has no parts of these names.
+        ModelError: The model has no parts named "encode" and "decode".
     """
     parts = {layer.name: layer for layer in model.layers if isinstance(layer, keras.Model)}
     if not {"encode", "decode"} <= parts.keys():
         raise ModelError(
-            f"model {model.name!r} is no line autoencoder: expected nested models named "
+            f"model {model.name!r} is not a line autoencoder: expected nested models named "
             f"'encode' and 'decode', found {sorted(parts) or 'none'}. Train one with `cellerate train embed`."
         )
     return parts["encode"], parts["decode"]
 
 
 def with_vectors(model: keras.Model) -> keras.Model:
-    """The autoencoder with the vector as an output beside the logits, sharing its weights: what is packed.
+    """The autoencoder with the vector as an output beside the logits, for packing; it shares the weights.
 
     Args:
-        model: What `build_autoencoder` returned, or its encoder alone, which is given back as it is.
+        model: The result of `build_autoencoder`, or its encoder alone, which is returned unchanged.
 
     Returns:
         {"source": (B, S) ids, "target_in": (B, S') ids} → {"logits": (B, S', V), "vector": (B, latent)}.
@@ -166,17 +166,17 @@ def with_vectors(model: keras.Model) -> keras.Model:
 
 
 def stepwise_decoder(decode: keras.Model) -> tuple[keras.Model, keras.Model]:
-    """The decoder a character at a time, sharing its weights.
+    """The decoder as a model of one character at a time, sharing its weights.
 
     Args:
         decode: The decoder that `encoder_and_decoder` gives.
 
     Returns:
-        (start, step): `start` makes [h, c, hint] of vectors (B, latent); `step` takes
+        (start, step): `start` turns vectors (B, latent) into [h, c, hint]; `step` takes
         [ids (B, 1), h, c, hint] and gives [logits (B, V), h, c, hint].
 
     Raises:
-        ModelError: `decode` is not what `build_autoencoder` made.
+        ModelError: `decode` does not come from `build_autoencoder`.
     """
     try:
         table, hint, dense_h, dense_c, hinted, lstm, head = map(

@@ -1,7 +1,6 @@
 """The forecasting model: a window of a multivariate series in, the next `horizon` steps of its targets out.
 
-A module of its own because what makes it work (the last value as a baseline, quantiles that cannot cross) is
-particular to forecasting. What it returns is a plain `keras.Model` of Keras's own layers and operations.
+It is a plain `keras.Model` of Keras's own layers and operations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,26 +42,26 @@ def build_forecast_model(
 ) -> keras.Model:
     """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
 
-    With `residual` the head predicts the difference to the last observed value of each target, and starts at
-    zero: before training the model repeats the last value, the baseline every forecast is judged against.
-    With `quantiles`, the one nearest to 0.5 is predicted directly and each further one by its distance
-    (a softplus, never negative) to its neighbour, so the quantiles of a prediction cannot cross.
+    With `residual`, the head predicts the difference from the last observed value of each target, and starts
+    at zero: before training the model repeats the last value, the baseline that every forecast is judged
+    against. With `quantiles`, the one nearest to 0.5 is predicted directly, and each other one by its distance
+    (a softplus, never negative) from its neighbour, so the quantiles of a prediction cannot cross.
 
     Args:
-        window: How many past steps the model sees.
-        features: F, the columns of the input.
-        horizon: How many steps it predicts.
-        targets: How many columns it predicts.
-        target_columns: Where the targets are among the input columns, in the order they are predicted.
-        units: H, for all layers; or one number a layer.
-        layers: How many LSTM layers.
+        window: The number of past steps the model sees.
+        features: F, the number of input columns.
+        horizon: The number of steps it predicts.
+        targets: The number of columns it predicts.
+        target_columns: The positions of the targets among the input columns, in the order they are predicted.
+        units: H, for all layers; or one number per layer.
+        layers: The number of LSTM layers.
         bidirectional: Whether the layers also read the window backwards.
         dropout: The fraction of each LSTM's outputs to drop while training.
         recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
-        residual: Whether to predict the difference to the last observed values.
+        residual: Whether to predict the difference from the last observed values.
         dtype_policy: A Keras dtype policy or its name, for the encoder; None is Keras's global one. The head,
-            which is small, and the output are float32 under any.
+            which is small, and the output are always float32.
         seed: Makes the initial weights and the dropout reproducible.
 
     Returns:
@@ -149,11 +148,11 @@ def _spread(
     targets: int,
     seeds: Iterator[int | None],
 ) -> Any:
-    """Puts the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
+    """Adds the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
     middle = min(range(len(levels)), key=lambda index: abs(levels[index] - 0.5))
     parts = [center]
     below, above = middle, len(levels) - 1 - middle
-    # softplus(-1) is 0.3: of the order of the gaps between the quantiles of a standardised series.
+    # softplus(-1) is 0.3, about the gap between the quantiles of a standardised series.
     gap = {"activation": "softplus", "bias_initializer": keras.initializers.Constant(-1.0)}
     if below:
         gaps = _head(x, horizon, targets, below, seeds, name="gaps_below", **gap)

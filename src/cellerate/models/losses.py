@@ -1,7 +1,7 @@
-"""The loss and the metric Keras has no equal of: quantile (pinball) loss, and bits per predicted item.
+"""The quantile (pinball) loss, which Keras does not have.
 
-A module of its own because training, evaluation and saved compile states all name these two classes, while
-the architectures beside it must stay free of anything that is not Keras's own.
+Only training, evaluation and saved compile states use `QuantileLoss`: the architectures in this folder hold
+nothing but Keras's own layers.
 """
 
 import itertools
@@ -35,10 +35,10 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
 
 @keras.saving.register_keras_serializable(package="cellerate")
 class QuantileLoss(keras.losses.Loss):
-    """The pinball loss, averaged over the quantiles: its minimum is at the true conditional quantiles.
+    """The pinball loss, averaged over the quantiles; the true conditional quantiles minimise it.
 
     Args:
-        quantiles: Ascending, strictly between 0 and 1; Q of them, in the order of the predictions' last axis.
+        quantiles: Q ascending numbers, strictly between 0 and 1, in the order of the predictions' last axis.
         reduction: As for every Keras loss.
         name: As for every Keras loss.
 
@@ -85,5 +85,5 @@ class QuantileLoss(keras.losses.Loss):
         return ops.mean(ops.maximum(levels * error, (levels - 1.0) * error), axis=(-2, -1))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments to build this loss again."""
+        """The arguments that build this loss again."""
         return {**super().get_config(), "quantiles": list(self.quantiles)}

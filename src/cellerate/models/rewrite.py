@@ -1,8 +1,8 @@
-"""A user's model once more: in another dtype policy, or the same layers in a model that was never compiled.
+"""Rewrites a user's model: in another dtype policy, or as an uncompiled model of the same layers.
 
-A module of its own because these work on any model and leave the original as it is. A model is described the way
-Keras saves it, the description changed, built again, and the weights copied: for another policy here, for fewer
-units in `compress.prune`.
+It works on any model and leaves the original unchanged. To rewrite a model, describe it the way Keras saves it,
+change the description, build it again and copy the weights. This module does so for another dtype policy,
+`compress.prune` for fewer units.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.models.text import check_policy, layer_seeds
 
 _Config = dict[str, Any]
-# Where a description holds no layers: how layers are connected, and what they were built and trained with.
+# Entries of a description that hold no layers: how layers are connected, built and trained.
 _NOT_LAYERS = frozenset({"inbound_nodes", "build_config", "compile_config"})
 
 
 def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
     """Copies a model with another dtype policy and the same weights.
 
-    Under a 16-bit policy these stay float32: the output layers, so that losses and probabilities keep their
-    precision (those of nested models too, unless recurrent: that is where the time goes); and, in a model
-    that already mixes policies, every layer that was float32 there, since someone chose it to be. Input
-    layers keep their dtype. Any other policy applies to every layer.
+    Under a 16-bit policy two kinds of layers stay float32. The first are the output layers, so that losses and
+    probabilities keep their precision; those of nested models too, unless they are recurrent, where most of
+    the time goes. The second, in a model that already mixes policies, are the layers that were float32 there,
+    because someone chose that. Input layers keep their dtype. Any other policy applies to every layer.
 
     Args:
-        model: A Functional or Sequential model, built; nested models, wrappers and custom layers are fine as
-            long as they can be described and rebuilt, as for saving.
+        model: A built Functional or Sequential model. Nested models, wrappers and custom layers are fine if
+            they can be described and rebuilt, as for saving.
         policy: A Keras dtype policy or its name, such as "mixed_bfloat16".
 
     Returns:
@@ -59,30 +59,30 @@ def with_dtype_policy(model: keras.Model, policy: Any) -> keras.Model:
 
 
 def same_layers(model: keras.Model, name: str | None = None) -> keras.Model:
-    """A model of the same layers that was never compiled: to compile it, or save it, without the other's state.
+    """An uncompiled model of the same layers, to compile or save without the compile state of the original.
 
     Args:
         model: A built model.
         name: The name of the new model; None for the same.
 
     Returns:
-        It, sharing every layer; the model itself where it has no graph to share.
+        The new model, which shares every layer; the model itself if it has no graph to share.
     """
     name = name or model.name
     if isinstance(model, keras.Sequential):
-        # One that was never called has inputs, but no `input`.
+        # A model that was never called has `inputs`, but no `input`.
         return keras.Model(model.inputs[0], model.outputs[0], name=name)
     return keras.Model(model.input, model.output, name=name) if hasattr(model, "operations") else model
 
 
 def is_functional(model: Any) -> bool:
-    """Whether a model is what `keras.Model(inputs, outputs)` gives: its class has no public name in Keras."""
+    """Whether `keras.Model(inputs, outputs)` made the model: its class has no public name in Keras."""
     kind = type(model)
     return kind.__name__ == "Functional" and kind.__module__.split(".")[0] == "keras"
 
 
 def describe(model: keras.Model) -> dict[str, Any]:
-    """The model as Keras would save it, without its training; `rebuild` takes it, changed.
+    """The model's description as Keras would save it, without its training; change it and pass it to `rebuild`.
 
     Raises:
         ModelError: The model is subclassed, or not built.
@@ -104,21 +104,21 @@ def describe(model: keras.Model) -> dict[str, Any]:
 def rebuild(
     model: keras.Model, description: dict[str, Any], weights: Sequence[np.ndarray] | None = None
 ) -> keras.Model:
-    """A model from the description of another, with its weights.
+    """Builds a model from a changed description of another, and gives it the weights.
 
     Args:
         model: The model that was described.
-        description: Of `describe`, changed.
-        weights: The values of all weights in the order of `model.weights`; None for those of the model.
+        description: The changed result of `describe`.
+        weights: The values of all weights in the order of `model.weights`; None for those of `model`.
 
     Returns:
-        It, not compiled.
+        The new model, not compiled.
 
     Raises:
-        ModelError: It cannot be built, or has other weights.
+        ModelError: The new model cannot be built, or its weights have other shapes.
     """
     copy = _built(model, description)
-    # Through NumPy: JAX's trainer gives its arrays away while it trains, so the two must not share any.
+    # Copied through NumPy: JAX's trainer donates its arrays while it trains, so the models must not share any.
     values = model.get_weights() if weights is None else weights
     if [tuple(w.shape) for w in values] != [tuple(w.shape) for w in copy.weights]:
         raise ModelError(
@@ -134,25 +134,25 @@ def reinitialized(model: keras.Model, *, seed: int) -> keras.Model:
 
     Args:
         model: A Functional or Sequential model. It is not changed.
-        seed: Of the initializers that have none of their own.
+        seed: Seeds the initializers that have no seed of their own.
 
     Raises:
-        ModelError: It cannot be built.
+        ModelError: The new model cannot be built.
     """
     description = describe(model)
     seeds = layer_seeds(seed)
     for node in _nodes(description):
-        # Only what draws has a seed; without one it would draw other weights each time.
+        # Only random initializers have a seed; with None they would draw other weights each time.
         if "initializers" in str(node.get("module")) and node["config"].get("seed", 0) is None:
             node["config"]["seed"] = next(seeds)
     return _built(model, description)
 
 
 def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every layer in the description of a model, those in nested models and Keras's wrappers too.
+    """Every layer in the description of a model, including those in nested models and Keras's wrappers.
 
     Yields:
-        (path, node): the names down to the layer, joined by "/", and what describes it, with its "config".
+        (path, node): the names down to the layer, joined by "/", and its description, with its "config".
     """
     config = description["config"]
     inner = list(config["layers"]) if isinstance(config.get("layers"), list) else []
@@ -165,9 +165,9 @@ def layer_nodes(description: dict[str, Any], path: str = "") -> Iterator[tuple[s
 
 
 def _built(model: keras.Model, description: dict[str, Any]) -> keras.Model:
-    """What a description of a model, changed, builds; its weights are new. Raises `ModelError` if it cannot be."""
+    """Builds the model of a changed description, with new weights; raises `ModelError` if that fails."""
     try:
-        # The model is in this process already, with whatever code it carries: nothing unsafe is let in here.
+        # The model and any code it carries are in this process already, so this lets in nothing unsafe.
         return keras.saving.deserialize_keras_object(description, _custom_objects(model), safe_mode=False)
     except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n", 1)[0][:300]
@@ -178,7 +178,7 @@ def _built(model: keras.Model, description: dict[str, Any]) -> keras.Model:
 
 
 def _custom_objects(model: keras.Model) -> dict[str, type]:
-    """The classes of this model's own layers, so that custom ones need not be registered."""
+    """The classes of this model's layers, so that custom ones need not be registered."""
     found: dict[str, type] = {}
     for layer in model.layers:
         if isinstance(layer, keras.Model):
@@ -202,16 +202,16 @@ def _nodes(tree: Any) -> Iterator[_Config]:
 
 
 def _layers(description: _Config) -> Iterator[_Config]:
-    """The config of every layer but inputs."""
+    """The config of every layer except inputs."""
     for node in _nodes(description):
         config = node["config"]
-        # Only layers have both; an operation such as a cast has a dtype that means something else.
+        # Only layers have both; the dtype of an operation such as a cast means something else.
         if "dtype" in config and "trainable" in config and node["class_name"] != "InputLayer":
             yield config
 
 
 def _outputs(description: _Config, *, outermost: bool = True) -> set[int]:
-    """The `id` of each config whose layer must stay precise: the outputs, with what they wrap."""
+    """The `id` of each config whose layer must stay precise: the output layers and the layers they wrap."""
     config = description["config"]
     names = _output_names(config)
     found: set[int] = set()
@@ -229,7 +229,7 @@ def _is_recurrent(node: _Config) -> bool:
 
 
 def _output_names(config: _Config) -> set[str]:
-    """The names of the layers a Functional or Sequential model's outputs come from."""
+    """The names of the layers that produce the outputs of a Functional or Sequential model."""
     if "output_layers" not in config:
         return {config["layers"][-1]["config"]["name"]} if config["layers"] else set()
     names: set[str] = set()

@@ -1,7 +1,7 @@
-"""The file a trained model is kept in: a plain `.keras` file with one entry more, `cellerate.json`.
+"""Saves and loads trained models: a plain `.keras` file with one extra entry, `cellerate.json`.
 
-A module of its own because a file from anywhere must be read with suspicion: whatever is wrong with it ends
-in one `ModelError` that says what to do. `keras.saving.load_model` opens the same file without Cellerate.
+A file may come from anywhere, so it is read with suspicion: whatever is wrong with it ends in one `ModelError`
+that says what to do. `keras.saving.load_model` opens the same file without Cellerate.
 """
 
 import binascii
@@ -33,10 +33,10 @@ _ENTRY = "cellerate.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.weights.h5", "model.weights.npz")
 _LARGEST_JSON = 64 * 2**20  # bytes; a tokenizer is embedded in the record
-# Keras stores weights and assets uncompressed: nothing genuine grows a hundredfold.
+# Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold.
 _LARGEST_RATIO = 100
 _RATIO_APPLIES_FROM = 2**20  # bytes
-_WEIGHTS_PER_BYTE = 8  # more than any quantisation packs
+_WEIGHTS_PER_BYTE = 8  # more than any quantisation packs into a byte
 
 # What zipfile, json, h5py, Keras and the backends raise on a damaged or foreign file. Anything else is a bug.
 _FAILURES = (
@@ -64,8 +64,8 @@ class TaskRecord:
     """What a task needs beside the model to use it again.
 
     Args:
-        task: What the model does.
-        payload: JSON values only: the tokenizer, the scaler, the settings of the run. The task defines it.
+        task: The task the model was trained for.
+        payload: JSON values only, as the task defines them: the tokenizer, the scaler, the run's settings.
 
     Raises:
         ConfigError: The task is unknown, or the payload is not a dictionary.
@@ -84,9 +84,9 @@ class TaskRecord:
 def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRecord | None = None) -> None:
     """Writes architecture, weights and record into a `.keras` file, whole or not at all.
 
-    The compile state and the optimizer's variables are left out, so that the file opens anywhere and has a
-    third of the size; to go on training, a checkpoint keeps them. A compiled Sequential model comes back as
-    the Functional model it is inside; a subclassed one is saved as Keras does it, with its compile state.
+    The compile state and the optimizer's variables are left out, so that the file opens anywhere and is a third
+    of the size. A checkpoint keeps them for further training. A compiled Sequential model comes back as the
+    Functional model inside it. A subclassed model is saved as Keras saves it, with its compile state.
 
     Args:
         model: A built model.
@@ -108,7 +108,7 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRec
     entry = None if record is None else _encode(record)
     with atomic_write(target) as beside:
         try:
-            # A class of one's own is saved as it is: what it does may be more than its layers.
+            # A custom class is saved as it is, because it may do more than its layers.
             stock = isinstance(model, keras.Sequential) or is_functional(model)
             (same_layers(model) if model.compiled and stock else model).save(beside)
         except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
@@ -123,14 +123,14 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRec
 def load_model(
     path: str | os.PathLike[str], *, need_task: Task | None = None
 ) -> tuple[keras.Model, TaskRecord | None]:
-    """Opens a `.keras` file (or a legacy `.h5` one), checking everything before it is believed.
+    """Opens a `.keras` file (or a legacy `.h5` file), checking everything before trusting it.
 
     Code in a file is never run: a model with Lambda layers is refused. Checksums are compared, because Keras
-    itself would load weights of a damaged file without a word.
+    itself would silently load the weights of a damaged file.
 
     Args:
         path: The file.
-        need_task: The task the model must be for; None accepts any file, also one without a record.
+        need_task: The task the model must be for; None accepts any file, even one without a record.
 
     Returns:
         The model, not compiled, and its record, or None if Cellerate did not write the file.
@@ -153,7 +153,7 @@ def load_model(
         _check_task(source, record, need_task)
     try:
         with warnings.catch_warnings():
-            # What Keras warns of here concerns the training state, which is not loaded.
+            # Keras's warnings here are about the training state, which is not loaded.
             warnings.simplefilter("ignore")
             model = keras.saving.load_model(source, compile=False, safe_mode=True)
     except _FAILURES as error:
@@ -191,12 +191,12 @@ def _check_is_file(source: Path) -> None:
 
 
 def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
-    """Everything that can be told before Keras reads the file: the model's description and the record."""
+    """The model's description and the record: everything that can be checked before Keras reads the file."""
     try:
         with source.open("rb") as file:
             start = file.read(2)
         if start != b"PK":
-            raise ModelError(f"{source} is not a .keras file: it is no zip archive. Was it renamed?")
+            raise ModelError(f"{source} is not a .keras file: it is not a zip archive. Was it renamed?")
         with zipfile.ZipFile(source) as archive:
             _check_sizes(source, archive)
             if (entry := archive.testzip()) is not None:
@@ -211,7 +211,8 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
             stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
         if any(node.get("class_name") in ("Lambda", "__lambda__") for node in _dictionaries(config)):
             raise _carries_code(source)
-        # Building a model fills its memory before any weight is read; JAX ends the process when it runs out.
+        # Building a model allocates its memory before any weight is read, and JAX ends the process when memory
+        # runs out.
         if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
             raise _damaged(
                 source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
@@ -226,7 +227,7 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
 
 
 def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
-    """Refuses an archive that would unpack to far more than it is, before anything is unpacked."""
+    """Refuses an archive that would unpack to far more than its size, before unpacking anything."""
     unpacked = 0
     for info in archive.infolist():
         if info.filename.endswith(".json"):
@@ -239,7 +240,7 @@ def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
                 f"{source} is refused: its entry {info.filename!r} would unpack from {info.compress_size:,} "
                 f"to {info.file_size:,} bytes, as no genuine model does. Get it from a source you trust."
             )
-    # Entries that overlap in the file each look harmless.
+    # Entries that overlap in the file each look harmless, so their sum is checked.
     if unpacked > max(_RATIO_APPLIES_FROM, _LARGEST_RATIO * source.stat().st_size):
         raise ModelError(
             f"{source} is refused: its {source.stat().st_size:,} bytes would unpack to {unpacked:,}, as no "
@@ -315,7 +316,7 @@ def _unknown_classes(config: Any) -> list[str]:
 
 
 def _dictionaries(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every dictionary in a JSON value, however deep, without recursion."""
+    """Every dictionary in a JSON value, at any depth, found without recursion."""
     waiting = [tree]
     while waiting:
         value = waiting.pop()
@@ -327,7 +328,7 @@ def _dictionaries(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _fewest_weights(node: dict[str, Any]) -> int:
-    """A lower bound of the number of weights in the layer a dictionary is the config of; 0 for any other."""
+    """A lower bound for the weights of a layer, if the dictionary is a layer's config; else 0."""
     sizes = {key: node.get(key) for key in ("units", "filters", "input_dim", "output_dim")}
     units, filters, rows, columns = (n if type(n) is int and n > 0 else 0 for n in sizes.values())
     return units * units if "recurrent_initializer" in node else max(units, filters, rows * columns)
@@ -348,6 +349,6 @@ def _damaged(source: Path, reason: str) -> ModelError:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what an exception says, short enough to show."""
+    """The first line of an exception's message, short enough to show."""
     text = str(error).strip().split("\n", 1)[0].rstrip(".")
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

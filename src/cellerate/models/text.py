@@ -1,8 +1,6 @@
-"""The next-token language model, and the checked, seeded pieces all the builders share.
+"""The next-token language model, and the checked, seeded pieces that all builders share.
 
-A module of its own because a text model's shape (embedding, stacked LSTMs, logits, tied weights, carried
-state) has nothing to do with data or training. What it returns is a plain `keras.Model` of Keras's own
-layers.
+The model is a plain `keras.Model` of Keras's own layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,22 +27,21 @@ def build_text_model(
 ) -> keras.Model:
     """Builds `Embedding → LSTMs → Dense`: token ids in, the next token's logits out.
 
-    Dropout follows each LSTM, not the embedding: `Embedding → LSTM` without anything between is what lets a
-    layer look its input products up in a table.
+    Dropout follows each LSTM, not the embedding: with nothing between `Embedding → LSTM`, a layer can look up
+    its input products in a table.
 
     Args:
         vocabulary_size: V, the number of token ids.
         embedding: The width of the token vectors.
-        units: H, for all layers; or one number a layer, which then also says how many layers there are.
-        layers: How many LSTM layers.
+        units: H, for all layers; or one number per layer, which also sets the number of layers.
+        layers: The number of LSTM layers.
         dropout: The fraction of each LSTM's outputs to drop while training.
         recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
         layer_norm: Whether to normalise each LSTM's output.
-        tie_weights: Whether the logits come from the transposed embedding (no bias); when `embedding` differs
-            from the last layer's units, a Dense projection stands between.
-        dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are float32 under
-            any.
-        seed: Makes the initial weights and the dropout reproducible; every layer draws a seed of its own.
+        tie_weights: Whether the logits come from the transposed embedding (no bias). If `embedding` differs
+            from the last layer's units, a Dense projection comes between them.
+        dtype_policy: A Keras dtype policy or its name; None is Keras's global one. Logits are always float32.
+        seed: Makes the initial weights and the dropout reproducible; every layer draws its own seed.
 
     Returns:
         A model named "text": ids (B, T) integers → logits (B, T, V) float32.
@@ -91,7 +88,7 @@ def build_text_model(
         x = table(x, reverse=True)
     else:
         x = seeded_dense(vocabulary_size, seeds, name="head", dtype=dtype)(x)
-    # A layer of its own, so that the large product above may run in 16 bits and the softmax never does.
+    # A separate layer, so that the large product above may run in 16 bits but the softmax never does.
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
     return keras.Model(ids, logits, name="text")
 
@@ -99,8 +96,8 @@ def build_text_model(
 def embedding_initializer(seed: int | None, *, tied: bool = False) -> keras.initializers.Initializer:
     """How token vectors start: normal with deviation 1, not Keras's uniform ±0.05.
 
-    An LSTM's gates hardly move for inputs of a hundredth, and the embedding takes an epoch to grow out of it;
-    `docs/decisions/0003-embedding-scale.md` has the measurement. Tied vectors are the output projection, too,
+    An LSTM's gates hardly respond to inputs of about 0.01, and the embedding needs an epoch to outgrow that;
+    `docs/decisions/0003-embedding-scale.md` has the measurement. Tied vectors are also the output projection,
     whose logits must start small.
     """
     if tied:
@@ -144,7 +141,7 @@ def check_policy(policy: Any) -> Any:
             "'float32' or 'mixed_bfloat16'."
         )
     if found.variable_dtype in ("float16", "bfloat16"):
-        # Keras's initialiser of recurrent weights has no 16-bit version on any backend.
+        # Keras's initialiser for recurrent weights has no 16-bit version on any backend.
         raise ConfigError(
             f"dtype policy {policy!r} keeps the weights themselves in 16 bits, in which Keras cannot "
             f"initialise an LSTM; use 'mixed_{found.variable_dtype}', which computes in 16 bits."
@@ -153,7 +150,7 @@ def check_policy(policy: Any) -> Any:
 
 
 def layer_widths(units: Any, layers: Any) -> tuple[int, ...]:
-    """The units of each layer, from one number for all or one number a layer.
+    """The units of each layer, from one number for all layers or one number per layer.
 
     Raises:
         ConfigError: A number is not positive, or the two arguments disagree.
@@ -170,9 +167,9 @@ def layer_widths(units: Any, layers: Any) -> tuple[int, ...]:
 
 
 def layer_seeds(seed: int | None) -> Iterator[int | None]:
-    """An endless stream of different seeds drawn from one, or of None when there is none.
+    """An endless stream of different seeds drawn from `seed`, or of None if it is None.
 
-    Keras layers of equal seeds and shapes start with equal weights, so no two may share a seed.
+    Keras layers with the same seed and shape start with the same weights, so no two may share a seed.
 
     Raises:
         ConfigError: The seed is neither None nor a whole number of at least 0.
@@ -187,7 +184,7 @@ def layer_seeds(seed: int | None) -> Iterator[int | None]:
 def seeded_lstm(
     units: int, seeds: Iterator[int | None], *, name: str, recurrent_dropout: float = 0.0, **arguments: Any
 ) -> keras.layers.LSTM:
-    """A `keras.layers.LSTM` with Keras's own initialisers, each with a seed of its own."""
+    """A `keras.layers.LSTM` with Keras's own initialisers, each with its own seed."""
     return keras.layers.LSTM(
         units,
         kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
@@ -204,7 +201,7 @@ def seeded_bidirectional(
 ) -> keras.layers.Bidirectional:
     """A `keras.layers.Bidirectional` LSTM whose two directions start from different weights.
 
-    Keras would copy the forward layer, seeds and all, so the backward one is given.
+    Keras would copy the forward layer, seeds and all, so the backward layer is passed explicitly.
     """
     return keras.layers.Bidirectional(
         seeded_lstm(units, seeds, name="lstm", dtype=dtype, **arguments),
@@ -219,7 +216,7 @@ def seeded_bidirectional(
 def seeded_dense(
     units: int, seeds: Iterator[int | None], *, name: str, **arguments: Any
 ) -> keras.layers.Dense:
-    """A `keras.layers.Dense` with Keras's own initialiser and a seed of its own."""
+    """A `keras.layers.Dense` with Keras's own initialiser and its own seed."""
     arguments.setdefault("kernel_initializer", keras.initializers.GlorotUniform(seed=next(seeds)))
     return keras.layers.Dense(units, name=name, **arguments)
 

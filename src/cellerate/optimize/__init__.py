@@ -1,6 +1,6 @@
 """`optimize`: one call that tunes and shrinks a trained model, keeps what helps, and proves it.
 
-The package is called like the function in it, `cellerate.optimize(model, data=...)`, so the module can be called.
+The package has the same name as its function, `cellerate.optimize(model, data=...)`; so it is callable.
 """
 
 import os
@@ -23,24 +23,24 @@ def optimize(
     restart: bool = False,
     **settings: Any,
 ) -> "Run":
-    """Tunes and shrinks a trained model within an allowed loss of quality, and writes a report of every decision.
+    """Tunes and shrinks a trained model within an allowed loss of quality, and reports every decision.
 
-    The model as it is run now is measured first: a process with nothing but Keras in it trains, judges and uses it.
-    Then come the passes, each kept if it helps: kernels, batch size, sequence length, pipeline, precision,
-    quantising, pruning, distilling. The best model that passes the gate is written as `optimized.cell` and
-    `optimized.keras`, and measured again in a process of its own. Every pass that ends is kept on disk: the same call
-    goes on with a run that was interrupted.
+    First the model is measured as it runs today: a process that uses nothing but Keras trains it, judges it
+    and uses it. The passes follow, and each is kept if it helps: kernels, batch size, sequence length,
+    pipeline, precision, quantising, pruning, distilling. The best model that passes the gate is written as
+    `optimized.cell` and `optimized.keras`, and measured again in a new process. Each finished pass is saved
+    to disk, so the same call continues a run that was interrupted.
 
     Args:
-        model: A `.keras` file that Cellerate wrote, or a Keras model with its `record`.
-        data: Files of its task: what it was trained on, or more like it.
+        model: A `.keras` file that Cellerate wrote, or a Keras model together with its `record`.
+        data: Files for its task: the data it was trained on, or more of the kind.
         output: The folder of the run.
-        record: What belongs to a model that is no file, as `load_model` returns it.
-        restart: Throws away what an earlier run left in the folder.
+        record: The record of a model that is not given as a file, as `load_model` returns it.
+        restart: Whether to throw away what an earlier run left in the folder.
         settings: The fields of `OptimizeSettings`, such as `max_quality_loss=0.01` and `time_budget=600`.
 
     Returns:
-        The run, which is in the folder as `report.json`, `report.html` and `report.md`.
+        The run; the folder has it as `report.json`, `report.html` and `report.md`.
 
     Raises:
         CellerateError: The model, the data, a setting or the folder cannot be used.

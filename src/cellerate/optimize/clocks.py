@@ -1,6 +1,6 @@
-"""How fast a model answers: calls timed one by one until a given time has passed.
+"""How fast a model answers: calls are timed one by one until a given time has passed.
 
-Every way to use a model, Keras's and ours, is timed by the same rules, so that they can be compared.
+All ways to use a model, Keras's and ours, are timed by the same rules, so that they can be compared.
 """
 
 import time
@@ -12,7 +12,7 @@ import numpy as np
 from cellerate.report.record import Speed
 
 MEASURED_S = 1.0
-"""How long each figure is measured for, about."""
+"""About how long to measure each figure."""
 _LEAST_CALLS, _MOST_CALLS = 5, 20_000
 _WARM_S = 0.1
 
@@ -30,12 +30,12 @@ def speed(
     """Times a way to use a model.
 
     Args:
-        way: Its name.
-        one: Makes one item, or `each` of them one after another.
-        many: Makes `steps` items of each of `batch` sequences; None: not measured.
+        way: The name of the way.
+        one: A call that makes one item, or `each` items one after another.
+        many: A call that makes `steps` items for each of `batch` sequences; None if this is not measured.
         batch: See `many`.
-        several: Makes so many items one after another in a single call, where that is how it is used; `one` then
-            gives the latency alone.
+        several: A call that makes a given number of items one after another, if the way is used like that;
+            `one` then gives only the latency.
         each: See `one`.
         steps: See `many`.
 
@@ -58,7 +58,7 @@ def speed(
 
 
 def predict_speeds(model: Any, one: Any, many: Any, batch: int) -> tuple[Speed, Speed]:
-    """How fast Keras's `predict` and `predict_on_batch` are, with the inputs of one row and of `batch` rows."""
+    """Times Keras's `predict` and `predict_on_batch`, with inputs of one row and of `batch` rows."""
     return (
         speed(
             "predict",
@@ -76,7 +76,7 @@ def predict_speeds(model: Any, one: Any, many: Any, batch: int) -> tuple[Speed, 
 
 
 def timed_calls(call: Callable[[], object]) -> list[float]:
-    """Seconds that calls took: as many as fit into `MEASURED_S`, after some that warm up."""
+    """Gives the seconds each call took, for as many calls as fit into `MEASURED_S` after some warm-up calls."""
     began = time.perf_counter()
     call()
     while time.perf_counter() - began < _WARM_S:
@@ -92,7 +92,7 @@ def timed_calls(call: Callable[[], object]) -> list[float]:
 
 
 def _per_s(several: Callable[[int], object]) -> float:
-    """Items a second: the median of calls that each take a fifth of the time."""
+    """Gives items per second: the median of calls that each take a fifth of the time."""
     count, taken = 16, 0.0
     while taken < MEASURED_S / 20:
         began = time.perf_counter()

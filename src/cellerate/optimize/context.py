@@ -1,6 +1,6 @@
-"""What a pass works with: the model, the data, what was found so far, and the time that is left.
+"""What a pass works with: the model, the data, the findings so far, and the time left.
 
-A candidate is packed, judged, timed and kept here, in the same way whichever pass made it.
+Candidates are packed, judged, timed and saved here, in the same way for all passes.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from cellerate.report.record import Candidate
 from cellerate.runtime.packed import load
 from cellerate.tasks.packing import pack
 
-# Keras and the native core add in other orders: of a loss of 0 this much is rounding.
+# Keras and the native core add in different orders: if the loss is 0, this much is rounding.
 _ROUNDING = 1e-6
 ORIGINAL = "original"
-"""The id of the model as its user runs it."""
+"""The id of the model as its user runs it today."""
 PACKED = "float32"
-"""The id of the same model packed, with no precision lost."""
+"""The id of the same model packed without loss of precision."""
 
 
 @dataclasses.dataclass
@@ -41,12 +41,12 @@ class Context:
     Attributes:
         workload: The model and its data.
         settings: The options.
-        folder: Of the run.
+        folder: The folder of the run.
         model_file: The original model.
         data: The paths of the data.
         backend: The Keras backend.
-        state: What was found so far; a pass adds to it.
-        listener: Who is told.
+        state: The findings so far; a pass adds to it.
+        listener: The listener that is told of progress.
         deadline: When the time is up, by `time.perf_counter`.
     """
 
@@ -62,15 +62,15 @@ class Context:
 
     @property
     def gate(self) -> QualityGate:
-        """How much worse a model may be."""
+        """How much worse a model may become."""
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:
-        """Of the time budget; below 0 when it is used up."""
+        """The rest of the time budget; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
 
     def probe(self) -> Probe:
-        """A new process that measures the original."""
+        """Starts a new process that measures the original."""
         return Probe(
             self.model_file,
             self.data,
@@ -80,29 +80,29 @@ class Context:
         )
 
     def original(self) -> keras.Model:
-        """A copy of the original, on the fastest kernels."""
+        """Gives a copy of the original on the fastest kernels."""
         return accelerate(rebuild(self.workload.model, describe(self.workload.model)))
 
     def to_train(self) -> keras.Model:
-        """A copy of the original in the dtype policy that was chosen for training."""
+        """Gives a copy of the original in the dtype policy chosen for training."""
         return with_dtype_policy(self.workload.model, self.state.choices.policy)
 
     def trained(self, model: keras.Model) -> keras.Model:
-        """What came out of such a training, in the dtype policy of the original."""
+        """Gives a model trained that way in the dtype policy of the original."""
         return with_dtype_policy(model, policy_of(self.workload.model))
 
     def judge(self, model: keras.Model) -> float:
-        """How bad a Keras model is, for the calls of `compress`: less is better."""
+        """Returns how bad a Keras model is, for the functions in `compress`: less is better."""
         value = self.workload.judge(accelerate(model)).mean
         return -value if self.workload.metric.higher_is_better else value
 
     def candidate(self, name: str) -> Candidate | None:
-        """The candidate of that id, if it was made."""
+        """The candidate with that id, or None if it was not made."""
         return next((one for one in self.state.candidates if one.id == name), None)
 
     @property
     def before(self) -> Candidate:
-        """The candidate that is the original: what every other is held against."""
+        """The original as a candidate, which all others are compared with."""
         return self.state.candidates[0]
 
     def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
@@ -110,13 +110,13 @@ class Context:
 
         Args:
             name: The id.
-            title: In words.
+            title: The name in words.
             made_by: The pass.
             model: The model; it is not changed.
-            precision: How the packed file keeps its matrices.
+            precision: How the packed file stores its matrices.
 
         Returns:
-            The candidate; where the model cannot be packed, it is one that runs on Keras, and says why.
+            The candidate. If the model cannot be packed, the candidate runs on Keras and says why.
         """
         self.listener.note(f"measuring {title}")
         work, stem = self.workload, self.folder / "candidates" / name
@@ -151,7 +151,7 @@ class Context:
         )
 
     def add(self, candidate: Candidate, judged: Judged) -> Candidate:
-        """Adds a candidate with what it was worth, held against the original."""
+        """Adds a candidate with its quality, and compares it with the original."""
         before = self.state.judged.get(ORIGINAL)
         loss = None
         if before is not None:
@@ -163,7 +163,7 @@ class Context:
             passes_gate=loss is None or loss.value <= self.settings.max_quality_loss + _ROUNDING,
         )
         self.state.judged[candidate.id] = judged
-        # One that an interrupted pass had made already is made again.
+        # An interrupted pass may have made this candidate already; it is then replaced.
         kept = [one for one in self.state.candidates if one.id != candidate.id]
         self.state.candidates[:] = [*kept, complete]
         return complete

@@ -1,7 +1,7 @@
-"""The quality of a model as a mean over held-out data, and how sure it is.
+"""The quality of a model as a mean over held-out data, with its uncertainty.
 
-Two models judged on the same data are compared block by block, which tells far smaller differences apart than two
-means with an error each.
+Two models judged on the same data are compared block by block. This shows far smaller differences than
+comparing two means, each with its own error.
 """
 
 import dataclasses
@@ -13,48 +13,48 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.report.record import Interval
 
-# Neighbouring windows of a text or a series are alike; means of stretches hardly are.
+# Neighbouring windows of a text or a series are alike; the means of longer stretches hardly are.
 _MOST_BLOCKS = 64
-# Quantiles of Student's t at 97.5 %, by degrees of freedom; beyond, a series about the normal one is as exact.
+# The 97.5 % quantiles of Student's t by degrees of freedom; for more, a series is as exact.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """What a model was worth on each stretch of the held-out data.
+    """The quality of a model on each stretch of the held-out data.
 
     Attributes:
-        values: (blocks,) the mean of each.
-        weights: (blocks,) how much was in each.
+        values: (blocks,) the mean of each block.
+        weights: (blocks,) the weight of each block.
     """
 
     values: tuple[float, ...]
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Takes any sequences, such as those of JSON."""
+        """Converts any sequences, such as lists from JSON, to tuples."""
         object.__setattr__(self, "values", tuple(self.values))
         object.__setattr__(self, "weights", tuple(self.weights))
 
     @property
     def mean(self) -> float:
-        """Of all of it."""
+        """The mean over all blocks."""
         return float(np.average(self.values, weights=self.weights))
 
 
 def judged(
     values: Sequence[float] | np.ndarray, weights: Sequence[float] | np.ndarray | None = None
 ) -> Judged:
-    """Gathers what was found item by item, in the order of the data, into blocks.
+    """Groups the values of items, in the order of the data, into blocks.
 
     Args:
         values: (N,) the mean of each item: a window, a line.
-        weights: (N,) how much each counts; None: alike. Those of weight 0 are left out.
+        weights: (N,) how much each item counts; None for equal weights. Items of weight 0 are left out.
 
     Raises:
-        DataError: There is none.
-        ModelError: One of them is no finite number.
+        DataError: There are no values.
+        ModelError: A value is not a finite number.
     """
     found = np.asarray(values, np.float64)
     share = np.ones(len(found)) if weights is None else np.asarray(weights, np.float64)
@@ -79,15 +79,15 @@ def interval(one: Judged) -> Interval:
 
 
 def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Interval:
-    """By how much worse a model is than another, as a share of the other's value; below 0 it is better.
+    """Gives how much worse one model is than another, as a share of the other's value; below 0 it is better.
 
     Args:
-        before: The other.
-        after: The model, on the same data.
-        higher_is_better: What the values say.
+        before: The values of the other model.
+        after: The values of the model, on the same data.
+        higher_is_better: Whether higher values are better.
 
     Returns:
-        It, with the 95 % interval of the differences block by block.
+        The loss, with the 95 % interval of the differences block by block.
     """
     sign = -1.0 if higher_is_better else 1.0
     weights = np.array(before.weights)
@@ -95,7 +95,7 @@ def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Int
     scale = abs(before.mean)
     found = float(np.average(differences, weights=weights))
     if scale == 0:
-        # As `compress.record.relative_loss` says: nothing may become worse than perfect.
+        # As in `compress.record.relative_loss`: anything worse than perfect is infinitely worse.
         worst = 0.0 if found == 0 else math.copysign(1e9, found)
         return Interval(value=worst, low=worst, high=worst)
     reach = _reach(differences, weights) / scale
@@ -103,7 +103,7 @@ def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Int
 
 
 def _reach(values: np.ndarray, weights: np.ndarray) -> float:
-    """Half the width of the 95 % interval of a weighted mean of blocks.
+    """Gives half the width of the 95 % interval of a weighted mean of blocks.
 
     Source: Cochran, "Sampling Techniques", 3rd ed., section 2.11 (the variance of a ratio of means).
     """
@@ -116,7 +116,7 @@ def _reach(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _student(freedom: int) -> float:
-    """The quantile of Student's t at 97.5 %.
+    """Gives the 97.5 % quantile of Student's t.
 
     Source: Abramowitz & Stegun, "Handbook of Mathematical Functions", 26.7.5.
     """

@@ -1,6 +1,6 @@
 """What a run of `optimize` shows while it works: nothing, or a line for each pass in a terminal.
 
-Passes state facts and never format them; a notebook or a test can listen in.
+Passes report facts and leave formatting to a listener, so a notebook or a test can listen too.
 """
 
 import sys
@@ -12,28 +12,28 @@ from cellerate.report.record import Pass
 
 
 class Listener:
-    """Listens to a run; this one shows nothing, others override what they show."""
+    """Listens to a run and shows nothing; subclasses override what they want to show."""
 
     def start(self, passes: Sequence[str], left_s: float) -> None:
-        """The run begins, or goes on; these passes are left to do, in so many seconds."""
+        """Called when the run starts or continues, with the passes left to do and the seconds left."""
 
     def begin(self, title: str) -> None:
-        """A pass begins."""
+        """Called when a pass starts."""
 
     def note(self, text: str) -> None:
-        """What the pass is at."""
+        """Called with what the pass is doing."""
 
     def step(self, done: int, total: int, loss: float) -> None:
-        """A training goes on."""
+        """Called after a training step."""
 
     def end(self, found: Pass) -> None:
-        """A pass is over."""
+        """Called when a pass is over."""
 
     def message(self, text: str) -> None:
-        """A sentence for the user."""
+        """Called with a sentence for the user."""
 
     def stop(self) -> None:
-        """The run is over, whatever the reason."""
+        """Called when the run is over, for whatever reason."""
 
 
 class Terminal(Listener):
@@ -71,15 +71,15 @@ class Terminal(Listener):
         self._show("")
 
     def note(self, text: str) -> None:
-        """Shows what the pass is at."""
+        """Shows what the pass is doing."""
         self._show(text)
 
     def step(self, done: int, total: int, loss: float) -> None:
-        """Shows how far a training is."""
+        """Shows the progress of a training."""
         self._show(f"step {done} of {total}, loss {loss:.4f}")
 
     def end(self, found: Pass) -> None:
-        """Prints the line of a pass, which stays."""
+        """Prints the line of a finished pass, which stays on the screen."""
         mark = {"done": "+" if found.kept else "=", "failed": "!", "skipped": "."}[found.status]
         told = found.decision or found.reason
         self.message(f" {mark} {found.title} ({found.seconds:.0f} s): {told}")
@@ -89,7 +89,7 @@ class Terminal(Listener):
         self._console.print(text, markup=False)
 
     def stop(self) -> None:
-        """Takes the live line away."""
+        """Removes the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None

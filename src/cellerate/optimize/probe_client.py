@@ -1,6 +1,6 @@
-"""Asks the process of `probe`, and ends it in time.
+"""Asks the process of `probe_process`, and ends it in time.
 
-A module of its own, apart from the program that it starts, because it runs here: it imports nothing that measures.
+This side runs in the process of the run, so it imports nothing that measures.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from typing import Any
 from cellerate.errors import CellerateError
 
 PATIENCE_S = 600.0
-"""What one answer may take, however little time is left: the verdict is always reached."""
+"""How long an answer may take even if less time is left, because the verdict is always reached."""
 
 
 class ProbeError(CellerateError):
-    """A question had no answer.
+    """A question got no answer.
 
     Attributes:
-        memory: Whether there was not enough memory.
+        memory: Whether memory ran out.
     """
 
     def __init__(self, message: str, *, memory: bool) -> None:
@@ -39,8 +39,8 @@ class Probe:
 
     Args:
         model: The model's file.
-        data: Of its task.
-        seed: Of everything that is drawn.
+        data: The data of its task.
+        seed: The seed of everything random.
         backend: The Keras backend.
         patience_s: How long to wait for an answer.
 
@@ -75,7 +75,7 @@ class Probe:
             stderr=self._stderr,
             text=True,
             env=self._environment,
-            # A Ctrl-C is for this process, which then ends that one.
+            # Ctrl-C must reach only this process, which then ends the other.
             start_new_session=True,
         )
         self._answers: queue.Queue[str] = queue.Queue()
@@ -92,21 +92,21 @@ class Probe:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            # What was written to a process that has ended stays unwritten.
+            # What a dead process did not read cannot be flushed.
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
         self._stderr.close()
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
-        """Asks a question; a process that the one before has cost its life is started anew.
+        """Asks a question; if the previous question killed the process, it is started again.
 
         Args:
-            kind: What: the name of one of the program's.
-            timeout_s: How long to wait; None for as long as for any.
-            options: Of the question.
+            kind: The kind of question, one of those `probe_process` knows.
+            timeout_s: How long to wait; None for `patience_s`.
+            options: The arguments of the question.
 
         Raises:
-            ProbeError: It failed, it took too long, or the process ended.
+            ProbeError: The question failed or took too long, or the process ended.
         """
         timeout_s = self._patience_s if timeout_s is None else timeout_s
         if self._process.poll() is not None:
@@ -118,7 +118,7 @@ class Probe:
             self._process.stdin.flush()
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            # Its answer, when it comes, would be taken for that of the next question.
+            # A late answer would be taken for the answer to the next question.
             self._process.kill()
             self._process.wait()
             raise ProbeError(f"it took more than {timeout_s:.0f} s", memory=False) from None
@@ -145,7 +145,7 @@ class Probe:
 
 def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str]") -> None:
     assert process.stdout is not None  # noqa: S101 (it is a pipe)
-    with contextlib.suppress(ValueError):  # closed while it was read
+    with contextlib.suppress(ValueError):  # closed while being read
         for line in process.stdout:
             answers.put(line)
     answers.put("")

@@ -1,8 +1,8 @@
-"""A process of its own that measures: it opens the model and the data, and answers one question a line.
+"""A process that only measures: it opens the model and the data, and answers one question per line.
 
-What is measured must not depend on what was run before it: the baseline runs in a process that never had kernels of
-ours, memory is that of a process that did nothing else, and one that runs out of memory takes nothing with it.
-`probe_client` starts it.
+A measurement must not depend on what ran before it. The baseline needs a process that never loaded our
+kernels, and memory must be measured in a process that did nothing else. A process that runs out of memory
+takes nothing with it. `probe_client` starts this process.
 """
 
 import json
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
-"""What frameworks say when there is no memory left; MemoryError has no words."""
+"""What frameworks say when memory runs out; a MemoryError may say nothing."""
 
 
 def main() -> None:
-    """Reads what to open, then a question a line, from stdin; writes an answer a line where stdout was."""
-    # Whatever a framework prints goes to stderr: stdout is for answers.
+    """Reads what to open and then one question per line from stdin; writes one answer per line to the former stdout."""
+    # Stdout is for answers: whatever a framework prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _offer_to_the_memory_killer()
@@ -31,7 +31,7 @@ def main() -> None:
             answer = {"answer": work.answer(question)}
         except KeyboardInterrupt:
             return
-        except Exception as error:  # whatever a backend raises is the answer
+        except Exception as error:  # the answer is whatever a backend raises
             lines = str(error).strip().splitlines() or ["no message"]
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
             answer = {"error": f"{type(error).__name__}: {lines[0]:.300}", "memory": memory}
@@ -63,7 +63,7 @@ class _Work:
         return self._kinds[question["kind"]](**question.get("with", {}))
 
     def _explain(self) -> list[list[str]]:
-        """A layer, a kernel and why, each."""
+        """Gives a layer, its kernel and the reason, for each layer."""
         from cellerate.layers.conditions import KERNELS
         from cellerate.layers.explain import explain
 
@@ -89,7 +89,7 @@ class _Work:
         steps: int | None = None,
         seconds: float = 2.0,
     ) -> dict[str, Any]:
-        """Trains from the model's weights for a few steps: a `TrainingStep`."""
+        """Trains from the model's own weights for a few steps, and gives the fields of a `TrainingStep`."""
         from cellerate.layers.accelerate import accelerate
         from cellerate.machine.environment import peak_memory_bytes
         from cellerate.optimize.training import settings_of
@@ -123,14 +123,14 @@ class _Work:
         }
 
     def _model(self, policy: str) -> Any:
-        """The model with its own weights, in a dtype policy."""
+        """Gives the model with its own weights in a dtype policy."""
         from cellerate.models.rewrite import with_dtype_policy
 
         self._workload.model.set_weights(self._start)
         return with_dtype_policy(self._workload.model, policy)
 
     def _load(self, *, batch_size: int, length: int | None) -> dict[str, float]:
-        """Milliseconds that making a batch takes, with nothing else going on."""
+        """Measures the milliseconds it takes to make a batch while nothing else runs."""
         from cellerate.data.batches import iterate
         from cellerate.optimize.clocks import timed_calls
 
@@ -160,7 +160,7 @@ class _Work:
 
 
 def _offer_to_the_memory_killer() -> None:
-    """Where memory runs out, Linux should end this process and no other."""
+    """Tells Linux to kill this process first if memory runs out."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:

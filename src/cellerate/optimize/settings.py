@@ -1,6 +1,6 @@
-"""What a run of `optimize` is told: one frozen record, checked when it is made.
+"""The settings of a run of `optimize`: one frozen record, checked when it is made.
 
-The command line makes its options of it, so nothing heavy is imported here.
+The command line makes its options from this module, so nothing heavy is imported here.
 """
 
 import dataclasses
@@ -16,22 +16,22 @@ Objective = Literal["latency", "throughput", "size", "training"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizeSettings:
-    """What to optimize for, and what may be spent on it.
+    """What to optimize for, and what the run may spend.
 
     Attributes:
-        objective: What is best among the models that pass the gate: "latency" of one item, "throughput" of many,
-            the "size" of the file, or "training", which leaves the model as it is and tunes its training alone.
+        objective: What counts as best among the models that pass the gate: "latency" of one item,
+            "throughput" of many, "size" of the file, or "training", which tunes only the training and leaves
+            the model as it is.
         max_quality_loss: How much worse the model may become, as a share: 0.01 lets 2.00 bits become 2.02.
-        time_budget: Seconds that the run may take, about; what no time is left for is left out, and said.
-        only: The passes to run; without, those that the objective needs.
+        time_budget: About how many seconds the run may take; whatever does not fit is left out, and said.
+        only: The passes to run; if empty, those that the objective needs.
         skip: Passes to leave out.
-        batch_size: Rows of a training batch, as the model is trained now; without, what its task is trained with
-            by default.
-        keep: Shares of hidden units to keep when pruning, tried from the smallest on until one passes.
-        latency_goal_ms: What one item may take, which decides how small the distilled student is; without, half
-            of what the quantized model takes.
-        steps: Batches to train a pruned model and a student on, at most: the time that is left may allow fewer.
-        seed: Of everything that is drawn.
+        batch_size: Rows per training batch, as the model is trained now; if unset, the default of its task.
+        keep: Shares of hidden units to keep when pruning, tried from the smallest until one passes.
+        latency_goal_ms: What one item may take, which decides how small the distilled student is; if unset,
+            half of what the quantized model takes.
+        steps: The most batches to train a pruned model or a student on; the time left may allow fewer.
+        seed: The seed of everything random.
     """
 
     objective: Objective = "latency"
@@ -80,10 +80,10 @@ class OptimizeSettings:
 
 
 def check_names(given: Iterable[str]) -> None:
-    """Raises `ConfigError` for a name that is no setting."""
+    """Raises `ConfigError` for a name that is not a setting."""
     known = {field.name for field in dataclasses.fields(OptimizeSettings)}
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"{name!r} is no setting of optimize; expected one of {', '.join(sorted(known))}."
+                f"{name!r} is not a setting of optimize; expected one of {', '.join(sorted(known))}."
             )

@@ -1,4 +1,4 @@
-"""What a run keeps on disk, so that one that was interrupted goes on where it was."""
+"""What a run keeps on disk, so that an interrupted run can continue where it stopped."""
 
 import dataclasses
 from pathlib import Path
@@ -16,15 +16,15 @@ FILE_NAME = "state.json"
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class Choices:
-    """What was chosen so far.
+    """The choices made so far.
 
     Attributes:
-        implementation: Who computes the LSTM layers in training.
+        implementation: Which implementation computes the LSTM layers in training.
         policy: The dtype policy of training.
-        batch_size: Rows of a training batch.
-        accumulate: Batches whose gradients make one update.
-        length: Time steps of a training row.
-        precision: How a packed model keeps its matrices.
+        batch_size: Rows per training batch.
+        accumulate: How many batches share one update.
+        length: Time steps per training row.
+        precision: How a packed model stores its matrices.
     """
 
     implementation: str
@@ -37,18 +37,18 @@ class Choices:
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class State:
-    """A run so far.
+    """The state of a run.
 
     Attributes:
-        identity: What a run that goes on must have in common with this one.
-        choices: What was chosen.
-        started: When it was begun, ISO 8601.
-        seconds: What it took, all sessions together.
-        passes: Those that ended.
-        candidates: In the order in which they were made; the first is the original.
-        judged: What each candidate was worth, by its id.
-        training_steps: What was measured of training; the first is the baseline.
-        explanation: Of the original: a layer, its kernel, and what would make it faster.
+        identity: What a continued run must have in common with this one.
+        choices: The choices made so far.
+        started: The time of the start, ISO 8601.
+        seconds: The time it took, all sessions together.
+        passes: The finished passes.
+        candidates: The models in the order they were made; the first is the original.
+        judged: The quality of each candidate, by its id.
+        training_steps: The measurements of training; the first is the baseline.
+        explanation: For each layer of the original: the layer, its kernel, and what would make it faster.
     """
 
     identity: dict[str, str]
@@ -76,14 +76,14 @@ def save_state(state: State, folder: Path) -> None:
 
 
 def load_state(folder: Path, identity: dict[str, str]) -> State | None:
-    """The state of the run in a folder, or None if there is none.
+    """Gives the state of the run in a folder, or None if there is none.
 
     Args:
         folder: The folder of the run.
-        identity: Of the run that would go on.
+        identity: The identity of the run that wants to continue.
 
     Raises:
-        ConfigError: The run there is another one, or its state is damaged.
+        ConfigError: The folder has another run, or its state is damaged.
     """
     path = folder / FILE_NAME
     try:
@@ -92,7 +92,7 @@ def load_state(folder: Path, identity: dict[str, str]) -> State | None:
         return None
     except (ValidationError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or is no state of a run. Start anew with --restart, or choose another folder."
+            f"{path} cannot be read, or is not the state of a run. Start again with --restart, or choose another folder."
         ) from error
     differing = sorted(name for name in identity if state.identity.get(name) != identity[name])
     if differing:

@@ -1,4 +1,4 @@
-"""How the model was trained, as its record says."""
+"""How the model was trained, according to its record."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ _SAME_BATCH = 0.1
 
 
 def settings_of(record: TaskRecord) -> TrainingSettings:
-    """The settings that a model was trained with; the usual ones where its record has none that can be used."""
+    """Gives the settings a model was trained with, or the defaults if its record has no usable ones."""
     told = record.payload.get("training")
     known = {field.name for field in dataclasses.fields(TrainingSettings)}
     kept = {name: value for name, value in told.items() if name in known} if isinstance(told, dict) else {}
@@ -26,21 +26,21 @@ def settings_of(record: TaskRecord) -> TrainingSettings:
 
 
 def policy_of(model: keras.Model) -> str:
-    """The dtype policy that a model trains in: that of its first recurrent layer, or of all of it."""
+    """Gives the dtype policy a model trains in: that of its first recurrent layer, else of the whole model."""
     recurrent = [found.layer for found in find_over_time(model) if isinstance(found.layer, keras.layers.RNN)]
     return str(getattr(recurrent[0] if recurrent else model, "dtype_policy", model.dtype_policy).name)
 
 
 def way_of(implementation: str, policy: str) -> str:
-    """How a model is trained, in words."""
+    """Says in words how a model is trained."""
     return f"{'Keras' if implementation == 'keras' else 'fused kernels'}, {policy}"
 
 
 def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
-    """The learning rate to begin with where a batch is so many times as large as it was.
+    """Gives the initial learning rate for batches `factor` times as large as before.
 
-    It grows with the batch for SGD, with its square root for the optimizers that divide by the size of gradients;
-    a batch of which a few rows are missing changes nothing.
+    It grows with the batch for SGD, and with the square root of the batch for optimizers that divide by the
+    size of gradients. A batch that lacks only a few rows changes nothing.
 
     Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017; Malladi et al., "On the SDEs and Scaling Rules for
         Adaptive Gradient Algorithms", 2022.
@@ -51,6 +51,6 @@ def learning_rate_of(settings: TrainingSettings, factor: float) -> float:
 
 
 def batch_size_of(record: TaskRecord, default: int) -> int:
-    """Rows of a training batch, as a record says; models of earlier versions do not."""
+    """Gives the rows of a training batch according to a record; models of earlier versions don't record it."""
     found = record.payload.get("batch_size")
     return found if isinstance(found, int) and 0 < found <= _MOST_ROWS else default

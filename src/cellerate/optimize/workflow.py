@@ -1,4 +1,4 @@
-"""The run: passes in their order, each kept on disk when it ends, and a report of whatever there is."""
+"""The run: the passes in their order, each saved to disk when it ends, and a report of whatever was found."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Pass, Run, write_run
 from cellerate.training.precision import gpu_visible
 
-# What is kept for the verdict, which is always reached.
+# Time reserved for the verdict, which is always reached.
 _VERDICT_S = 10.0
 
 
@@ -62,16 +62,16 @@ def run(
 
     Args:
         model: A `.keras` file that Cellerate wrote, or a model, which is then written into the folder.
-        data: What it was trained on, or more like it.
+        data: The data it was trained on, or more of the kind.
         output: The folder of the run.
         settings: The options.
-        record: What belongs to a model that is not given as a file.
-        restart: Throws away what an earlier run left in the folder.
-        listener: Who is told.
-        command: What reproduces the run; None for the one of the command line.
+        record: The record of a model that is not given as a file.
+        restart: Whether to throw away what an earlier run left in the folder.
+        listener: The listener that is told of progress.
+        command: The command that reproduces the run; None for that of the command line.
 
     Returns:
-        The run; its status is "interrupted" after a Ctrl-C, and the next call goes on.
+        The run; after Ctrl-C its status is "interrupted", and the next call continues it.
 
     Raises:
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
@@ -83,7 +83,7 @@ def run(
     paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
     open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
     if isinstance(model, keras.Model):
-        # Written beside what an earlier run keeps, which may be of another model.
+        # Written beside the files of an earlier run, which may be of another model.
         file, beside = folder / "original.keras", folder / "given.keras"
         try:
             save_model(model, beside, record)
@@ -130,7 +130,7 @@ def run(
 
 @contextlib.contextmanager
 def _stopping(listener: Listener) -> Iterator[None]:
-    """Takes the live line away at the end, and ends in good order when it is asked to by a SIGTERM."""
+    """Removes the live line at the end, and turns a SIGTERM into an orderly end."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -146,7 +146,7 @@ def _stopping(listener: Listener) -> Iterator[None]:
 
 
 def _run_passes(context: Context, began: float, before: float) -> None:
-    """Runs what is not done yet; a pass that fails is told, and the rest goes on."""
+    """Runs the passes not done yet; a failing pass is reported, and the others continue."""
     state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
     chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
@@ -157,7 +157,7 @@ def _run_passes(context: Context, began: float, before: float) -> None:
         started = time.perf_counter()
         found = _result(one, context)
         found = dataclasses.replace(found, seconds=time.perf_counter() - started)
-        # Those of an earlier call that chose others too.
+        # Includes passes of an earlier call that chose others.
         place = [Baseline.name, *registry.PASSES]
         kept = [other for other in state.passes if other.name != one.name]
         state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
@@ -167,7 +167,7 @@ def _run_passes(context: Context, began: float, before: float) -> None:
 
 
 def _result(one: OptimizerPass, context: Context) -> Pass:
-    """What a pass found, or why it found nothing. Raises what the baseline does: nothing goes without it."""
+    """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
     if one.cost_s(context) > context.seconds_left() - _VERDICT_S and not isinstance(one, Baseline):
         left = max(0.0, context.seconds_left())
         reason = (
@@ -180,7 +180,7 @@ def _result(one: OptimizerPass, context: Context) -> Pass:
             return one.run(context)
     except NotNeededError as error:
         return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
-    # A backend may raise anything; whatever one pass cannot do, the others can.
+    # A backend may raise anything; if one pass fails, the others can still work.
     except Exception as error:
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
             raise
@@ -191,7 +191,7 @@ def _result(one: OptimizerPass, context: Context) -> Pass:
 
 @contextlib.contextmanager
 def _as_it_was(state: State) -> Iterator[None]:
-    """Takes back what a pass that fails, or is interrupted, had chosen; the candidates that it made are good."""
+    """Undoes the choices of a pass that fails or is interrupted; the candidates it made stay valid."""
     choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
     try:
         yield
@@ -202,7 +202,7 @@ def _as_it_was(state: State) -> Iterator[None]:
 
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
-    """The path of a model's file, unless the run would write over it."""
+    """Gives the path of a model's file, unless the run would overwrite it."""
     if record is not None:
         raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
     own = (folder / "optimized.keras", folder / "candidates")
@@ -216,7 +216,7 @@ def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, fold
 def _open(
     file: Path, *, data: Sequence[str], folder: Path, settings: OptimizeSettings, restart: bool
 ) -> tuple[Workload, State]:
-    """Opens a model and its data, and the run in the folder, where it is of these; else one that begins."""
+    """Opens a model, its data, and the run in the folder; if the folder has none of theirs, a new one."""
     work = open_workload(file, data, seed=settings.seed)
     identity = _identity(work, settings)
     if restart:
@@ -226,7 +226,7 @@ def _open(
 
 
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
-    """What makes another run of it. More time, or other passes, do not: these go on."""
+    """What tells runs apart. A run with more time, or with other passes, is the same run and continues."""
     free = ("time_budget", "only", "skip")
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
     return {
@@ -239,7 +239,7 @@ def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
 
 
 def _digest(work: Workload) -> str:
-    """Tells models apart; not by their files, into which Keras writes the time."""
+    """Gives a digest of a model, but not of its file, because Keras writes the time into that."""
     description = [describe(work.model), work.record.payload]
     digest = hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode())
     for weights in work.model.get_weights():
@@ -259,7 +259,7 @@ def _first_choices(work: Workload, settings: OptimizeSettings) -> Choices:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what a run keeps to go on; what it was for stays until there is something new."""
+    """Removes what a run keeps in order to continue; its results stay until there are new ones."""
     (folder / FILE_NAME).unlink(missing_ok=True)
     shutil.rmtree(folder / "candidates", ignore_errors=True)
 
@@ -299,13 +299,13 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
 
 
 def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSettings) -> str:
-    """The command line of the run: what differs from the defaults."""
+    """Gives the command line of the run, with the options that differ from the defaults."""
     words = ["cellerate", "optimize", str(file)]
     for path in data:
         words += ["--data", path]
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        # Several come as a list from the command line, and as a tuple from Python.
+        # Repeated values come as a list from the command line, and as a tuple from Python.
         value = tuple(value) if isinstance(value, list) else value
         if value != field.default and value is not None:
             for one in value if isinstance(value, tuple) else [value]:

@@ -1,7 +1,4 @@
-"""Charts as PNG files.
-
-A module of its own because drawing needs matplotlib, which nothing else does.
-"""
+"""Charts as PNG files; the only module that needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +11,11 @@ from cellerate.files import atomic_write, check_writable
 from cellerate.machine.environment import require
 from cellerate.runtime.forecasting import Example
 
-_PAST_HORIZONS = 4  # how much of the past is shown, so that the forecast is not a sliver
+_PAST_HORIZONS = 4  # how much of the past to show, in forecast lengths, so that the forecast is not a sliver
 
 
 def check_chart(path: str | Path) -> None:
-    """Raises at once what `draw_forecasts` would raise of `path`: before hours of training, not after.
+    """Raises at once what `draw_forecasts` would raise for `path`, so that it comes before hours of training.
 
     Raises:
         BackendError: The package `matplotlib` is not installed.
@@ -32,12 +29,12 @@ def check_chart(path: str | Path) -> None:
 
 
 def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) -> None:
-    """Draws forecasts against what came, one panel for each example and target.
+    """Draws forecasts against the values that came, one panel for each example and target.
 
     Args:
         path: The PNG file.
         examples: At least one.
-        title: Stands above all panels.
+        title: The title above all panels.
 
     Raises:
         CellerateError: See `check_chart`.
@@ -50,7 +47,7 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.5 * columns, 3.2 * rows + 0.6), layout="constrained")
-    # Names are shown as they are: "$" begins no formula.
+    # Names are shown as they are: "$" starts no formula.
     figure.suptitle(title, parse_math=False)
     axes: Any = figure.subplots(rows, columns, squeeze=False)
     for axis, (example, n) in zip(axes.flat, panels, strict=False):
@@ -69,7 +66,7 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
 def _draw(axis: Any, example: Example, n: int) -> None:
     shown = min(len(example.past), _PAST_HORIZONS * len(example.times))
     times, past = example.past_times[-shown:], example.past[-shown:, n]
-    # From the last known point on, so that the lines join.
+    # Starts at the last known point, so that the lines join.
     later = np.concatenate([times[-1:], example.times])
     axis.plot(times, past, color="0.45", label="past")
     if example.truth is not None:
@@ -86,7 +83,7 @@ def _draw(axis: Any, example: Example, n: int) -> None:
         if len(example.quantiles) > 1:
             low, high = example.quantiles[0], example.quantiles[-1]
             label = f"{low:g} to {high:g} quantile"
-            # From the last known value on, as the line: of a single step nothing would show.
+            # Starts at the last known value, like the line; otherwise a single step would not be visible.
             edges = [np.concatenate([past[-1:], forecast[:, edge]]) for edge in (0, -1)]
             axis.fill_between(later, *edges, color="C0", alpha=0.25, label=label)
         forecast = forecast[:, middle]

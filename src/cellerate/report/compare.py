@@ -1,6 +1,6 @@
-"""Two runs beside each other: what became better, and first of all what became worse.
+"""Compares two runs: what got better and, listed first, what got worse.
 
-A module of its own because a comparison is made from two reports alone, long after both runs.
+It needs the two reports only, so runs can be compared long after both ended.
 """
 
 import dataclasses
@@ -15,24 +15,24 @@ from cellerate.report.tables import named
 from cellerate.report.view import began, setting
 
 NOISE = 0.05
-"""By how much two timings of one and the same thing may differ, as a share."""
+"""How much two timings of the same thing may differ, as a share."""
 
 Outcome = Literal["regression", "improvement", "same"]
-# In the environment: what makes timings of two runs no comparison of their code.
+# Words in environment labels: where these differ, timings of two runs do not compare their code.
 _MACHINE = ("cpu", "processor", "gpu", "device", "accelerator", "machine", "core", "memory", "system")
 _ORDER: tuple[Outcome, ...] = ("regression", "improvement", "same")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A figure of both runs.
+    """A figure that both runs have.
 
     Attributes:
         group: "result", "training" or "model".
-        label: In words.
+        label: The name of the figure, in words.
         change: From the first run to the second.
-        outcome: Whether that is more than noise.
-        margin: What noise is, in words.
+        outcome: Whether the change exceeds noise, and in which direction.
+        margin: How much counts as noise, in words.
     """
 
     group: Literal["result", "training", "model"]
@@ -44,14 +44,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, and how the second is different.
+    """What two runs have in common, and how the second differs.
 
     Attributes:
-        names: Both, in words.
-        warnings: Why figures of the two may be no comparison, and what only one has.
-        rows: Regressions first.
-        lost: What the first run had and the second has not, each a regression, in a sentence.
-        differences: Of environment and settings: a label, and both values.
+        names: The names of both runs, in words.
+        warnings: Why figures of the two may not be comparable, and what only one run has.
+        rows: The compared figures, regressions first.
+        lost: What the first run had and the second lacks, one sentence each; each counts as a regression.
+        differences: Differences in environment and settings: a label and both values.
     """
 
     names: tuple[str, str]
@@ -62,17 +62,17 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """How many things became worse."""
+        """How many things got worse."""
         return len(self.lost) + sum(row.outcome == "regression" for row in self.rows)
 
     @property
     def judged(self) -> bool:
-        """Whether there was anything to compare: without, that nothing regressed says nothing."""
+        """Whether there was anything to compare; if not, "nothing regressed" would be meaningless."""
         return bool(self.rows or self.lost)
 
     @property
     def sentence(self) -> str:
-        """What it comes to."""
+        """The result in one sentence."""
         if not self.judged:
             return "Nothing could be compared."
         better = sum(row.outcome == "improvement" for row in self.rows)
@@ -83,7 +83,7 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """It as JSON values; a factor that is infinite is null."""
+        """The comparison as JSON values; an infinite factor is null."""
         rows = [
             {
                 **{key: value for key, value in dataclasses.asdict(row).items() if key != "change"},
@@ -104,19 +104,21 @@ class Comparison:
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """Compares what two runs came to, their training steps and their models.
+    """Compares the results, training steps and models of two runs.
 
-    Timings and memory differ where they do by more than 5 %, sizes by more than 0.5 %, qualities where their 95 %
-    intervals do not meet; what a report calls unchanged never does. Of runs of different tasks nothing is compared.
+    Timings and memory count as different if they differ by more than 5 %, sizes by more than 0.5 %, qualities
+    if their 95 % intervals do not overlap. What a report calls unchanged never counts as different. If the
+    two runs have different tasks, nothing is compared.
 
-    A figure that only one of the two has is not judged. A model that only one of them made is told in a warning and
-    not judged either: a pass stops at the first model that is good enough. Lost, each a regression, is a verdict that
-    only the first run came to; a model of both that could be measured, or be packed, only before; one that passed the
-    gate only before, where both runs have the same gate; and a pass that was done before and now failed.
+    A figure that only one run has is not judged. A model that only one run made gets a warning and is not
+    judged either, because a pass stops at the first model that is good enough. These count as lost, each a
+    regression: a verdict that only the first run reached; a model of both runs that could be measured, or
+    packed, only in the first; a model that passed the gate only in the first, if both runs have the same
+    gate; and a pass that was done in the first and failed in the second.
 
     Args:
-        a: The run before.
-        b: The run after.
+        a: The earlier run.
+        b: The later run.
     """
     alike = a.task == b.task
     rows = [*_results(a, b), *_training(a, b), *_models(a, b)] if alike else []
@@ -154,7 +156,7 @@ def _results(a: Run, b: Run) -> Iterable[Row]:
 
 
 def _quality_of(run: Run, value: float) -> Interval | None:
-    """The interval of the quality of the chosen model, if that is what the value is."""
+    """The interval of the chosen model's quality, if the value is that quality."""
     chosen = run.verdict.chosen if run.verdict else None
     found = next((one.quality for one in run.candidates if one.id == chosen), None)
     return found if found is not None and math.isclose(found.value, value, rel_tol=1e-6) else None
@@ -218,7 +220,7 @@ def _row(
     change: Change,
     intervals: tuple[Interval | None, Interval | None] = (None, None),
 ) -> Row:
-    # What is called unchanged is the same, however sure that it is not equal.
+    # What a report calls unchanged is the same, even if the two certainly differ.
     tone = effect(change)[1]
     differs, within = True, shown.percent(margin(change))
     one, two = intervals

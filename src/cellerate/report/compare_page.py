@@ -1,7 +1,4 @@
-"""A comparison of two runs, written down: as a page, as Markdown, as JSON, and as plain lines for a terminal.
-
-A module of its own because what is compared and how it is shown change for different reasons.
-"""
+"""Writes a comparison of two runs as a page, as Markdown, as JSON, and as plain lines for a terminal."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -27,10 +24,10 @@ _SIGNS: dict[Outcome, tuple[str, Tone]] = {
 
 
 def write_comparison(found: Comparison, folder: str | Path) -> tuple[Path, Path, Path]:
-    """Writes compare.html, compare.md and compare.json into a folder, each whole or not at all.
+    """Writes compare.html, compare.md and compare.json into a folder, each file whole or not at all.
 
     Raises:
-        OutputError: One could not be written.
+        OutputError: A file could not be written.
     """
     content = json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n"
     return (
@@ -41,7 +38,7 @@ def write_comparison(found: Comparison, folder: str | Path) -> tuple[Path, Path,
 
 
 def comparison_html(found: Comparison) -> str:
-    """A comparison as HTML."""
+    """The comparison as HTML."""
     return render(
         "compare.html",
         title="Two runs of optimize compared",
@@ -55,7 +52,7 @@ def comparison_html(found: Comparison) -> str:
 
 
 def comparison_markdown(found: Comparison) -> str:
-    """A comparison as GitHub-flavoured Markdown."""
+    """The comparison as GitHub-flavoured Markdown."""
     parts = ["# Two runs compared"]
     before, after = map(markdown.plain, found.names)
     parts += [f"Before: {before}. After: {after}.", markdown.bullets(found.warnings)]
@@ -66,7 +63,7 @@ def comparison_markdown(found: Comparison) -> str:
 
 
 def comparison_lines(found: Comparison) -> Iterable[str]:
-    """A comparison as lines of plain text, regressions first."""
+    """The comparison as lines of plain text, regressions first."""
     yield from map(shown.one_line, [f"before: {found.names[0]}", f"after:  {found.names[1]}"])
     yield from (shown.one_line(f"warning: {warning}") for warning in found.warnings)
     yield from (shown.one_line(f"regression: {one}") for one in found.lost)

@@ -1,6 +1,6 @@
-"""What a change comes to, in words: how much it is, and whether it is good.
+"""Says in words how large a change is and whether it is good.
 
-A module of its own because it alone knows that of some quantities more is better, and of some less.
+More is better for some quantities and less for others; only this module knows for which.
 """
 
 from typing import Literal
@@ -11,8 +11,8 @@ from cellerate.report.record import Change, Interval
 Tone = Literal["", "good", "bad"]
 
 UNCHANGED = 0.005
-"""What a factor may differ from 1 by and still be called the same."""
-_UNCHANGED_QUALITY = 0.00005  # as a share: less is shown as 0 %
+"""How far a factor may be from 1 and still be called unchanged."""
+_UNCHANGED_QUALITY = 0.00005  # as a share: anything less is shown as 0 %
 
 
 def reach(value: Interval) -> str:
@@ -21,12 +21,12 @@ def reach(value: Interval) -> str:
 
 
 def margin(change: Change) -> float:
-    """By what share the figure may differ and `effect` still calls it unchanged."""
+    """Gives how far, as a share, the figure may move while `effect` still calls it unchanged."""
     return _UNCHANGED_QUALITY if change.quantity is None else UNCHANGED
 
 
 def effect(change: Change) -> tuple[str, Tone]:
-    """What a change comes to, in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
+    """Gives a change in words, and whether it is good: ("34.2x faster", "good"), ("unchanged", "")."""
     better, worse = _words(change)
     if change.quantity is None:
         return _quality_effect(change)
@@ -52,7 +52,7 @@ def _words(change: Change) -> tuple[str, str]:
 
 
 def _quality_effect(change: Change) -> tuple[str, Tone]:
-    """A quality changes by a share, not by a factor."""
+    """Describes a change of quality, as a share and not as a factor."""
     gained = change.after - change.before if change.higher_is_better else change.before - change.after
     if gained == 0:
         return "unchanged", ""

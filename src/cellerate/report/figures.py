@@ -1,6 +1,6 @@
-"""Which charts a report has, each made from the records of a run, with its data as a table.
+"""The charts of a report, made from the records of a run, each with its data as a table.
 
-A module of its own because what is worth drawing is one question, and how to draw it (`svg`) another.
+This module chooses what to draw; `svg` draws it.
 """
 
 import math
@@ -23,7 +23,7 @@ _OPPOSITE = {"faster": "slower", "smaller": "larger"}
 
 
 def waterfalls(run: Run) -> list[Figure]:
-    """What each pass that was kept multiplied each quantity by: the first of its gains of that quantity."""
+    """For each quantity, the factor by which each kept pass multiplied it: the pass's first gain of that quantity."""
     found = []
     for quantity, title, word in _WATERFALLS:
         steps, rows, reached = [], [], 1.0
@@ -57,14 +57,14 @@ def waterfalls(run: Run) -> list[Figure]:
 
 
 def factor_in_words(factor: float, word: str) -> str:
-    """A factor: "2.10x faster", "1.20x slower" or "unchanged"."""
+    """Gives a factor in words: "2.10x faster", "1.20x slower" or "unchanged"."""
     if abs(factor - 1) < UNCHANGED:
         return "unchanged"
     return f"{shown.times(factor)} {word}" if factor > 1 else f"{shown.times(1 / factor)} {_OPPOSITE[word]}"
 
 
 def front(run: Run) -> Figure | None:
-    """Quality against latency; None where no model has both."""
+    """The chart of quality against latency; None if no model has both."""
     known = [one for one in run.candidates if one.quality and one.speeds and one.speeds[0].latency_p50_ms > 0]
     if not known:
         return None
@@ -98,7 +98,7 @@ def _best(run: Run, dots: Sequence[Dot]) -> Dot:
 
 
 def gate_of(run: Run) -> float | None:
-    """The quality that is just allowed; None where the original was not judged."""
+    """The worst quality that still passes the gate; None if the original was not judged."""
     original = run.candidates[0].quality if run.candidates else None
     if original is None:
         return None
@@ -114,14 +114,14 @@ def _dot(run: Run, one: Candidate) -> Dot:
     elif one is run.candidates[0]:
         kind = "original"
     quality = one.quality
-    assert quality is not None  # noqa: S101 (`front` takes no other)
+    assert quality is not None  # noqa: S101 (`front` passes no others)
     return Dot(
         one.title, one.speeds[0].latency_p50_ms, quality.value, quality.low, quality.high, kind, one.on_front
     )
 
 
 def curves(one: Pass) -> tuple[Figure, ...]:
-    """The curves of a pass: those of one chart together."""
+    """The curves of a pass, grouped by chart."""
     groups: dict[tuple[str, str, str, bool], list[Curve]] = {}
     for curve in one.curves:
         if curve.x and curve.y:

@@ -1,7 +1,4 @@
-"""The report as one HTML file that needs nothing else: no script, no network, nothing from beside it.
-
-A module of its own because a page has rules that Markdown has not: escaping, a policy that forbids scripts, charts.
-"""
+"""The report as one self-contained HTML file: no script, no network access, no other files."""
 
 import functools
 from pathlib import Path
@@ -21,16 +18,16 @@ from cellerate.report.svg.canvas import clean
 
 FILE_NAME = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
-# A chart is drawn for a wide page and once more for a narrow one: text that is scaled down cannot be read.
+# Each chart is drawn twice, for a wide and for a narrow page, because scaled-down text is unreadable.
 _WIDE, _HALF, _NARROW = 1072.0, 510.0, 340.0
 
 
 def write_html(run: Run, folder: str | Path) -> Path:
-    """Writes the report of a run into a folder, whole or not at all, and gives the path of the file.
+    """Writes the report of a run into a folder, whole or not at all, and gives the file's path.
 
     Args:
-        run: All that the report says; any text in it is shown as it is.
-        folder: Made where it is missing.
+        run: The content of the report; its texts are shown literally.
+        folder: The folder, created if missing.
 
     Raises:
         OutputError: The file could not be written.
@@ -72,11 +69,11 @@ def html(run: Run) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fills one of the templates; it knows how to draw, and everything else that it shows is given."""
+    """Fills one of the templates: they can draw charts and format numbers, and take the rest from `values`."""
     names = iter(range(1_000_000_000))
 
     def charts(chart: Chart, wide: bool, small: bool = False) -> Markup:
-        """A chart at each of its widths; only one of them is ever shown."""
+        """The chart at each of its widths; the page shows only one of them."""
         n = next(names)
         if small:
             return chart.draw(_NARROW, f"c{n}")
@@ -98,7 +95,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path, content: str) -> Path:
-    """Writes a text file, whole or not at all; what UTF-8 cannot hold becomes "?"."""
+    """Writes a text file, whole or not at all; what UTF-8 cannot encode becomes "?"."""
     with atomic_write(path) as beside:
         beside.write_bytes(content.encode(errors="replace"))
     return path
@@ -118,5 +115,5 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Text without what neither HTML nor XML may hold."""
+    """Removes from text what HTML and XML forbid."""
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,7 +1,4 @@
-"""The report as Markdown, for a pull request or a terminal: what the page says, and its charts as tables.
-
-A module of its own because Markdown escapes by rules of its own.
-"""
+"""The report as Markdown, for a pull request or a terminal: the content of the page, with charts as tables."""
 
 import re
 from collections.abc import Iterable
@@ -17,12 +14,12 @@ from cellerate.report.tables import Cell, Figure, Table
 from cellerate.report.view import PassView
 
 FILE_NAME = "report.md"
-# What means something to GitHub's Markdown: anywhere in a line, and at its beginning.
+# Characters with a meaning in GitHub's Markdown: anywhere in a line, and at its start.
 _SPECIAL = re.compile(r"[\\`*_\[\]<|~$&]|^[-+=#>]|(?<=^\d)[.)](?=\s)|(?<=^\d\d)[.)](?=\s)")
 
 
 def write_markdown(run: Run, folder: str | Path) -> Path:
-    """Writes the report of a run into a folder, whole or not at all, and gives the path of the file.
+    """Writes the report of a run into a folder, whole or not at all, and gives the file's path.
 
     Raises:
         OutputError: The file could not be written.
@@ -122,38 +119,38 @@ def _samples(run: Run) -> Iterable[str]:
 
 
 def join(parts: Iterable[str]) -> str:
-    """Paragraphs; what is empty is left out."""
+    """Joins paragraphs; empty ones are left out."""
     return "\n\n".join(part for part in (p.rstrip() for p in parts) if part) + "\n"
 
 
 def plain(text: str) -> str:
-    """Text that shows as it is, on one line."""
+    """Gives text that Markdown shows literally, on one line."""
     return _SPECIAL.sub(r"\\\g<0>", shown.one_line(text))
 
 
 def code(text: str) -> str:
-    """Text within a line that is read letter by letter, in a fence longer than any within; no table breaks it."""
+    """Gives code within a line, in a fence longer than any fence inside; it does not break tables."""
     text = shown.one_line(text) or " "
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     space = " " if text[0] == "`" or text[-1] == "`" else ""
-    # A table ends its cells before it looks for code, and takes this back.
+    # A table splits its cells before it looks for code, and then undoes this escape.
     return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def block(text: str) -> str:
-    """Lines that are read letter by letter, without what would move the cursor of a terminal."""
+    """Gives a code block, without characters that would move a terminal's cursor."""
     text = shown.visible(text)
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def bullets(notes: Iterable[str]) -> str:
-    """A list."""
+    """Gives a bulleted list."""
     return "\n".join(f"- {plain(note)}" for note in notes)
 
 
 def table(of: Table | None, *, caption: bool = True) -> str:
-    """A table with its caption; "" of None."""
+    """Gives a table with its caption; "" for None."""
     if of is None:
         return ""
     heads = [plain(head) for head, _ in of.heads]
@@ -163,7 +160,7 @@ def table(of: Table | None, *, caption: bool = True) -> str:
 
 
 def row(cells: Iterable[str]) -> str:
-    """A line of a table."""
+    """Gives a line of a table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,7 +1,7 @@
-"""What a run of `optimize` found: plain records that JSON holds, and nothing that computes them.
+"""The record of a run of `optimize`: plain values that JSON holds, and no code that computes them.
 
-A module of its own because the passes fill these in, the state on disk keeps them, and every form of the report is
-drawn from them alone: a report can be made again, or compared, where neither Keras nor the model is.
+The passes fill it in, the state on disk stores it, and all forms of the report are drawn from it alone. So a
+report can be made again, or compared, without Keras and without the model.
 """
 
 import json
@@ -18,26 +18,26 @@ from cellerate.files import atomic_write
 
 SCHEMA = 1
 FILE_NAME = "report.json"
-_LARGEST = 64 << 20  # bytes of a report; a genuine one has less than one
+_LARGEST = 64 << 20  # bytes of a report; a genuine one is below 1 MiB
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-# Counts that a machine can hold: what is larger comes from a damaged file.
+# Counts that a machine can hold: anything larger comes from a damaged file.
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 Status = Literal["done", "failed", "skipped"]
 Quantity = Literal["training", "use", "size"]
-"""What a pass can make better: the speed of training, the speed of using the model, its size."""
+"""What a pass can improve: the speed of training, the speed of using the model, or its size."""
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Metric:
-    """What the quality of a model is.
+    """The measure of a model's quality.
 
     Attributes:
         name: Such as "bits per character".
-        unit: What stands behind a value, or "".
-        higher_is_better: Whether more of it is better.
+        unit: The unit shown after a value, or "".
+        higher_is_better: Whether more is better.
         source: What it was measured on: "160,231 characters of the held-out part".
     """
 
@@ -61,12 +61,12 @@ class Speed:
     """How fast a model is in use.
 
     Attributes:
-        way: How it was called: "predict", "predict_on_batch", "packed".
-        latency_p50_ms: Of one call for one item (a character of one text, a forecast, a line).
-        latency_p99_ms: The same, of one call in a hundred.
-        per_s: Items a second, one at a time.
-        throughput_per_s: Items a second, many at a time; None where this was not measured.
-        batch: How many at a time.
+        way: How the model was called: "predict", "predict_on_batch", "packed".
+        latency_p50_ms: Median time of one call for one item (a character of one text, a forecast, a line).
+        latency_p99_ms: The 99th percentile of the same.
+        per_s: Items per second, one at a time.
+        throughput_per_s: Items per second, many at a time; None if not measured.
+        batch: How many items at a time.
     """
 
     way: str
@@ -83,14 +83,14 @@ class TrainingStep:
 
     Attributes:
         way: Whose kernels, and in what precision: "Keras, float32".
-        batch_size: Rows of a batch.
-        length: Time steps of a row; None where the task has no choice of them.
+        batch_size: Rows per batch.
+        length: Time steps per row; None if the task has no choice of length.
         step_ms: The median.
         step_p20_ms: The 20th percentile.
-        step_p80_ms: The 80th.
-        items_per_s: Items (characters, windows, lines) a second.
-        peak_memory_bytes: Of the process, at most; None where the system does not say.
-        loss: Mean over the steps that were measured; None where it was not read.
+        step_p80_ms: The 80th percentile.
+        items_per_s: Items (characters, windows, lines) per second.
+        peak_memory_bytes: Peak memory of the process; None if the system does not report it.
+        loss: Mean over the measured steps; None if it was not read.
     """
 
     way: str
@@ -109,14 +109,14 @@ class Curve:
     """A line of a chart.
 
     Attributes:
-        chart: The title of the chart; curves of one title share it.
-        name: The line's own.
-        x_label: With its unit.
-        y_label: With its unit.
-        x: Ascending.
-        y: As many.
+        chart: The title of the chart; curves with the same title share a chart.
+        name: The name of the line.
+        x_label: The label of x, with its unit.
+        y_label: The label of y, with its unit.
+        x: Ascending values.
+        y: As many values.
         log_x: Whether x doubles from point to point.
-        marks: What to say of points: a place in `x` and a text each.
+        marks: Labels of points: an index into `x` and a text each.
     """
 
     chart: str
@@ -134,12 +134,12 @@ class Change:
     """A figure before and after.
 
     Attributes:
-        quantity: What it is of; None for the quality.
-        label: In words: "training step", "generation, one text".
-        before: As it was.
-        after: As it is.
-        unit: Of both: "ms", "characters/s", "bytes".
-        higher_is_better: Whether more of it is better.
+        quantity: The quantity that the figure belongs to; None for quality.
+        label: The figure in words: "training step", "generation, one text".
+        before: The value before.
+        after: The value after.
+        unit: The unit of both: "ms", "characters/s", "bytes".
+        higher_is_better: Whether more is better.
     """
 
     quantity: Quantity | None
@@ -151,7 +151,7 @@ class Change:
 
     @property
     def factor(self) -> float:
-        """How many times better: above 1 is better."""
+        """How many times better it is: above 1 is better."""
         better, worse = (self.after, self.before) if self.higher_is_better else (self.before, self.after)
         return better / worse if worse else math.inf
 
@@ -162,16 +162,16 @@ class Pass:
 
     Attributes:
         name: Such as "quantise".
-        title: In words.
-        status: Whether it was done; "failed" and "skipped" have a reason.
-        seconds: What it took.
-        decision: One sentence: what was found, and what was kept of it.
-        kept: Whether something of it was kept.
+        title: The name in words.
+        status: Whether it was done; "failed" and "skipped" come with a reason.
+        seconds: The time it took.
+        decision: One sentence: what was found, and what was kept.
+        kept: Whether any of it was kept.
         reason: Why it failed or was skipped, or "".
-        gains: What it made better, whether kept or not.
-        curves: To draw.
-        facts: Further rows to show, a label and a value each.
-        notes: Sentences to show: remarks, warnings.
+        gains: What it improved, whether kept or not.
+        curves: The curves to draw.
+        facts: Further rows to show, each a label and a value.
+        notes: Sentences to show, such as remarks and warnings.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Pass:
 
 @dataclass(frozen=True, config=_STRICT)
 class ForecastSample:
-    """A forecast to draw: what was, what came, what was forecast."""
+    """A forecast to draw: the past, the values that came, the forecast values."""
 
     title: str
     past: tuple[float, ...]
@@ -201,12 +201,12 @@ class ForecastSample:
 
 @dataclass(frozen=True, config=_STRICT)
 class Sample:
-    """What a model makes of one and the same input.
+    """What a model makes of the sample input, which is the same for all models.
 
     Attributes:
-        prompt: A text: what it was given; a line: the line.
+        prompt: For a text, what the model was given; for a line, the line.
         text: What it made of it; "" for forecasts.
-        forecasts: Of a forecaster.
+        forecasts: The forecasts of a forecaster.
     """
 
     prompt: str = ""
@@ -220,19 +220,19 @@ class Candidate:
 
     Attributes:
         id: Short and unique: "original", "int8", "pruned-50-int8".
-        title: In words.
-        made_by: The pass.
-        precision: How its matrices are kept: "float32", "bfloat16" or "int8".
-        parameters: Weights, in numbers.
-        file_bytes: Of the file it is used from.
-        quality: On the held-out data.
-        loss: By how much worse than the original, as a share of its value, with the 95 % interval of the paired
-            difference; below 0 is better. None of the original.
-        passes_gate: Whether that is allowed.
-        speeds: In use; the first is the one it is compared by.
-        on_front: Whether none is both better and faster.
-        file: Of the model, within the folder of the run; None where it was not kept.
-        sample: What it makes of the sample's input.
+        title: The name in words.
+        made_by: The pass that made it.
+        precision: How its matrices are stored: "float32", "bfloat16" or "int8".
+        parameters: The number of weights.
+        file_bytes: The size of the file it is used from.
+        quality: The quality on the held-out data.
+        loss: How much worse than the original it is, as a share of the original's value, with the 95 %
+            interval of the paired difference; below 0 is better. None for the original.
+        passes_gate: Whether that loss is allowed.
+        speeds: How fast it is in use; models are compared by the first.
+        on_front: Whether no other model is both better and faster.
+        file: The path of the model, within the folder of the run; None if it was not kept.
+        sample: What it makes of the sample input.
         error: Why it could not be packed or measured, or "".
     """
 
@@ -253,21 +253,21 @@ class Candidate:
 
     @property
     def measured(self) -> bool:
-        """Whether it is known what it is worth: a model that cannot be packed is measured on Keras."""
+        """Whether its quality is known: a model that cannot be packed is measured on Keras."""
         return not self.error or self.quality is not None
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Verdict:
-    """What the run comes to.
+    """The result of the run.
 
     Attributes:
-        sentence: In one sentence.
-        chosen: The id of the candidate.
-        rows: Before and after, all of this run.
-        files: What to use: a label and a path within the folder of the run each.
+        sentence: The result in one sentence.
+        chosen: The id of the chosen candidate.
+        rows: Figures before and after, all from this run.
+        files: The files to use: each a label and a path within the folder of the run.
         training: The settings to train with from now on, as options of `cellerate train`.
-        warnings: What to know before relying on it.
+        warnings: What to know before relying on the result.
     """
 
     sentence: str
@@ -287,20 +287,20 @@ class Run:
         model: The name of the model.
         task: "text", "series" or "embed".
         item: What the task makes: "characters", "forecasts", "lines".
-        data: What it was run on, in words.
-        started: When, ISO 8601 with the zone.
-        seconds: What it took, all sessions together.
+        data: The data of the run, in words.
+        started: The time of the start, ISO 8601 with the zone.
+        seconds: The time it took, all sessions together.
         status: Whether it came to its end.
-        command: To reproduce it.
+        command: The command that reproduces it.
         settings: The options.
         environment: Machine, versions, backend: labels and values.
-        metric: The quality.
+        metric: The measure of quality.
         max_quality_loss: The gate, as a share.
-        explanation: Which kernel runs each layer before: a layer, a kernel and why each.
-        passes: In their order.
-        candidates: In the order in which they were made; the first is the original.
-        training_steps: What was measured of training; the first is the baseline.
-        verdict: None of a run that did not come to its end.
+        explanation: Which kernel ran each layer before optimizing: each a layer, a kernel and a reason.
+        passes: The passes in order.
+        candidates: The models in the order they were made; the first is the original.
+        training_steps: The measurements of training; the first is the baseline.
+        verdict: None if the run did not come to its end.
     """
 
     schema: int
@@ -324,7 +324,7 @@ class Run:
 
 
 def training_item(item: str) -> str:
-    """What training reads where use makes so many `item`: characters, windows, lines."""
+    """Names what training reads, given the `item` that the model makes: characters, windows, lines."""
     return {"forecasts": "windows"}.get(item, item)
 
 
@@ -332,7 +332,7 @@ _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
 def write_run(run: Run, folder: str | Path) -> Path:
-    """Writes a run into a folder, whole or not at all, and gives the path of the file.
+    """Writes a run into a folder, whole or not at all, and gives the file's path.
 
     Raises:
         OutputError: The file could not be written.
@@ -344,10 +344,10 @@ def write_run(run: Run, folder: str | Path) -> Path:
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads what `write_run` wrote.
+    """Reads a run that `write_run` wrote.
 
     Args:
-        path: The file, or the folder that it is in.
+        path: The file, or the folder it is in.
 
     Raises:
         DataError: There is no such file, it is damaged, or a newer Cellerate wrote it.
@@ -355,9 +355,9 @@ def read_run(path: str | Path) -> Run:
     source = Path(path)
     try:
         source = source / FILE_NAME if source.is_dir() else source
-        # A pipe would be waited for without end, and a device need not have one.
+        # Regular files only: reading a pipe could block forever, and a device may never end.
         if not stat.S_ISREG(source.stat().st_mode):
-            raise DataError(f"{source} is no file: give the folder that `cellerate optimize` wrote with -o.")
+            raise DataError(f"{source} is not a file: give the folder that `cellerate optimize` wrote with -o.")
         with source.open("rb") as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError as error:
@@ -368,7 +368,7 @@ def read_run(path: str | Path) -> Run:
         raise DataError(f"{source} cannot be read: {error.strerror}.") from error
     if len(content) > _LARGEST:
         raise DataError(
-            f"{source} has more than {_LARGEST:,} bytes: it is no report of `cellerate optimize`."
+            f"{source} has more than {_LARGEST:,} bytes: it is not a report of `cellerate optimize`."
         )
     try:
         version = json.loads(content).get("schema")
@@ -383,7 +383,7 @@ def read_run(path: str | Path) -> Run:
     except (ValueError, AttributeError, RecursionError) as error:
         told = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = (
-            f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else f"it is no JSON object ({error})"
+            f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else f"it is not a JSON object ({error})"
         )
         reason = "".join(c if c.isprintable() else "?" for c in reason)
         raise DataError(

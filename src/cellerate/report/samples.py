@@ -1,7 +1,4 @@
-"""What each model makes of one and the same input, side by side.
-
-A module of its own because each task shows something else: texts, forecasts, or lines that come back.
-"""
+"""What each model makes of the same input, side by side: texts, forecasts, or lines that it writes back."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +25,7 @@ class TextSample:
 
 @dataclasses.dataclass(frozen=True)
 class ForecastGroup:
-    """One forecast by each model: a chart each, one table for all."""
+    """One forecast by each model: a chart for each, and one table for all."""
 
     title: str
     charts: tuple[ForecastChart, ...]
@@ -37,15 +34,15 @@ class ForecastGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """All samples of a run; what it has none of is empty.
+    """All samples of a run; fields it has no samples for are empty.
 
     Attributes:
         prompt: What all models were given, if it is the same.
-        texts: One a model.
-        lines: A row a line, a column a model.
-        forecasts: One a forecast.
+        texts: One for each model.
+        lines: A table with a row for each line and a column for each model.
+        forecasts: One group for each forecast.
         bands: Whether forecasts have bounds.
-        left_out: A sentence, where not all models are shown.
+        left_out: A sentence, if not all models are shown.
     """
 
     prompt: str = ""
@@ -60,7 +57,7 @@ class Samples:
 
 
 def samples(run: Run) -> Samples:
-    """Gathers them: the original and the chosen first, then the others as they were made."""
+    """Collects the samples: the original and the chosen model first, then the others in the order they were made."""
     chosen = run.verdict.chosen if run.verdict else None
     having = [one for one in run.candidates if one.sample is not None]
     original = run.candidates[0] if run.candidates else None
@@ -90,7 +87,7 @@ def _role(one: Candidate, original: Candidate | None, chosen: str | None) -> str
 
 
 def _lines(models: Sequence[Candidate]) -> Table | None:
-    """The lines of a prompt, and each as each model writes it back; None where they do not match."""
+    """The lines of a prompt beside each model's reconstruction; None if they do not match."""
     prompts = {one.sample.prompt for one in models if one.sample}
     if len(prompts) != 1:
         return None

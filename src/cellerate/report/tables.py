@@ -1,7 +1,6 @@
-"""What the report is made of: tables whose cells know good news from bad, and charts that carry their data.
+"""The parts of a report: tables whose cells are marked as good or bad news, and charts that carry their data.
 
-A module of its own because whoever finds something to show (`view`, `figures`, `samples`) puts it into these, and
-whoever writes it down (`html`, `markdown`) takes it from them.
+`view`, `figures` and `samples` fill them; `html` and `markdown` write them down.
 """
 
 import dataclasses
@@ -12,11 +11,11 @@ from cellerate.report.effects import Tone
 from cellerate.report.svg import Chart
 
 NONE = "—"
-"""Where there is nothing to show."""
+"""Shown where there is nothing else to show."""
 
 _Row = TypeVar("_Row")
-_MOST_ROWS = 40  # of a table beside a chart; report.json has all
-_LONG = 4000  # characters of a text that are shown
+_MOST_ROWS = 40  # in a table beside a chart; report.json has all
+_LONG = 4000  # how many characters of a text are shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +23,10 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: Of it.
+        text: The text of the cell.
         note: A second, smaller line.
-        tone: Whether it is good or bad news, which the text says too.
-        code: Whether it is to be read letter by letter.
+        tone: Whether it is good or bad news; the text says so too.
+        code: Whether to set it as code.
     """
 
     text: str
@@ -41,10 +40,10 @@ class Table:
     """A table whose first column names its rows.
 
     Attributes:
-        caption: What it has.
-        columns: Their heads; those of figures begin with ">" and stand to the right.
-        rows: As many cells each.
-        remark: A sentence below it.
+        caption: What the table contains.
+        columns: The column heads; those of figures start with ">" and are set flush right.
+        rows: The rows, with one cell for each column.
+        remark: A sentence below the table.
     """
 
     caption: str
@@ -54,18 +53,18 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
-        """Each head and whether figures stand below it."""
+        """Each head, and whether its column holds figures."""
         return [(named(column.removeprefix(">")), column.startswith(">")) for column in self.columns]
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A chart, and what is drawn in it as a table.
+    """A chart, and its data as a table.
 
     Attributes:
-        chart: It.
-        table: Its data.
-        wide: Whether it takes the width of the page.
+        chart: The chart.
+        table: The data of the chart.
+        wide: Whether it takes the full width of the page.
     """
 
     chart: Chart
@@ -74,7 +73,7 @@ class Figure:
 
 
 def cells(*values: str | Cell) -> tuple[Cell, ...]:
-    """A row; no cell of it is empty."""
+    """Gives a row; empty texts become `NONE`."""
     found = (value if isinstance(value, Cell) else Cell(value) for value in values)
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
 
@@ -82,13 +81,13 @@ def cells(*values: str | Cell) -> tuple[Cell, ...]:
 def table(
     caption: str, columns: Sequence[str], rows: Iterable[tuple[Cell, ...]], remark: str = ""
 ) -> Table | None:
-    """A table, or None where it would have no rows."""
+    """Gives a table, or None if it would have no rows."""
     found = tuple(rows)
     return Table(caption, tuple(columns), found, remark) if found else None
 
 
 def thinned(rows: Sequence[_Row]) -> tuple[tuple[_Row, ...], str]:
-    """At most some rows, evenly, and a sentence that says so where rows are left out."""
+    """Gives at most `_MOST_ROWS` evenly spaced rows, and a sentence that says so if rows are left out."""
     if len(rows) <= _MOST_ROWS:
         return tuple(rows), ""
     places = [round(n * (len(rows) - 1) / (_MOST_ROWS - 1)) for n in range(_MOST_ROWS)]
@@ -96,12 +95,12 @@ def thinned(rows: Sequence[_Row]) -> tuple[tuple[_Row, ...], str]:
 
 
 def cut(text: str) -> str:
-    """The beginning of a text that would fill pages."""
+    """Cuts a text that would fill pages to its beginning."""
     if len(text) <= _LONG:
         return text
     return f"{text[:_LONG]}… [{len(text) - _LONG:,} more characters are in report.json]"
 
 
 def named(*titles: str) -> str:
-    """The first title that is not empty."""
+    """Gives the first title that is not empty."""
     return next((title for title in titles if title.strip()), NONE)

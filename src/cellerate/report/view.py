@@ -1,7 +1,4 @@
-"""What the report says, in words, tables and charts, before it is HTML or Markdown.
-
-A module of its own so that both forms say the same: a template or a writer only arranges what is here.
-"""
+"""The content of the report as words, tables and charts; HTML and Markdown only arrange it, so both say the same."""
 
 import dataclasses
 import datetime
@@ -14,7 +11,7 @@ from cellerate.report.effects import Tone, effect, reach
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
 
-_WIDE = 92  # characters of a command on a line
+_WIDE = 92  # characters per line of a command
 
 STATUS = {
     "done": "✓\N{NO-BREAK SPACE}done",
@@ -26,7 +23,7 @@ _MADE = {"characters": "character", "forecasts": "forecast", "lines": "line"}
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """The largest figures: "34.2x faster", what of, and from what to what."""
+    """One of the large figures at the top: "34.2x faster", of what, and from what to what."""
 
     big: str
     word: str
@@ -37,7 +34,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class PassView:
-    """A pass."""
+    """A pass as the report shows it."""
 
     name: str
     title: str
@@ -53,7 +50,7 @@ class PassView:
 
 
 def outcome(run: Run) -> tuple[str, Tone]:
-    """The sentence that everything comes down to."""
+    """Gives the sentence that sums up the run."""
     if run.verdict is not None:
         if run.status == "finished":
             return run.verdict.sentence, "good"
@@ -71,7 +68,7 @@ def outcome(run: Run) -> tuple[str, Tone]:
 
 
 def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
-    """Before and after."""
+    """Gives the table of figures before and after."""
     rows = []
     for change in changes:
         words, tone = effect(change)
@@ -88,7 +85,7 @@ def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
 
 
 def titled(run: Run) -> Run:
-    """The same run, in which nothing that stands in a heading is empty."""
+    """Gives the same run with placeholders for empty headings."""
     passes = tuple(
         dataclasses.replace(
             one,
@@ -117,7 +114,7 @@ def began(run: Run) -> str:
 
 
 def tiles(run: Run) -> list[Tile]:
-    """The first figure of each quantity."""
+    """Gives a tile for the first figure of each quantity."""
     found: list[Tile] = []
     for quantity in ("training", "use", "size", None):
         changes = run.verdict.rows if run.verdict else ()
@@ -132,7 +129,7 @@ def tiles(run: Run) -> list[Tile]:
 
 
 def used(run: Run) -> Table | None:
-    """The files of the verdict."""
+    """Gives the table of the verdict's files."""
     files = run.verdict.files if run.verdict else ()
     return table(
         "Files, within the folder of this report",
@@ -142,14 +139,14 @@ def used(run: Run) -> Table | None:
 
 
 def training_command(run: Run) -> str:
-    """How to train from now on; "" where nothing is proposed."""
+    """Gives the command to train with from now on; "" if none is proposed."""
     if run.verdict is None or not run.verdict.training.strip():
         return ""
     return wrapped(f"cellerate train {run.task} DATA -o MODEL.keras {run.verdict.training.strip()}")
 
 
 def wrapped(command: str) -> str:
-    """A command on lines that fit, each but the last ending in a backslash: it can be copied as it is."""
+    """Breaks a command into lines that fit, each but the last ending in a backslash, so that it can be copied."""
     try:
         words = shlex.split(command)
     except ValueError:
@@ -158,7 +155,7 @@ def wrapped(command: str) -> str:
         return command
     lines: list[str] = []
     for word in map(shlex.quote, words):
-        # A value stays on the line of its option.
+        # A value stays on the same line as its option.
         if not lines or (word.startswith("-") and len(lines[-1]) + len(word) > _WIDE - 24):
             lines.append(word if not lines else f"  {word}")
         else:
@@ -167,7 +164,7 @@ def wrapped(command: str) -> str:
 
 
 def passes_table(run: Run) -> Table | None:
-    """A row a pass."""
+    """Gives a table with a row for each pass."""
     rows = []
     for one in run.passes:
         tone: Tone = "bad" if one.status == "failed" else "good" if one.kept else ""
@@ -184,7 +181,7 @@ def passes_table(run: Run) -> Table | None:
 
 
 def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
-    """A pass with all that it has to tell."""
+    """Gives all that a report shows of a pass."""
     took = f", {shown.duration(one.seconds)}" if one.seconds else ""
     return PassView(
         name=one.name,
@@ -202,7 +199,7 @@ def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
 
 
 def training_table(run: Run) -> Table | None:
-    """What was measured of training."""
+    """Gives the table of training measurements."""
     rows = [
         cells(
             Cell(one.way, note="baseline" if n == 0 else ""),
@@ -238,14 +235,14 @@ def _items(item: str) -> str:
 
 
 def metric_name(run: Run) -> str:
-    """What the quality is, with its unit where the name does not say it."""
+    """Gives the name of the quality, with its unit if the name does not contain it."""
     name, unit = named(run.metric.name, "quality"), run.metric.unit
     name = name[:1].upper() + name[1:]
     return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
 
 
 def candidates_table(run: Run) -> Table | None:
-    """A row a model."""
+    """Gives a table with a row for each model."""
     heads = (
         "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
         "Gate", f">One {_MADE.get(run.item, 'item')}, median", f">{_items(run.item)} a second", "Kept as",
@@ -298,7 +295,7 @@ def _loss_reach(one: Candidate) -> str:
 
 
 def speeds_table(run: Run) -> Table | None:
-    """Every way to call every model; None where each has only one, which the table of models shows."""
+    """Gives a table of all ways to call each model; None if each has only one, as the table of models shows that."""
     if all(len(one.speeds) < 2 for one in run.candidates):
         return None
     rows = [
@@ -322,26 +319,26 @@ def speeds_table(run: Run) -> Table | None:
 
 
 def explanation_table(run: Run) -> Table | None:
-    """Which kernel ran each layer."""
+    """Gives the table of the kernel that ran each layer."""
     rows = (cells(layer, kernel, why) for layer, kernel, why in run.explanation)
     return table("Which kernel ran each layer before", ("Layer", "Kernel", "Why"), rows)
 
 
 def environment_table(run: Run) -> Table | None:
-    """Where it was measured."""
+    """Gives the table of the environment that everything was measured in."""
     return table(
         "Where all of this was measured", ("What", "Which"), (cells(*row) for row in run.environment)
     )
 
 
 def settings_table(run: Run) -> Table | None:
-    """What the run was told."""
+    """Gives the table of the run's settings."""
     rows = (cells(Cell(str(name), code=True), setting(value)) for name, value in run.settings.items())
     return table("Settings of the run", ("Setting", "Value"), rows)
 
 
 def setting(value: Any) -> str:
-    """The value of a setting, as a reader would write it."""
+    """Gives the value of a setting as a reader would write it."""
     if value is None or value in ("", [], ()):
         return NONE
     if isinstance(value, bool):

@@ -1,1 +1,1 @@
-"""Sampling and generation that know neither Keras nor a framework."""
+"""Running packed models, and sampling from any model: imports neither Keras nor a framework."""

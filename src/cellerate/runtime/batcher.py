@@ -1,6 +1,6 @@
 """Continuous batching: sequences are drawn side by side, join while others run, and leave when they end.
 
-What is drawn of a sequence depends on its own prompt and rules alone, never on those beside it.
+What a sequence draws depends only on its own prompt and rules, never on the sequences beside it.
 """
 
 import bisect
@@ -21,25 +21,25 @@ from cellerate.runtime.streaming import TextStream
 Reason = Literal["length", "stop", "cancelled", "failed"]
 _Found = TypeVar("_Found")
 
-# Ids drawn in the first step: few, so that the first words show at once, and that little is drawn beyond a stop text;
-# each step after it draws twice as many, up to what the model says.
+# Ids drawn in the first step. Few, so that the first words show at once and little is drawn beyond a stop text; each
+# later step draws twice as many, up to the model's `most_drawn`.
 _FIRST_DRAWN = 8
-# A step draws at least so many, though some sequences need fewer and wait: a call costs as much as a few ids.
+# A later step draws at least this many, even if some sequences need fewer and wait: a call costs as much as a few ids.
 _LEAST_DRAWN = 32
-# What is wrong with one sequence; any other error is the machine's, and `step` raises it.
+# Errors that concern one sequence. Any other error concerns the machine, and `step` raises it.
 _OF_A_SEQUENCE = (ConfigError, DataError, ModelError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """What a step brought of one sequence.
+    """What one sequence got from a step.
 
     Attributes:
-        ticket: Whose.
+        ticket: The sequence.
         ids: (N,) int32, drawn in this step; those behind a stop text are left out.
-        log_probabilities: (N,) float32, ln of how likely the model itself found each, whatever the sampling.
+        log_probabilities: (N,) float32, ln of each id's probability under the model itself, before sampling rules.
         text: What can be shown now, beyond what was shown before; empty without a tokenizer.
-        reason: Why it ended; None while it goes on.
+        reason: Why the sequence ended; None while it goes on.
     """
 
     ticket: "Ticket"
@@ -50,11 +50,11 @@ class Update:
 
 
 class Ticket:
-    """A sequence in a `Batcher`, and what has come of it. `Batcher.submit` makes it; read it once it has ended.
+    """A sequence in a `Batcher`, and its results. `Batcher.submit` makes it; read it once it has ended.
 
     Attributes:
         reason: Why it ended: "length" (enough ids), "stop" (a stop text), "cancelled" or "failed"; None before.
-        error: What it failed of; None otherwise.
+        error: The error that made it fail; None otherwise.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Ticket:
 
     @property
     def ids(self) -> np.ndarray:
-        """(N,) int32, those drawn up to the end of `text`, or of the stop text."""
+        """(N,) int32, the ids drawn up to the end of `text`, or of the stop text."""
         return np.concatenate(self._ids)
 
     @property
     def log_probabilities(self) -> np.ndarray:
-        """(N,) float32, ln of how likely the model itself found each id, whatever the sampling."""
+        """(N,) float32, ln of each id's probability under the model itself, before sampling rules."""
         return np.concatenate(self._log_probabilities)
 
     @property
@@ -108,7 +108,7 @@ class Ticket:
         )
 
     def _take(self, drawn: Drawn) -> Update:
-        """Takes what was drawn, and ends if that was all."""
+        """Takes newly drawn ids, and ends if they complete the sequence."""
         cancelled, ids = self._cancelled, drawn.ids
         text = self._stream.push(ids) if self._stream else ""
         if self._stream and self._stream.stopped:
@@ -133,7 +133,7 @@ class Ticket:
         return Update(self, self._ids[0], self._log_probabilities[0], "", self.reason)
 
     def _end_of_stop(self, ids: np.ndarray) -> int:
-        """The fewest of the ids just drawn that complete a stop text."""
+        """How many of the ids just drawn it takes to complete a stop text."""
         assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
         decode, all_ids = self._tokenizer.decode, np.concatenate([*self._ids, ids])
         end = bisect.bisect_left(
@@ -148,12 +148,12 @@ class Ticket:
 class Batcher:
     """Draws any number of sequences on one model, each as if it were alone.
 
-    Any thread may call any method. `submit` and `cancel` return at once, while a step runs in another thread too;
-    steps wait for each other, so that one thread is enough to drive it. A server submits and cancels from its
-    handlers, and steps in a thread of its own while the batcher is not `idle`.
+    Any thread may call any method. `submit` and `cancel` return at once, even while a step runs in another thread.
+    Steps wait for each other, so one thread is enough to drive the batcher. A server submits and cancels from its
+    handlers, and calls `step` in a separate thread while the batcher is not `idle`.
 
-    Sequences that were submitted before the same step are read by length, the longest first: prompts of like
-    lengths are read together, and those that take longest begin first. They go before all submitted later.
+    Of the sequences submitted before the same step, the longest prompts are read first: prompts of similar length
+    are then read together, and those that take longest begin first. All of them go before sequences submitted later.
 
     Args:
         steps: The model.
@@ -170,7 +170,7 @@ class Batcher:
     def __init__(self, steps: Steps, tokenizer: Tokenizer | None = None) -> None:
         self._steps, self._tokenizer = steps, tokenizer
         self._stepping = threading.Lock()
-        # Guards the three lists: a step changes them for a moment only, and draws without it.
+        # Guards the three lists. A step holds it only while it changes them, not while it draws.
         self._lock = threading.Lock()
         self._submitted: list[Ticket] = []
         self._waiting: list[Ticket] = []
@@ -196,13 +196,13 @@ class Batcher:
 
         Args:
             prompt: (N,) ids to continue, N at least 1.
-            max_tokens: How many ids to draw at most.
-            rules: How they are drawn; None for `SamplingRules()`.
-            stop: Texts that end it.
-            cancellation: Ends it, and all that share it, in the middle of a step.
+            max_tokens: Maximum number of ids to draw.
+            rules: How to draw them; None for `SamplingRules()`.
+            stop: Texts that end the sequence.
+            cancellation: Ends every sequence that was submitted with it, in the middle of a step.
 
         Raises:
-            ConfigError: The prompt or a stop text is empty, or a number does not fit.
+            ConfigError: The prompt or a stop text is empty, or a number is out of range.
             DataError: An id is not in the vocabulary.
         """
         check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
@@ -219,22 +219,23 @@ class Batcher:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Ends a sequence with what it has, at the end of the step that runs or at the next; the others go on.
+        """Ends a sequence with what it has, at the end of the current step or at the next; the others go on.
 
-        One that has ended stays as it is.
+        A sequence that has ended stays as it is.
         """
         ticket._unwanted = True
 
     def step(self) -> list[Update]:
-        """Reads the prompts that there is room for, and draws some ids of each sequence.
+        """Reads the prompts that there is room for, and draws some ids for each sequence.
 
         A sequence that fails ends with its error, and the others go on.
 
         Returns:
-            What came of each sequence that was drawn, or that ended: nothing where the batcher is idle.
+            An update for each sequence that drew ids or ended; none if the batcher is idle.
 
         Raises:
-            CellerateError: The model cannot run at all, as on a GPU that is gone. The next step tries again.
+            CellerateError: The model cannot run at all, for example because the GPU is gone. The next step tries
+                again.
         """
         with self._stepping:
             with self._lock:
@@ -249,7 +250,7 @@ class Batcher:
             return updates
 
     def _leave_unread(self) -> list[Update]:
-        """Ends those that were cancelled before their prompts were read."""
+        """Ends the sequences that were cancelled before their prompts were read."""
         unwanted = {one: None for one in self._waiting if one._cancelled}
         if not unwanted:
             return []
@@ -259,15 +260,15 @@ class Batcher:
         return [one._take(nothing) for one in unwanted]
 
     def _join(self) -> list[Update]:
-        """Reads prompts that wait, if there is room; gives those that failed."""
+        """Reads waiting prompts if there is room; returns the updates of those that failed."""
         steps, waiting = self._steps, self._waiting
         room = steps.rows_at_once - len(self._active)
-        # A few free places are not worth the reading of a few prompts.
+        # A few free places are not worth a call that reads a few prompts.
         if not waiting or room < 1 or (room < steps.rows_at_once // 4 and len(waiting) > room):
             return []
         joining = waiting[:room]
         read, failed = _each(joining, self._read)
-        # Who joins others is shown its first words as soon as they were.
+        # A sequence that joins others should show its first words as soon as they did.
         if any(one._joins_others for one in joining):
             self._next_drawn = _FIRST_DRAWN
         for one, (state, logits) in read.items():
@@ -278,7 +279,7 @@ class Batcher:
         return [one._fail(error) for one, error in failed.items()]
 
     def _draw(self) -> list[Update]:
-        """Draws some ids of each."""
+        """Draws some ids for each active sequence."""
         least = min(one._left for one in self._active)
         count = min(self._next_drawn, max(_LEAST_DRAWN, least))
 
@@ -304,7 +305,7 @@ class Batcher:
         return updates
 
     def _read(self, tickets: Sequence[Ticket]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Reads prompts together: the state and the logits after each."""
+        """Reads prompts together; returns the state and the logits after each."""
         lengths = np.array([len(one._prompt) for one in tickets])
         ids = np.zeros((len(tickets), lengths.max()), np.int32)
         for row, one in enumerate(tickets):
@@ -316,13 +317,13 @@ class Batcher:
 def _each(
     tickets: Sequence[Ticket], call: Callable[[Sequence[Ticket]], list[_Found]]
 ) -> tuple[dict[Ticket, _Found], dict[Ticket, Exception]]:
-    """What a call finds of each of several sequences, and what each that it fails on failed of."""
+    """Calls a function on several sequences; returns the results, and the errors of the sequences that fail."""
     try:
         return dict(zip(tickets, call(tickets), strict=True)), {}
     except _OF_A_SEQUENCE as error:
         if len(tickets) == 1:
             return {}, {tickets[0]: error}
-    # One of them spoilt it for all: each alone, with the same results.
+    # One sequence made the call fail for all. Alone, each gives the same results as together.
     found: dict[Ticket, _Found] = {}
     failed: dict[Ticket, Exception] = {}
     for one in tickets:

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest continuations of a prompt, as far as a few candidates at a time can find them."""
+"""Beam search: the likeliest continuations of a prompt that a few candidates at a time can find."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ def beam_search(
 ) -> list[Completion]:
     """Finds likely continuations.
 
-    Each step extends every candidate by every id and keeps the `beams` likeliest. One that comes upon a stop text
-    is finished; the search ends with `beams` finished ones, or at `max_tokens`.
+    Each step extends every candidate by every id and keeps the `beams` likeliest. A candidate that completes a stop
+    text is finished; the search ends with `beams` finished candidates, or at `max_tokens`.
 
     Args:
         steps: The model.
         tokenizer: What its ids mean.
         prompt: (N,) ids, N at least 1.
         beams: How many candidates.
-        max_tokens: Ids of a continuation at most.
-        stop: Texts that end one; they are not in its text.
+        max_tokens: Maximum number of ids of a continuation.
+        stop: Texts that end a continuation; they are not in its text.
         length_penalty: Continuations are ranked by ln p / length ** length_penalty: 0 favours short ones.
 
     Returns:
-        `beams` continuations, or fewer where there are no more, the best first.
+        `beams` continuations, or fewer if there are no more, best first.
 
     Raises:
         ConfigError: A number is out of range, or the prompt or a stop text is empty.
@@ -66,7 +66,7 @@ def beam_search(
         each = _log_softmax(logits)
         totals = np.array([candidate.total for candidate in alive])[:, None] + each
         count = min(beams, totals.size)
-        # Of equals the first candidate and the lowest id.
+        # A stable sort: of equals, the first candidate and the lowest id win.
         best = np.argsort(-totals, axis=None, kind="stable")[:count]
         parents, ids = np.divmod(best, totals.shape[1])
         extended = [
@@ -108,8 +108,8 @@ class _Candidate:
 def _end_of_stop(
     tokenizer: Tokenizer, candidate: _Candidate, stop: Sequence[str], longest: int
 ) -> str | None:
-    """The text before the stop text that the last id has completed; None if it has completed none."""
-    # An id gives at least a byte, and a character has four at most.
+    """The text before the stop text that the last id completed; None if it completed none."""
+    # An id gives at least one byte, and a character has at most four.
     if not stop or not any(text in tokenizer.decode(candidate.ids[-4 * longest - 4 :]) for text in stop):
         return None
     stream = TextStream(tokenizer, stop)

@@ -1,8 +1,8 @@
 """The `.cell` file: a packed model, what it computes and what its user must know, in one file.
 
-A module of its own because it alone decides how weights are kept and how a program becomes JSON. Nothing in
-such a file is ever executed: it names operations of `kernels.program`, and a program checks itself. The
-container, its digest and its suspicion are `runtime.cell_format`'s.
+This module alone decides how weights are kept and how a program becomes JSON. Nothing in a file is ever executed:
+it names operations of `cellerate.program`, and a program checks itself. `runtime.cell_format` reads and writes the
+container, and checks its digest and its limits.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from cellerate.runtime.cell_format import (
 )
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""How the matrices of a file can be kept; vectors are float32 in each.
+"""How the matrices of a file can be kept; vectors are always float32.
 
     float32   as they are
     bfloat16  rounded to nearest even
@@ -47,7 +47,7 @@ class Cell:
     Attributes:
         program: What the model computes; its weights are float32 whatever the precision, and read-only.
         precision: How the matrices are kept in the file, one of `PRECISIONS`.
-        header: Plain JSON: the task, its tokenizer, where the model came from. Opaque here.
+        header: Plain JSON: the task, its tokenizer, where the model came from. This module does not look into it.
     """
 
     program: Program
@@ -68,7 +68,7 @@ def write_cell(
         path: The file, by convention `*.cell`.
         program: What the model computes. An array that nodes share is written once.
         precision: How the matrices are kept, one of `PRECISIONS`.
-        header: Plain JSON, given back by `read_cell` as it is; None for {}.
+        header: Plain JSON, which `read_cell` returns unchanged; None for {}.
 
     Raises:
         ConfigError: The precision is unknown, or the header is not plain JSON or too large.
@@ -110,7 +110,7 @@ def write_cell(
 
 
 def read_cell(path: str | os.PathLike[str]) -> Cell:
-    """Reads a packed model, believing nothing in the file that is not checked.
+    """Reads a packed model, and checks everything that the file says.
 
     The memory it takes is a small multiple of the size of the file, whatever the file claims.
 
@@ -121,8 +121,8 @@ def read_cell(path: str | os.PathLike[str]) -> Cell:
         The program, the precision and the header.
 
     Raises:
-        DataError: There is no such file, it cannot be read, it is no `.cell` file or one of another version,
-            or anything in it is not as `write_cell` writes it, a single bit included.
+        DataError: There is no such file, it cannot be read, it is not a `.cell` file or has another version, or
+            it differs, even in a single bit, from what `write_cell` writes.
     """
     source = Path(path)
     try:
@@ -138,15 +138,15 @@ def read_cell(path: str | os.PathLike[str]) -> Cell:
 
 
 def narrowed(program: Program, precision: str) -> Program:
-    """A program with the weights it will have after writing and reading.
+    """A program with the weights that it will have once written and read back.
 
     Args:
         program: The program.
         precision: How its matrices will be kept, one of `PRECISIONS`.
 
     Returns:
-        The program with float32 arrays of the narrower type's values. Nodes share arrays as before, and doing
-        it again changes nothing.
+        The program, its arrays float32 but holding values of the narrower type. Nodes share arrays as before, and
+        a second call changes nothing.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -165,20 +165,20 @@ def narrowed(program: Program, precision: str) -> Program:
 
 
 def rounded(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """An array with the values that a file keeps of it.
+    """An array with its values as a file keeps them.
 
     Args:
-        array: float32; of two axes if the type is int8, which has a scale for each column.
-        dtype: The type that it is kept as, of `kept_types`.
+        array: float32; with two axes if the type is int8, which has a scale for each column.
+        dtype: The type in which it is kept, from `kept_types`.
 
     Returns:
-        float32, of the same shape; for float32 the array itself. Doing it again changes nothing.
+        float32, of the same shape; for float32 the array itself. A second call changes nothing.
     """
     return _widen(*_narrow(array, dtype))
 
 
 def kept_bytes(program: Program, precision: str) -> int:
-    """What the weights of a program take in a file of a precision, scales included; a shared array counts once.
+    """The bytes that a program's weights take in a file of a precision, with scales; a shared array counts once.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -190,7 +190,7 @@ def kept_bytes(program: Program, precision: str) -> int:
 
 
 def kept_types(program: Program, precision: str) -> dict[int, np.dtype[Any]]:
-    """How each array of a program is kept, by its id; one that nodes share, as the widest of them needs.
+    """The type in which each array of a program is kept, by its `id`; for a shared array, the widest that a node needs.
 
     Raises:
         ConfigError: The precision is unknown.
@@ -215,7 +215,7 @@ def _narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.nda
     if dtype == BFLOAT16:
         bits = array.view(np.uint32)
         rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(BFLOAT16)
-        # Weights are finite: those above the largest bfloat16 become it, not infinity.
+        # Weights are finite: those above the largest bfloat16 become that number, not infinity.
         rounded[rounded & 0x7FFF > _LARGEST_BFLOAT16] -= 1
         return rounded, None
     scale = _scales(array)
@@ -226,19 +226,19 @@ def _narrow(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.nda
 def _scales(kernel: np.ndarray) -> np.ndarray:
     """The scale of each column of a kernel (rows, columns): its largest magnitude / 127, and 1 for zeros.
 
-    The dequantised column has the same scale: among the quotients of float32 by 127, none has a product with
-    127 that rounds away so far that the next quotient is another (the tests try every mantissa).
+    A dequantised column has the same scale again: no float32 quotient by 127, multiplied by 127, rounds so far away
+    that dividing by 127 gives another quotient (the tests try every mantissa).
     """
     scale = np.maximum(kernel.max(axis=0), -kernel.min(axis=0)) / np.float32(127)
     with np.errstate(over="ignore"):
-        # The largest float32 / 127 is rounded up, and times 127 is infinite.
+        # The largest float32 / 127 rounds up, so that times 127 it is infinite.
         scale = np.where(np.isinf(scale * 127), np.nextafter(scale, np.float32(0)), scale)
     # Below the normal numbers a scale has too few bits, and some processors take it for 0.
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
 
 
 def _widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """The float32 array of one that `_narrow` has made, or a file claims it has."""
+    """The float32 array for values that `_narrow` made, or that a file claims it made."""
     if values.dtype == FLOAT32:
         return values
     if values.dtype == BFLOAT16:
@@ -251,7 +251,7 @@ def _widen(values: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
         raise ValueError("the scale of a column is not a finite number above 0")
     if values.min() < -127:
         raise ValueError("a tensor of int8 holds -128, and weights end at -127")
-    with np.errstate(over="ignore"):  # A program refuses what is infinite.
+    with np.errstate(over="ignore"):  # `Program` refuses infinite weights.
         return values * scale
 
 
@@ -270,7 +270,7 @@ def _encode_header(header: Mapping[str, Any] | None) -> str:
 
 
 def _cell(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> Cell:
-    """What a container means; `ValueError` where it means nothing."""
+    """The cell in a container; raises `ValueError` if there is none."""
     if metadata.keys() != {"precision", "program", "header"}:
         raise ValueError("its metadata must be precision, program and header")
     precision = metadata["precision"]
@@ -293,7 +293,7 @@ def _parsed(name: str, text: str) -> Any:
 
 
 class _Arrays:
-    """The arrays of a file, each made once however many nodes name it."""
+    """The arrays of a file, each made once, no matter how many nodes name it."""
 
     def __init__(self, tensors: dict[str, np.ndarray], precision: str) -> None:
         self._tensors = tensors
@@ -306,7 +306,7 @@ class _Arrays:
         if tensor not in self._made:
             values = self._tensors[tensor]
             array = _widen(values, self._tensors.get(tensor + _SCALE))
-            # A vector that is a part of the file's bytes would keep all of them in memory.
+            # A view of the file's bytes would keep all of them in memory.
             if array is values and self._precision != "float32":
                 array = values.copy()
             array.setflags(write=False)

@@ -1,9 +1,9 @@
-"""The container of a `.cell` file: safetensors with a digest, read with suspicion.
+"""The container of a `.cell` file: safetensors with a digest, read without trusting it.
 
-A module of its own because it knows bytes and names only: what they mean is `runtime.cell`'s. A file is the
-length of the header (8 bytes, little-endian), the header (JSON) and the tensors, one after the other, so that
-any tool for safetensors can look into it. The `safetensors` package is not used: its writer has no fixed place
-for a digest in the header, and its reader has no bfloat16 for NumPy and takes more than what is written here.
+This module knows bytes and names only; `runtime.cell` knows what they mean. A file is the length of the header
+(8 bytes, little-endian), the header (JSON) and the tensors, one after the other, so that any safetensors tool can
+look into it. The `safetensors` package is not used: its writer has no fixed place for a digest in the header, and
+its reader has no bfloat16 for NumPy and accepts files that this writer would never produce.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.files import atomic_write
 
 FLOAT32, BFLOAT16, INT8 = np.dtype("<f4"), np.dtype("<u2"), np.dtype("i1")
-"""What a tensor may hold; of a bfloat16 NumPy has the bits only."""
+"""What a tensor may hold. NumPy has no bfloat16, so its bits are kept as uint16."""
 
 LARGEST_HEADER = 24 * 2**20
-"""Bytes. A tokenizer is in the header: one of 50,000 tokens takes 4 MB there, one of 128,000 some 12. While it is
-read a character can take 4 bytes in four places at once, so that the limit is some hundred MB of memory."""
+"""Bytes. The header contains the tokenizer: 50,000 tokens take 4 MB there, 128,000 about 12. While the header is
+read, a character can take 4 bytes in four places at once, so the limit means a few hundred MB of memory."""
 
 _MOST_TOKENS = 1 << 20
-"""Texts, brackets and commas in one JSON value; as Python's objects the smallest of them take a hundred times the
-memory of their characters. A node of a program has some forty, an entry of a tensor some twenty."""
+"""Texts, brackets and commas in one JSON value. As Python objects, the smallest of them take a hundred times the
+memory of their characters. A node of a program has about forty, an entry of a tensor about twenty."""
 _DEEPEST = 64
-"""Levels of lists and dictionaries; Python gives up at some hundred, or thousand, or when the stack ends."""
+"""Levels of lists and dictionaries. Python gives up at some hundred or thousand, or when the stack ends."""
 _LONGEST_NUMBER = 400
-"""Characters; reading a whole number takes time with the square of its digits."""
+"""Characters; the time to read a whole number grows with the square of its digits."""
 _TOKENS = re.compile(
-    # A text that does not end goes to the end: looked at once, not from each of its quotes again.
+    # An unterminated text matches to the end, so it is scanned once and not again from each of its quotes.
     rf'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[][{{}},]|[-+.0-9eE]{{{_LONGEST_NUMBER + 1}}}',
     re.DOTALL,
 )
@@ -53,7 +53,7 @@ _REASON_CHARACTERS = 300
 
 
 def damaged(path: Path, reason: str) -> DataError:
-    """The error of a file that is not as Cellerate writes it; what a hostile file says is kept short and plain."""
+    """The error for a file that is not as Cellerate writes it; text from a hostile file is kept short and plain."""
     plain = "".join(c if c.isprintable() else "?" for c in reason[:_REASON_CHARACTERS]).rstrip(".")
     return DataError(
         f"{path} is damaged or was not written by Cellerate: {plain}; copy it again, or pack the model again."
@@ -64,7 +64,7 @@ def to_json(value: Any) -> str:
     """JSON in the one form that `from_json` reads.
 
     Raises:
-        TypeError, ValueError, RecursionError: The value is not plain JSON, too large or nested too deeply.
+        TypeError, ValueError, RecursionError: The value is not plain JSON, is too large or is nested too deeply.
     """
     text = _dumped(value)
     _check_tokens(text)
@@ -72,12 +72,12 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Reads JSON, in the form of `to_json` only: one text for one value.
+    """Reads JSON, only in the form that `to_json` writes: one text for each value.
 
-    That alone refuses keys that come twice, NaN and infinities in any spelling, and lone surrogates.
+    That rule alone refuses duplicate keys, NaN and infinities in any spelling, and lone surrogates.
 
     Raises:
-        ValueError, RecursionError: It is not JSON, in another form, too large or nested too deeply.
+        ValueError, RecursionError: It is not JSON, has another form, is too large or is nested too deeply.
     """
     _check_tokens(text)
     value = json.loads(text)
@@ -91,7 +91,7 @@ def _dumped(value: Any) -> str:
 
 
 def _check_tokens(text: str) -> None:
-    """Refuses JSON that would take much memory, time or stack to read, before anything is made of it."""
+    """Refuses JSON that would take much memory, time or stack to read, before parsing any of it."""
     depth = 0
     for count, found in enumerate(_TOKENS.finditer(text)):
         first = text[found.start()]
@@ -114,7 +114,7 @@ def write_container(
 
     Args:
         path: The file.
-        metadata: What the header holds beside the tensors and the digest.
+        metadata: What the header holds besides the tensors and the digest.
         tensors: By name; `FLOAT32`, `BFLOAT16` or `INT8`, contiguous, with one or two axes.
 
     Raises:
@@ -124,7 +124,7 @@ def write_container(
     entries: dict[str, Any] = {
         "__metadata__": {"format": "cellerate.cell", "version": _VERSION, "sha256": "0" * 64, **metadata}
     }
-    # The format allows no gaps: with the widest elements first each tensor is aligned to its own.
+    # The format allows no gaps. With the widest elements first, each tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     end = 0
     for name, tensor in ordered:
@@ -157,7 +157,7 @@ def write_container(
 
 
 def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Reads a file that `write_container` has written. It is read once, and held once in memory.
+    """Reads a file that `write_container` has written, once, into one buffer in memory.
 
     Args:
         path: The file.
@@ -176,7 +176,7 @@ def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         raise damaged(path, "its checksum is wrong, so it has been cut short or changed since")
     end = 8 + int.from_bytes(content[:8].tobytes(), "little")
     try:
-        # A digest is no signature: from here on a file may still have been made to do harm.
+        # A digest is no signature: a file that passes may still have been made to do harm.
         entries = from_json(content[8:end].tobytes().rstrip(b" ").decode())
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"its header cannot be read: {error}") from error
@@ -204,24 +204,24 @@ def read_container(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _dtype_and_shape(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """What the header says of a tensor; no shape where it says it wrongly."""
+    """What the header says about a tensor; an empty shape if the entry is wrong."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         return FLOAT32, ()
     dtype, shape = entry["dtype"], entry["shape"]
     known = isinstance(dtype, str) and dtype in _DTYPES and isinstance(shape, list) and len(shape) in (1, 2)
-    # No file has more elements, and products of larger numbers are slow.
+    # No file has more elements than that, and products of larger numbers are slow.
     if not known or not all(type(size) is int and 0 < size < 1 << 63 for size in shape):
         return FLOAT32, ()
     return _DTYPES[dtype], tuple(shape)
 
 
 def _read(path: Path) -> np.ndarray:
-    """The bytes of a file that starts as a `.cell` file of this version does, and is as long as it must be."""
+    """The bytes of a file that starts like a `.cell` file of this version and is long enough for its header."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise DataError(f"{path} is a folder; give the path of a .cell file.")
-        # Opening a pipe would wait for its other end.
+        # Opening a pipe would block until its other end opens.
         if not stat.S_ISREG(mode):
             raise DataError(f"{path} is not a regular file; give the path of a .cell file.")
         with path.open("rb") as file:
@@ -244,7 +244,7 @@ def _read(path: Path) -> np.ndarray:
 
 
 def _check_start(path: Path, start: bytes, size: int) -> None:
-    """Everything that can be told from the first bytes and the size, before memory is taken for the rest."""
+    """Checks all that the first bytes and the size can tell, before memory is taken for the rest."""
     if size == 0:
         raise DataError(f"{path} is empty; copy it again, or pack the model again.")
     if start.startswith(b"PK\x03\x04"):

@@ -18,8 +18,8 @@ class Completion:
 
     Attributes:
         text: The continuation, without the prompt and without a stop text.
-        ids: (N,) int32, those drawn up to the end of `text`, or of the stop text.
-        log_probabilities: (N,) float32, ln of how likely the model itself found each, whatever the sampling.
+        ids: (N,) int32, the ids drawn up to the end of `text`, or of the stop text.
+        log_probabilities: (N,) float32, ln of each id's probability under the model itself, before sampling rules.
         reason: Why it ended: "length" (enough ids), "stop" (a stop text) or "cancelled".
     """
 
@@ -39,19 +39,19 @@ def complete(
     stop: Sequence[str] = (),
     cancellation: Cancellation | None = None,
 ) -> list[Completion]:
-    """Continues prompts, side by side; each as if it were alone.
+    """Continues prompts side by side, each as if it were alone.
 
     Args:
         steps: The model.
         tokenizer: What its ids mean.
         prompts: (N,) ids each, N at least 1.
-        max_tokens: How many ids to draw of each at most.
-        rules: How those of each are drawn.
+        max_tokens: Maximum number of ids to draw for each prompt.
+        rules: How to draw them, for each prompt.
         stop: Texts that end a continuation.
         cancellation: Ends all of them, from another thread.
 
     Raises:
-        ConfigError: A prompt or stop text is empty, or a number does not fit.
+        ConfigError: A prompt or stop text is empty, or a number is out of range.
         DataError: An id is not in the vocabulary.
         ModelError: A logit is a NaN or an infinity.
     """
@@ -72,9 +72,9 @@ def stream(
     rules: SamplingRules,
     cancellation: Cancellation | None,
 ) -> Iterator[np.ndarray]:
-    """Continues one prompt, giving (N,) int32 ids as they are drawn; what `complete` draws of it.
+    """Continues one prompt, giving (N,) int32 ids as they are drawn: the ids that `complete` would draw.
 
-    Raises what `complete` raises; the arguments are checked when the first ids are asked for.
+    Raises what `complete` raises; the arguments are checked when the first ids are requested.
     """
     batcher = Batcher(steps)
     batcher.submit(prompt, max_tokens=max_tokens, rules=rules, cancellation=cancellation)
@@ -84,13 +84,13 @@ def stream(
 
 
 def completion(ticket: Ticket) -> Completion:
-    """What came of a sequence that has ended, and has not failed."""
-    assert ticket.reason is not None and ticket.reason != "failed"  # noqa: S101 (as it says)
+    """The completion of a sequence that has ended without failing."""
+    assert ticket.reason is not None and ticket.reason != "failed"  # noqa: S101 (as the docstring says)
     return Completion(ticket.text, ticket.ids, ticket.log_probabilities, ticket.reason)
 
 
 def _step(batcher: Batcher) -> list[Update]:
-    """One step; raises what a sequence failed of."""
+    """One step; raises the error of a sequence that failed."""
     updates = batcher.step()
     for update in updates:
         if update.ticket.error is not None:

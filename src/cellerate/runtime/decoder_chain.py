@@ -1,7 +1,6 @@
 """Finding a next-token chain in a packed model: ids in, one layer after another, logits out.
 
-A module of its own because such a chain is what the native core runs a time step at a time, and only some
-programs are one; the others say here why not.
+The native core runs such a chain one time step at a time. Any other program is refused here, with the reason.
 """
 
 from typing import Any
@@ -11,27 +10,28 @@ import numpy as np
 from cellerate.errors import ModelError
 from cellerate.program import Node, Program
 
-# What may stand between the embedding and the logits, and the only input each of them may have.
+# What may stand between the embedding and the logits.
 _LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
 
-# Weights that layers share are packed once for each: so many times as large as they are, or so many bytes.
+# Weights that layers share are packed once for each layer. The packed arrays may be this many times as large as
+# the weights, plus this many bytes.
 _MOST_TIMES, _MOST_SHARED_BYTES = 16, 64 << 20
 
 
 def chain_of(program: Program) -> list[dict[str, Any]]:
-    """The layers of a next-token model, for `kernels.stepping.StepModel`.
+    """The layers of a next-token model, for `kernels.decoder.cpu.StepModel`.
 
     A softmax at the end is left out: the logits before it give the same distribution. Where an Embedding masks
-    id 0, that id leaves the state, and so the logits, as they are.
+    id 0, that id changes neither the state nor the logits.
 
     Args:
         program: What the model computes.
 
     Returns:
-        One dictionary a layer: "op", and its weights and options by name. The embedding is the first.
+        One dictionary a layer: "op", and its weights and options by name. The embedding comes first.
 
     Raises:
-        ModelError: The program is no such chain; the message says which node is in the way.
+        ModelError: The program is not such a chain; the message says why.
     """
     if len(program.inputs) != 1 or len(program.outputs) != 1:
         raise _refusal(
@@ -52,7 +52,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
     if any(node.op == "embedding" for node in nodes[1:]):
         raise _refusal("an Embedding reads what a layer computes")
     masks_zero = _masks_zero(program, nodes, number)
-    # Such a layer only casts: the end of `models.text` is one.
+    # A linear activation only casts: `models.text` ends with one.
     nodes = [n for n in nodes if (n.op, n.options.get("activation")) != ("activation", "linear")]
     chain = [link for place, node in enumerate(nodes) for link in _links(node, last=place == len(nodes) - 1)]
     if not any(link["op"] == "lstm" for link in chain):
@@ -63,7 +63,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
 
 
 def _check_shared(chain: list[dict[str, Any]]) -> None:
-    """Refuses weights that so many layers share that packing them for each would take memory without bound."""
+    """Refuses weights that many layers share, if packing them for each layer would take unbounded memory."""
     arrays = [value for link in chain for value in link.values() if isinstance(value, np.ndarray)]
     kept = sum({id(array): array.nbytes for array in arrays}.values())
     if sum(array.nbytes for array in arrays) > _MOST_TIMES * kept + _MOST_SHARED_BYTES:
@@ -71,7 +71,7 @@ def _check_shared(chain: list[dict[str, Any]]) -> None:
 
 
 def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
-    """Whether the LSTMs pass over id 0, which they must do all or none."""
+    """Whether the LSTMs skip id 0; either all of them must, or none."""
     lstms = [node for node in nodes if node.op == "lstm"]
     masked = [node for node in lstms if "mask" in node.inputs]
     for node in masked:
@@ -86,7 +86,7 @@ def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
 
 
 def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
-    """A node as it stands in a chain; none for what does nothing there."""
+    """The links of a chain that a node becomes; none if it does nothing there."""
     arrays, options = dict(node.arrays), dict(node.options)
     match node.op:
         case "embedding":

@@ -1,6 +1,6 @@
 """Where a packed model generates: on the CPU, or on an NVIDIA GPU.
 
-A module of its own because the rest of the runtime asks a step model, and not where it computes.
+The rest of the runtime works with a step model and does not know where it computes.
 """
 
 import re
@@ -19,14 +19,14 @@ def check_device(device: str) -> None:
     number = _gpu(device)
     if number is None:
         return
-    # Only now: nothing of CUDA's is imported by who does not ask for it.
+    # Imported only now: users who ask for no GPU import no CUDA code.
     from cellerate.kernels.decoder.cuda.model import check_gpu
 
     check_gpu(number)
 
 
 def check_implementation(implementation: str, device: str) -> None:
-    """Raises `ConfigError` unless a packed model on a device runs what an implementation names.
+    """Raises `ConfigError` unless a packed model on a device runs the named implementation.
 
     Args:
         implementation: "auto", "cellerate-cpu", "cellerate-cuda" or "keras".
@@ -47,11 +47,11 @@ def check_implementation(implementation: str, device: str) -> None:
 
 
 def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) -> Steps:
-    """The model a time step at a time, its weights packed where it computes.
+    """The model one time step at a time, with its weights packed for the device.
 
     Args:
         chain: As `StepModel` takes it.
-        precision: Of the file: "float32", "bfloat16" or "int8", which a GPU computes in bfloat16.
+        precision: The file's: "float32", "bfloat16" or "int8", which a GPU computes in bfloat16.
         device: "cpu", "cuda" or "cuda:N".
 
     Raises:
@@ -68,7 +68,7 @@ def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) 
 
 
 def _gpu(device: str) -> int | None:
-    """The number of the GPU, None for the CPU. Raises `ConfigError` for neither."""
+    """The number of the GPU, None for the CPU. Raises `ConfigError` for anything else."""
     if device == "cpu":
         return None
     found = _GPU.fullmatch(device) if isinstance(device, str) else None

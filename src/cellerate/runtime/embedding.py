@@ -1,7 +1,7 @@
-"""Lines to vectors by a packed model, and vectors to a file: neither Keras nor a framework is needed.
+"""Lines to vectors with a packed model, and vectors to a file: neither Keras nor a framework is needed.
 
-A module of its own because a line model is told what its ids mean and where its lines are padded by its task
-record, which is read here with suspicion, for the Keras model of the same record too.
+A line model's task record says what its ids mean and where its lines are padded. This module reads that record
+without trusting it, for Keras models with such a record too.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from cellerate.machine.environment import require
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
 
-# Lengths beyond it are no line's, and NumPy's integers end somewhere.
+# No line is longer, and NumPy's integers have a limit.
 _LONGEST = 2**31 - 1
 
 
@@ -29,8 +29,8 @@ class LineSettings:
 
     Attributes:
         vocabulary: Its characters.
-        max_length: Characters of a line that count.
-        padding: Where short lines are filled up.
+        max_length: How many characters of a line are read.
+        padding: Where short lines are padded.
     """
 
     vocabulary: LineVocabulary
@@ -42,15 +42,15 @@ def line_settings(payload: Any, model: str) -> LineSettings:
     """The settings in the task record of a line model.
 
     Args:
-        payload: What the record says; any JSON.
-        model: The name of the model in messages.
+        payload: The record; any JSON.
+        model: What messages call the model.
 
     Raises:
         ModelError: The record is damaged.
     """
     try:
         if not isinstance(payload, dict):
-            raise ValueError("it is no dictionary")
+            raise ValueError("it is not a dictionary")
         vocabulary = LineVocabulary.from_config(payload.get("vocabulary"))  # type: ignore[arg-type]
         length: Any = payload.get("max_length")
         padding: Any = payload.get("padding")
@@ -71,10 +71,10 @@ class Embedder:
 
     Args:
         cell: What its file holds.
-        engine: Runs its program; only what the vectors need of it.
+        engine: Runs its program; only the part that the vectors need.
 
     Raises:
-        ModelError: The record is damaged, or the program is not that of an encoder of its characters.
+        ModelError: The record is damaged, or the program is not an encoder of the record's characters.
     """
 
     def __init__(self, cell: Cell, engine: Engine) -> None:
@@ -110,7 +110,7 @@ class Embedder:
         )
         vectors: np.ndarray | None = None
         for numbers, source in batches:
-            # Rows that only fill a batch up spare a compiler a shape, and the engine has none.
+            # Padding rows spare a compiler another shape; the engine has no compiler and can drop them.
             found = self._engine.run({"source": source[: len(numbers)]}, ["vector"])["vector"]
             if vectors is None and found.ndim == 2:
                 vectors = np.empty((len(lines), found.shape[1]), np.float32)
@@ -125,7 +125,7 @@ class Embedder:
 
 
 def check_vectors_path(path: str | Path) -> None:
-    """Raises at once what `save_vectors` would raise of `path`.
+    """Raises at once what `save_vectors` would raise about `path`.
 
     Raises:
         ConfigError: The suffix is neither ".npy" nor ".parquet".

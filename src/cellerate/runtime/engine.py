@@ -1,14 +1,14 @@
 """Runs a packed model: which of its operations, in what order, on how many rows at once.
 
-A module of its own because it knows the graph and the caller's arrays and no arithmetic (`operations`). It
-needs neither Keras nor a framework: NumPy, and the native core if that is installed.
+It knows the graph and the caller's arrays; the arithmetic is in `operations`. It needs neither Keras nor a
+framework, only NumPy, and uses the native core if that is installed.
 
 A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so on
-the native core the results are those of one piece to the last bit. Without the core the matrix products are
-NumPy's, whose rounding depends on the number of rows: there they agree to float32's precision.
+the native core the results equal those of a single piece to the last bit. Without the core NumPy computes the
+matrix products, whose rounding depends on the number of rows: then the results agree to float32's precision.
 
-Before anything is computed the sizes of all results are worked out, and a program that asks for more memory or
-time than a model does is refused (`shapes`).
+The sizes of all results are worked out before anything is computed. A program that asks for more memory or time
+than a real model needs is refused (`shapes`).
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from cellerate.kernels import native
 from cellerate.program import Node, Program
 from cellerate.runtime import operations, shapes
 
-# What the arrays of a piece may take, about. Large enough that rows in the hundreds stay together for models of
-# common sizes, beyond which the native core gains nothing; small beside the memory of any machine that serves.
+# About how many bytes the arrays of a piece may take. For models of common sizes this keeps hundreds of rows
+# together, and the native core gains nothing from more; it is small beside the memory of any serving machine.
 _WORKING_BYTES = 1 << 28
 
 
@@ -34,12 +34,12 @@ class _Plan:
     """What to do for a choice of outputs; nodes by number.
 
     Attributes:
-        wanted: The nodes whose results are asked for.
+        wanted: The nodes whose results are the outputs asked for.
         needed: These and all they depend on, in order.
-        read: The nodes whose results something reads, or the caller wants; of an LSTM, the outputs.
-        released: Of each node, those whose results nothing reads after it.
-        looked_up: Embeddings that stay ids: only LSTMs read them, which look the rows up themselves.
-        states: Of each LSTM, the needed nodes that take its last states.
+        read: The nodes whose results another node reads or the caller wants; for an LSTM, its outputs.
+        released: For each node, the nodes whose results nothing reads after it.
+        looked_up: Embeddings that stay ids: only LSTMs read them, and LSTMs look the rows up themselves.
+        states: For each LSTM, the needed nodes that take its last states.
     """
 
     wanted: frozenset[int]
@@ -53,11 +53,11 @@ class _Plan:
 class Engine:
     """Runs a packed model on NumPy arrays, without Keras or a framework.
 
-    Several threads may use one engine at once; the native core then computes for one after the other.
+    Several threads may use one engine at once; the native core then serves them one after the other.
 
     Args:
-        program: What to run. Its weights are used as they are, but for the table of a tied head: of that a
-            transposed copy is kept.
+        program: What to run. Its weights are used without a copy, except for the table of a tied head, of which
+            the engine keeps a transposed copy.
 
     Raises:
         ModelError: The program cannot be run: a node reads ids or a mask where it needs numbers, or an operation
@@ -87,20 +87,20 @@ class Engine:
         """Computes the model's outputs.
 
         Args:
-            inputs: The array of each input by its name, or one array where the model has one input; (B, ...)
-                as the model says. Numbers of any float or integer type, computed in float32; ids of any
-                integer type, negative ones counted from the end of the table; booleans are 0 and 1. Inputs that
-                the outputs do not depend on may be left out. NaN and infinities run through the model.
+            inputs: The array of each input by its name, or one array if the model has one input; (B, ...) as the
+                model says. Numbers may have any float or integer type and are computed in float32. Ids may have
+                any integer type; negative ones count from the end of the table. Booleans are 0 and 1. Inputs
+                that the outputs do not depend on may be left out. NaN and infinities run through the model.
             outputs: Which outputs to compute; None for all.
 
         Returns:
-            Each output by its name, (B, ...), in the order asked for; new arrays. A batch of no rows gives
-            results of no rows.
+            Each output by its name, (B, ...), in the order asked for; new arrays. An empty batch gives empty
+            results.
 
         Raises:
             ConfigError: A name is not one of the model's, or an input is missing.
-            DataError: An array has another shape, type or an id that the model does not know; or the model would
-                make more of it than `shapes` allows, or than fits into memory.
+            DataError: An array has the wrong shape or type, or holds an id that the model does not know; or the
+                results would be larger than `shapes` allows or memory holds.
         """
         names = self._output_names(outputs)
         plan = self._plan(frozenset(self.program.outputs[name] for name in names))
@@ -115,7 +115,7 @@ class Engine:
                 name: np.empty((0, *found[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
             }
         if native.why_unavailable() is None:
-            native.num_threads()  # a wrong setting of the core is not to be taken for wrong data
+            native.num_threads()  # raises for a wrong setting of the core, before it could pass for wrong data
         try:
             with np.errstate(all="ignore"):
                 results = self._run_batch(plan, given, batch, row_bytes)
@@ -153,7 +153,7 @@ class Engine:
         return inputs
 
     def _checked(self, inputs: Mapping[str, np.ndarray], plan: _Plan) -> dict[int, np.ndarray]:
-        """The inputs that are needed, by node, in their own types."""
+        """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
         first: tuple[str, int] | None = None
         tables: dict[int, Node] = {}
@@ -212,9 +212,9 @@ class Engine:
     def _run_batch(
         self, plan: _Plan, given: dict[int, np.ndarray], batch: int, row_bytes: int
     ) -> dict[int, np.ndarray]:
-        """Runs whole rows, in pieces if need be; the results by node."""
+        """Runs a batch, in pieces of whole rows if need be; the results by node."""
         most = max(1, _WORKING_BYTES // row_bytes)
-        # Pieces of about one size, so that none is left with a few rows, which the core is slow at.
+        # Pieces of about equal size: the core is slow on a last piece with only a few rows.
         rows = math.ceil(batch / math.ceil(batch / most))
         if rows == batch:
             return self._run_rows(plan, given)
@@ -228,7 +228,7 @@ class Engine:
         return results
 
     def _shapes(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, shapes.Shape]:
-        """The shape that a row has in each needed node; refuses what no model does before it is done."""
+        """The shape of a row in each needed node; refuses what no real model does before computing anything."""
         found: dict[int, shapes.Shape] = {}
         numbers = sum(math.prod(array.shape[1:]) for array in given.values())
         work = 0
@@ -244,7 +244,7 @@ class Engine:
                 batch = len(next(iter(given.values())))
                 came = {name: (batch, *shape) for name, shape in read.items()}
                 raise _misfit(node, came, error) from error
-            # At once: the sizes of what follows stay small numbers.
+            # Checked at each node, so that the sizes computed for later nodes stay small numbers.
             if math.prod(result) > min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):
                 raise DataError(
                     f"{node.name}: {node.op} would make {math.prod(result):,} numbers of a row of {numbers:,}, and "
@@ -260,14 +260,14 @@ class Engine:
         return found
 
     def _row_bytes(self, plan: _Plan, found: Mapping[int, shapes.Shape]) -> int:
-        """About how much memory a row of the batch needs while it runs."""
+        """About how many bytes a row of the batch needs while it runs."""
         live, most = 0, 1
         for number in plan.needed:
             if number in plan.read:
                 live += math.prod(found[number])
             most = max(most, live)
             live -= sum(math.prod(found[done]) for done in plan.released.get(number, ()))
-        # Four bytes each, and as much again for what an operation holds while it computes.
+        # Four bytes for each number, and as many again for what an operation holds while it computes.
         return 8 * most
 
     def _run_rows(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -283,7 +283,7 @@ class Engine:
         return {number: results[number] for number in plan.wanted}
 
     def _run_node(self, plan: _Plan, number: int, results: dict[int, np.ndarray]) -> None:
-        """Runs one node on results of others and adds its own."""
+        """Runs one node on the results of others, and adds its own result."""
         node = self._nodes[number]
         if node.op == "lstm_state":
             return  # added with its LSTM
@@ -308,7 +308,7 @@ class Engine:
 
 
 def _misfit(node: Node, came: Mapping[str, shapes.Shape], error: Exception) -> DataError:
-    """The error of a node that cannot take the shapes that came, the batch included."""
+    """The error for a node that cannot take the shapes it was given, the batch included."""
     listed = ", ".join(f"{name} {shape}" for name, shape in itertools.islice(came.items(), 8))
     return DataError(
         f"{node.name}: {node.op} cannot take {listed}: {str(error).rstrip('.')}. Give inputs of the sizes that "
@@ -339,9 +339,9 @@ def _checked_array(node: Node, value: Any) -> np.ndarray:
             f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
             "them to one length."
         ) from error
-    # Booleans are 0 and 1, as in Keras: a mask that is an input of its own is read as ids that are not 0.
+    # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
     kinds = "biu" if expected == "ids" else "bfiu"
-    # bfloat16 is no type of NumPy's own.
+    # bfloat16 is not one of NumPy's own types.
     if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
         fix = "int32" if expected == "ids" else "float32"
         raise DataError(

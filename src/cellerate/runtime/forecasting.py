@@ -1,8 +1,8 @@
-"""Forecasts by a packed model, in the units of the data: neither Keras nor a framework is needed.
+"""Forecasts with a packed model, in the units of the data: neither Keras nor a framework is needed.
 
-A module of its own because everything around a forecaster (which columns it reads, its scaler, the times that
-follow) is the same for a packed model and for the Keras model that it was: `tasks.series` uses these functions.
-Forecasting rows needs NumPy only; of files, CSV and Parquet need pyarrow.
+Everything around a forecaster (which columns it reads, its scaler, the times that follow) is the same for a packed
+model and for the Keras model it came from, so the tasks use these functions too. Forecasting rows needs only NumPy;
+CSV and Parquet files need pyarrow.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ Predict = Callable[[np.ndarray], np.ndarray]
 """A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
 
 _MOST_ROWS = 2**31 - 1
-# A Keras model holds what it computes of all of them in memory.
+# A Keras model holds its results for all of them in memory.
 _SERIES_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One window, what came after it, and the forecast; in the units of the data.
+    """One window, what came after it, and the forecast, in the units of the data.
 
     Attributes:
         targets: Names of the targets.
         past_times: (window,) times or row numbers.
         past: (window, targets).
         times: (horizon,) times or row numbers.
-        truth: (horizon, targets), or None where the future is not known.
+        truth: (horizon, targets), or None if the future is not known.
         forecast: (horizon, targets) or (horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
         series: The name of the series, or "".
@@ -62,7 +62,7 @@ class ForecastSettings:
         window: Rows it sees.
         horizon: Rows it forecasts.
         quantiles: The Q quantiles, or empty.
-        scaler: To and from the units of the data, for the features and then targets that are none.
+        scaler: To and from the units of the data, for the features and then the targets that are not features.
     """
 
     reading: Mapping[str, Any]
@@ -73,7 +73,7 @@ class ForecastSettings:
 
 
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `open_series` beside the paths, from the options of a training as plain values."""
+    """The arguments of `open_series` beside the paths, from a training's options as plain values."""
     names = ("time_column", "series_column", "missing", "gaps")
     return {
         "targets": options["target"],
@@ -87,8 +87,8 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
     """The settings in the task record of a forecaster.
 
     Args:
-        payload: What the record says; any JSON.
-        model: The name of the model in messages.
+        payload: The record; any JSON.
+        model: What messages call the model.
 
     Raises:
         ModelError: The record is damaged.
@@ -135,11 +135,11 @@ def forecast_windows(
     """Forecasts in the units of the data.
 
     Args:
-        predict: The model; one of a single target may leave the last axis out.
+        predict: The model; with a single target it may leave the last axis out.
         rows: (B, window, features) in the units of the data.
-        scaler: Of all columns.
+        scaler: The scaler of all columns.
         features: Where the features are among the scaler's columns.
-        targets: Where the targets are.
+        targets: Where the targets are among them.
         quantiles: Whether the model forecasts quantiles.
 
     Returns:
@@ -208,7 +208,7 @@ def forecast_ends(predict: Predict, data: SeriesData, settings: ForecastSettings
 
 
 def next_times(last: Any, step: Any, count: int) -> np.ndarray:
-    """(count,) the times that follow `last`; without a step, row numbers that go on."""
+    """(count,) the times that follow `last`; without a step, the row numbers that follow."""
     if step is None:
         return int(last) + 1 + np.arange(count)
     if isinstance(step, np.timedelta64):
@@ -229,7 +229,7 @@ class Forecaster:
         engine: Runs its program.
 
     Raises:
-        ModelError: The record is damaged, or the program is not that of a forecaster of its columns.
+        ModelError: The record is damaged, or the program is not a forecaster of the record's columns.
     """
 
     def __init__(self, cell: Cell, engine: Engine) -> None:
@@ -288,7 +288,7 @@ class Forecaster:
         return made
 
     def _checked(self, rows: Any) -> np.ndarray:
-        """The last rows of each window in float32."""
+        """The last `window` rows of each window, float32."""
         window, count = self._settings.window, len(self._features)
         wanted = (
             f"(rows, {count}) or (windows, rows, {count}) with at least {window} rows of the features "

@@ -1,8 +1,8 @@
-"""Generating ids: run the prompt once, then one step a token, each id given out as soon as it is drawn.
+"""Generating ids: runs the prompt once, then one step a token, and gives out each id as soon as it is drawn.
 
-A module of its own because it needs only the `Stepper` protocol: whatever computes the steps (a Keras model
-now, a native runtime later), the loop, its checks and its sampling are these. It knows no text; tokenizers,
-stop strings and streaming of characters are built on top of it.
+It needs only the `Stepper` protocol, which `keras_graph.keras_stepper` implements for Keras models; packed models
+draw inside their kernels instead. It knows ids, not text: tokenizers, stop strings and streaming of characters
+are built on top of it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.sampling import sample
 
 State = Any
-"""What a stepper carries from step to step; opaque, and never changed in place."""
+"""What a stepper passes from step to step; opaque, and never changed in place."""
 
 
 class Stepper(Protocol):
-    """A next-token model that is run a step at a time, its state held by the caller.
+    """A next-token model that runs one step at a time; the caller holds its state.
 
     No call changes the state it is given, so one state can be continued in several ways.
     """
@@ -49,13 +49,13 @@ def generate_ids(
 ) -> Iterator[int]:
     """Continues a prompt, one id at a time.
 
-    The arguments are checked at once, before the first id is asked for.
+    The arguments are checked at once, before the first id is requested.
 
     Args:
         stepper: The model.
         prompt_ids: (N,) the ids to continue, N >= 1.
-        max_tokens: How many ids to give at most, >= 0.
-        rules: How each is drawn; None for `SamplingRules()`. The penalty sees the prompt too.
+        max_tokens: Maximum number of ids to give, >= 0.
+        rules: How to draw each id; None for `SamplingRules()`. The penalty sees the prompt too.
         stop_ids: Generation ends when one of these is drawn; that id is not given out.
 
     Returns:

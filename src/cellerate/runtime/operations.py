@@ -1,13 +1,12 @@
 """The operations of a packed model on arrays: on the native core where it has a kernel, on NumPy otherwise.
 
-A module of its own because what one operation computes is apart from the order in which a program runs them
-and how long each result lives, which is the `engine`. All arithmetic is in float32. Without the native core
-every operation runs on NumPy, so that a machine without a compiler can run a packed model too, only slower.
+This module computes single operations; the `engine` decides their order and how long each result lives. All
+arithmetic is in float32. Without the native core every operation runs on NumPy, so that a machine without a
+compiler can run a packed model too, only slower.
 
-What an operation means stands in `kernels.program`, which shapes it takes in `shapes`. Every one computes each
-row of the batch by itself. On the native core the numbers of a row do not depend on the rows beside it, to the
-last bit; NumPy's matrix products, which stand in for the core, sum in an order of their own for each number of
-rows.
+`cellerate.program` defines what an operation means, `shapes` which shapes it takes. Every operation computes each
+row of the batch by itself. On the native core the numbers of a row do not depend on the rows beside it, to the last
+bit. NumPy's matrix products, which replace the core, sum in an order that depends on the number of rows.
 """
 
 import dataclasses
@@ -25,18 +24,18 @@ from cellerate.program import Node
 Given = Mapping[str, np.ndarray]
 """What an operation reads: the name of an input → its array."""
 
-# Above this share of the steps of a batch, projecting the whole table is no cheaper than each step's row.
+# If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
 _TABLE_SHARE = 0.5
-# They move elements about and keep their type, whatever it is.
+# These move elements around and keep their type, whatever it is.
 _MOVES = ("concatenate", "reshape", "repeat_vector", "crop", "take", "flip", "permute")
 
 
 def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
-    """The node as `run` and `shapes` take it: an unembedding with its table transposed, once for all calls.
+    """The node as `run` and `shapes` take it: an unembedding gets its table transposed, once for all calls.
 
     Args:
         node: The node.
-        transposed: What was transposed before, by the id of the table; nodes that share one share this too.
+        transposed: Tables transposed before, by the `id` of the table; nodes that share a table share this too.
     """
     if node.op != "unembedding":
         return node
@@ -47,14 +46,14 @@ def prepared(node: Node, transposed: dict[int, np.ndarray]) -> Node:
 
 
 def result_type(node: Node, types: Mapping[str, str]) -> str:
-    """The type of what a node gives: "float32", "int32" (ids) or "bool" (a mask).
+    """The type of a node's result: "float32", "int32" (ids) or "bool" (a mask).
 
     Args:
         node: The node.
-        types: The same of each of its inputs.
+        types: The type of each of its inputs.
 
     Raises:
-        ModelError: An input has another type than the operation reads, or it works along the batch.
+        ModelError: An input has a type that the operation does not read, or the operation works along the batch.
     """
     if node.options.get("axis") == 0:
         raise ModelError(
@@ -78,9 +77,9 @@ def run(node: Node, given: Given) -> np.ndarray:
     """Runs one operation.
 
     Args:
-        node: As `prepared` gives it; no "input", "lstm" or "lstm_state".
-        given: Its inputs, each with at least one row, of shapes that `shapes.row_shape` takes; they stay as they
-            are.
+        node: As `prepared` gives it; not an "input", "lstm" or "lstm_state".
+        given: Its inputs, each with at least one row, in shapes that `shapes.row_shape` takes; they are not
+            changed.
 
     Returns:
         The result, C-contiguous; it may share memory with an input.
@@ -99,9 +98,9 @@ def lstm(
     Args:
         node: Its node.
         given: Its inputs.
-        table: Embeddings (V, D) whose rows are the inputs; then `given["x"]` holds their ids (B, T), negative
-            ones counted from the end.
-        sequences: Whether to give all outputs or the last.
+        table: Embeddings (V, D) whose rows are the inputs; then `given["x"]` holds their ids (B, T), and negative
+            ones count from the end.
+        sequences: Whether to give all outputs or only the last.
 
     Returns:
         The outputs (B, T, H), or the last (B, H); h_T (B, H) and c_T (B, H).
@@ -116,7 +115,7 @@ def lstm(
     here = native.why_unavailable() is None
     if table is not None:
         ids = arrays.pop("x")
-        # The bits are the same either way: both sum over the features in order, from the bias on.
+        # Both ways give the same bits: they sum over the features in order, starting from the bias.
         if here and len(table) <= _TABLE_SHARE * ids.size:
             arrays |= {"ids": np.where(ids < 0, ids + len(table), ids), "embeddings": table}
         else:
@@ -139,7 +138,7 @@ def _numpy_lstm(
     options: LstmOptions,
     sequences: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The layer as `kernels.reference` has it, in float32 and without what backward needs."""
+    """The layer as in `kernels.lstm.reference`, in float32 and without what backward needs."""
     shape = validate(x, kernel, recurrent_kernel, bias=bias, h0=h0, c0=c0, mask=mask)
     zeros = np.zeros((shape.batch, shape.units), np.float32)
     h, c, output = zeros if h0 is None else h0, zeros if c0 is None else c0, zeros
@@ -165,7 +164,7 @@ def _numpy_lstm(
 def activate(name: str, x: np.ndarray) -> np.ndarray:
     """An activation of float32 numbers, one of `program.OUTPUT_ACTIVATIONS`."""
     if name in ("softmax", "log_softmax"):
-        # Subtracting the maximum keeps exp from overflowing, and 1 among what is summed.
+        # Subtracting the maximum keeps exp from overflowing, and the sum at 1 or more.
         x = x - x.max(axis=-1, keepdims=True)
         weights = np.exp(x)
         total = weights.sum(axis=-1, keepdims=True)
@@ -175,8 +174,9 @@ def activate(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    # The oracle's takes math.erfc number by number. Press et al., Numerical Recipes in C, 2nd edition, 6.2: a
-    # Chebyshev fit of erfc whose relative error stays below 1.2e-7, float32's epsilon, also far below 0.
+    # The oracle calls math.erfc number by number, which is slow. This is the Chebyshev fit of erfc in Press et al.,
+    # Numerical Recipes in C, 2nd edition, 6.2. Its relative error stays below 1.2e-7, float32's epsilon, even far
+    # below 0.
     z = np.abs(x).astype(np.float64) / np.sqrt(2)
     t = 1 / (1 + z / 2)
     exponent = np.zeros_like(t)
@@ -261,7 +261,7 @@ def _permute(node: Node, given: Given) -> np.ndarray:
 
 
 def _merge(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Node, Given], np.ndarray]:
-    """Takes all inputs together, two by two; those of fewer axes get them after the batch, as Keras has it."""
+    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
 
     def merge(node: Node, given: Given) -> np.ndarray:
         axes = max(array.ndim for array in given.values())

@@ -1,6 +1,6 @@
-"""A packed model in use: what `cellerate.load` gives, without Keras or a framework.
+"""A packed model in use, as `cellerate.load` gives it: the public face of the runtime.
 
-A module of its own because it is the face of the runtime; the file is `cell`'s, the arithmetic `engine`'s.
+`cell` reads the file and `engine` runs the program. Neither Keras nor a framework is needed.
 """
 
 import functools
@@ -24,15 +24,15 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> "PackedModel":
     """Opens a packed model, checking every byte of it; needs neither Keras nor a framework.
 
     Args:
-        path: A `.cell` file, of `cellerate pack` or `cellerate.pack`.
-        device: Where texts are written, scored and stepped through: "cpu", "cuda", or "cuda:N" with the number of
-            an NVIDIA GPU, from Hopper on. `predict`, `embed` and `forecast` run on the CPU all the same.
+        path: A `.cell` file that `cellerate pack` or `cellerate.pack` wrote.
+        device: Where to generate, score and step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU,
+            from Hopper on. `predict`, `embed` and `forecast` always run on the CPU.
 
     Raises:
         BackendError: The GPU that was asked for cannot be used; the message says why.
-        ConfigError: The device is none.
-        DataError: There is no such file, it is no `.cell` file, or it was changed since it was written.
-        ModelError: What it computes cannot be run.
+        ConfigError: `device` has another form.
+        DataError: There is no such file, it is not a `.cell` file, or it was changed since it was written.
+        ModelError: The program in it cannot be run.
 
     Example:
         >>> model = cellerate.load("book.cell")
@@ -46,20 +46,20 @@ class PackedModel(NextTokenModel):
 
     Args:
         cell: What its file holds.
-        device: Where texts are written, scored and stepped through, as `load` takes it.
+        device: Where to generate, score and step, as `load` takes it.
 
     Attributes:
-        cell: The same.
-        device: The same.
+        cell: As given.
+        device: As given.
         task: "text", "series" or "embed"; None for a model that Cellerate did not train.
-        precision: How its matrices are kept. Computed is in float32.
+        precision: How its matrices are kept. `predict`, `embed` and `forecast` compute in float32.
         inputs: The shape of each input by its name, the batch first; -1 where a size is free.
         outputs: The names of the outputs.
 
     Raises:
         BackendError: The GPU that was asked for cannot be used.
-        ConfigError: The device is none.
-        DataError: The task is no text.
+        ConfigError: `device` has another form.
+        DataError: The task in the header is not a string.
         ModelError: The program cannot be run.
     """
 
@@ -77,19 +77,19 @@ class PackedModel(NextTokenModel):
     def predict(
         self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """What Keras's `model.predict` gives, to float32's precision or that of the file.
+        """Computes what Keras's `model.predict` gives, to float32's precision or the file's.
 
         Args:
-            inputs: The array of each input by its name, or one array where there is one input; the batch first,
-                any number of rows.
+            inputs: The array of each input by its name, or one array if there is one input; the batch first, any
+                number of rows.
             outputs: Which outputs to compute; None for all.
 
         Returns:
-            The output, or the outputs by name where there are several.
+            The output, or the outputs by name if there are several.
 
         Raises:
             ConfigError: A name is not one of the model's.
-            DataError: An array has another shape or type, or an id that the model does not know.
+            DataError: An array has the wrong shape or type, or holds an id that the model does not know.
         """
         results = self._engine.run(inputs, outputs)
         return next(iter(results.values())) if len(results) == 1 else results
@@ -97,11 +97,11 @@ class PackedModel(NextTokenModel):
     def embed(
         self, lines: Sequence[str], *, batch_size: int = 256, errors: Literal["strict", "replace"] = "strict"
     ) -> np.ndarray:
-        """One vector a line, by a packed model of `train embed`.
+        """Gives one vector a line, with a packed model of `train embed`.
 
         Args:
             lines: N lines; an empty one has a vector, too.
-            batch_size: Lines a batch; lines of like length share one.
+            batch_size: Lines a batch; lines of similar length share one.
             errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
 
         Returns:
@@ -110,7 +110,7 @@ class PackedModel(NextTokenModel):
         Raises:
             ConfigError: An argument has a value it cannot have.
             DataError: There is no line, or a character is unknown.
-            ModelError: This is no model of lines, or its record is damaged.
+            ModelError: This is not a line model, or its record is damaged.
 
         Example:
             >>> vectors = cellerate.load("lines.cell").embed(["red hat", "blue"])
@@ -118,18 +118,18 @@ class PackedModel(NextTokenModel):
         return self._embedder.embed(lines, batch_size=batch_size, errors=errors)
 
     def forecast(self, rows: Any) -> np.ndarray:
-        """Forecasts what comes after rows of a series, by a packed model of `train series`.
+        """Forecasts what comes after rows of a series, with a packed model of `train series`.
 
         Args:
-            rows: (T, features) or (B, T, features), in the units of the data, the features as in training; of the
-                T rows the last `window` are used.
+            rows: (T, features) or (B, T, features), in the units of the data, with the features of the training;
+                the last `window` of the T rows are used.
 
         Returns:
             (horizon, targets) or (B, horizon, targets), with quantiles (..., Q); float64, in the same units.
 
         Raises:
-            DataError: `rows` has another shape or type, too few rows, or a number that is NaN or infinite.
-            ModelError: This is no forecaster, or its record is damaged.
+            DataError: `rows` has the wrong shape or type, too few rows, or a number that is NaN or infinite.
+            ModelError: This is not a forecaster, or its record is damaged.
 
         Example:
             >>> cellerate.load("ett.cell").forecast(readings[-96:])
@@ -137,7 +137,7 @@ class PackedModel(NextTokenModel):
         return self._forecaster.forecast(rows)
 
     def forecast_files(self, paths: Sequence[str | os.PathLike[str]]) -> "tuple[Example, ...]":
-        """Forecasts what comes after the end of each series in files, read as those of the training.
+        """Forecasts what comes after the end of each series in files, which are read as in training.
 
         Args:
             paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
@@ -148,7 +148,7 @@ class PackedModel(NextTokenModel):
         Raises:
             BackendError: The package `pyarrow` is not installed, and the files are CSV or Parquet.
             DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
-            ModelError: This is no forecaster, or its record is damaged.
+            ModelError: This is not a forecaster, or its record is damaged.
 
         Example:
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast

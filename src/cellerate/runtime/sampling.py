@@ -1,7 +1,7 @@
 """Choosing the next token from logits in NumPy, by the rules and the random numbers of the native core.
 
-A module of its own because a model that only Keras can step gives its logits to Python: its text must not depend
-on who computed them. `csrc/sampler.cpp` defines the rules; all arithmetic is in float64.
+It serves models that only Keras can step, whose logits arrive in Python: the text must not depend on who computed
+the logits. `csrc/sampler.cpp` defines the rules; all arithmetic is in float64.
 """
 
 import secrets
@@ -25,7 +25,7 @@ def sampling_rules(
     repetition_penalty: float = 1.0,
     seed: int | None = None,
 ) -> SamplingRules:
-    """The rules as users say them.
+    """The rules, from arguments as users give them.
 
     Args:
         temperature: As in `SamplingRules`, like all the others.
@@ -33,7 +33,7 @@ def sampling_rules(
         top_p: None for all.
         min_p: 0 for all.
         repetition_penalty: 1 for none.
-        seed: None for another one each time.
+        seed: None for a new random one at each call.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -54,20 +54,21 @@ def sample(
     position: int = 0,
     previous: Sequence[np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws one id for each row of logits, the one that `kernels.drawing.sample` draws.
+    """Draws one id for each row of logits: the same ids as `kernels.decoder.sampling.sample`.
 
     Args:
         logits: (B, V), any float dtype; unnormalised log-probabilities.
-        rules: How. Row r is of the stream `rules.stream + r`.
-        position: Which id of its sequence each is; the random numbers depend on it, the seed and the stream alone.
+        rules: How to draw. Row r uses the stream `rules.stream + r`.
+        position: The place of these ids in their sequences. The random numbers depend only on it, the seed and the
+            stream.
         previous: The ids so far of each row, (N,) integers, for the penalty; None for none.
 
     Returns:
-        The ids (B,) int64, and their log probabilities (B,) float32 by the model itself, ln softmax(logits),
-        without any of the rules.
+        The ids (B,) int64, and their log probabilities (B,) float32 under the model itself, ln softmax(logits),
+        before any of the rules.
 
     Raises:
-        ConfigError: The position is out of range, or `previous` is not for as many rows.
+        ConfigError: The position is out of range, or `previous` has another number of rows than the logits.
         DataError: An id of `previous` is negative.
         ModelError: The logits are not (B, V), or hold a NaN or an infinity.
     """
@@ -92,7 +93,7 @@ def _penalised(values: np.ndarray, rules: SamplingRules, previous: Sequence[np.n
     values = values.copy()
     for row, came in zip(values, previous, strict=True):
         seen = ids_array("previous", came, (None,), MOST_STEPS)[-(rules.penalty_window or len(came)) :]
-        # An id that only the embeddings know has no logit.
+        # The embedding may know more ids than there are logits.
         seen = seen[seen < len(row)]
         with np.errstate(over="ignore"):
             changed = np.where(
@@ -112,15 +113,15 @@ def _chosen(values: np.ndarray, rules: SamplingRules, position: int) -> np.ndarr
     order = None
     if (rules.top_k or len(weights[0])) < len(weights[0]) or rules.top_p < 1:
         total = _running(weights)[:, -1:]
-        # Stable and descending, so that of equal logits the lower id goes first and exactly k remain.
+        # Stable and descending: of equal logits the lower id comes first, and exactly k remain.
         order = np.argsort(-weights, axis=1, kind="stable")
         weights = _filter(np.take_along_axis(weights, order, axis=1), total, rules)
-    # The likeliest has weight 1.
+    # The likeliest token has weight 1.
     weights[weights < rules.min_p] = 0
     cumulative = _running(weights)
     total = cumulative[:, -1:]
-    # Inverse of the distribution function. The place is kept below the total, so the first cumulative value
-    # ABOVE it exists and is one that rose: a token of zero weight is never met.
+    # Inverts the distribution function. `place` is kept below the total, so a cumulative value ABOVE it exists,
+    # and the first of these belongs to a token with weight: a token of zero weight is never drawn.
     drawn = [uniform(rules.seed, rules.stream + row, position) for row in range(len(weights))]
     place = np.minimum(np.array(drawn)[:, None] * total, np.nextafter(total, 0))
     chosen = (cumulative > place).argmax(axis=1)
@@ -128,25 +129,25 @@ def _chosen(values: np.ndarray, rules: SamplingRules, position: int) -> np.ndarr
 
 
 def _filter(weights: np.ndarray, total: np.ndarray, rules: SamplingRules) -> np.ndarray:
-    """Zeroes what top-k and then top-p rule out of weights (B, V) in descending order, with their sums (B, 1)."""
+    """Zeroes the weights that top-k, then top-p rule out; weights (B, V) in descending order, their sums (B, 1)."""
     if rules.top_k is not None and rules.top_k < weights.shape[1]:
         weights[:, rules.top_k :] = 0
         total = _running(weights)[:, -1:]
     if rules.top_p < 1:
-        # A token stays while the mass BEFORE it is short of top_p, so the one that reaches it stays too.
+        # A token stays while the mass BEFORE it is below top_p, so the token that reaches top_p stays too.
         weights[:, 1:][_running(weights)[:, :-1] >= rules.top_p * total] = 0
     return weights
 
 
 def _running(weights: np.ndarray) -> np.ndarray:
-    """The sums of each row so far: one weight after another, as the native core adds them (NumPy's `sum` does not)."""
+    """Running sums of each row, one weight after another, as the native core adds them (NumPy's `sum` does not)."""
     return weights.cumsum(axis=1)
 
 
 def uniform(seed: int, stream: int, position: int) -> float:
-    """A random number in [0, 1) of 53 bits: Philox4x32-10 of the seed as key, position and stream as counter.
+    """A random number in [0, 1) of 53 bits: Philox4x32-10 with the seed as key, position and stream as counter.
 
-    In Python's integers: for the few rows of a generation they take a tenth of the time of NumPy's.
+    It uses Python integers: for the few rows of a generation they take a tenth of the time NumPy takes.
     """
     low = 0xFFFFFFFF
     c0, c1, c2, c3 = position & low, position >> 32 & low, stream & low, stream >> 32 & low

@@ -1,6 +1,6 @@
 """How likely a model finds texts: bits per character, id by id.
 
-A module of its own because scoring reads what is known, and so can read many places of it side by side.
+The whole text is known in advance, so many parts of it are read side by side.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import DIVERGED
 
 CONTEXT = 512
-"""Ids that a piece of a long text reads before its first own one."""
+"""Ids that a piece of a long text reads before its own first id."""
 
-# Rows side by side, and ids of a call: what they take in memory, and what a text that is read in one go may not have.
+# Rows side by side, and ids of a call: together they bound the memory of a call, except for a text read in one go.
 _ROWS, _IDS_A_CALL = 64, 1 << 24
-# A piece is at least so many times as long as its context, which is read for nothing.
+# A piece is at least this many times as long as its context, which is read but not scored.
 _LEAST_CONTEXTS = 8
 
 
@@ -29,11 +29,11 @@ class Score:
     """How likely a text is.
 
     Attributes:
-        bits_per_character: Of the ids but the first, over the characters of the text; less is better.
-        nats_per_token: Mean of -ln p over the ids but the first.
-        perplexity: e to the power of that.
+        bits_per_character: Mean of -log2 p over all ids but the first, times ids per character; less is better.
+        nats_per_token: Mean of -ln p over all ids but the first.
+        perplexity: e to the power of `nats_per_token`.
         tokens: How many ids were predicted: all but the first.
-        characters: Of the whole text.
+        characters: The number of characters of the whole text.
         log_probabilities: (tokens,) float32, ln p of each id but the first.
     """
 
@@ -50,9 +50,9 @@ def score_ids(
 ) -> list[Score]:
     """Scores texts, each from a state of zeros.
 
-    A long text is read in pieces side by side: every piece but the first starts `context` ids early, from a state
-    of zeros, so that its own ids find the state that reading from the beginning would have left, up to what the
-    model remembers for longer than that.
+    A long text is read in pieces side by side. Every piece but the first starts `context` ids early, from a state
+    of zeros, so that its own ids start from nearly the state that reading from the beginning would give: only what
+    the model remembers for longer than `context` ids is missing.
 
     Args:
         steps: The model.
@@ -73,7 +73,7 @@ def score_ids(
                 f"text {number} has {len(ids)} ids; expected at least 2, for the first has nothing before it."
             )
     pieces = [piece for number, ids in enumerate(texts) for piece in _pieces(number, len(ids), context)]
-    # Those of like lengths side by side.
+    # Pieces of similar length are read side by side.
     pieces.sort(key=lambda piece: piece.stop - piece.start)
     scores = [np.empty(len(ids) - 1, np.float32) for ids in texts]
     while pieces:
@@ -96,7 +96,7 @@ class _Piece:
 
 def _pieces(text: int, length: int, context: int | None) -> list[_Piece]:
     count = 1 if context is None else max(1, min(_ROWS, length // (_LEAST_CONTEXTS * context)))
-    # A very long text has more, so that memory is bounded.
+    # A very long text has more pieces, to bound the memory.
     count = max(count, 1 if context is None else -(-length // (_IDS_A_CALL // _ROWS)))
     ends = [1 + (length - 1) * n // count for n in range(count + 1)]
     return [

@@ -1,11 +1,11 @@
-"""What size each operation's result has, and what it costs: known before anything is computed.
+"""The size of each operation's result and its cost, known before anything is computed.
 
-A module of its own because a packed model may come from anyone: a few hundred bytes can ask for more numbers than
-any machine holds, by forty nodes that each join the one before with itself. So the `engine` first asks here, in
-Python's whole numbers, which do not overflow, and only then lets `operations` take memory. It is also the one
-place that says which shapes an operation takes.
+A packed model may come from anyone, and a few hundred bytes can ask for more numbers than any machine holds: forty
+nodes are enough if each joins the one before with itself. So the `engine` first asks here, where sizes are Python
+integers, which do not overflow, and only then lets `operations` take memory. Only this module says which shapes an
+operation takes.
 
-A shape here is that of one row, without the batch.
+A shape here is the shape of one row, without the batch.
 """
 
 import math
@@ -17,19 +17,19 @@ from cellerate.program import MOST_AXES, Node
 Shape = tuple[int, ...]
 
 MOST_ELEMENTS = 1 << 30
-"""In all arrays that one row of the batch needs at once, and in its results. 8 GiB with what operations hold
-meanwhile: the logits of 16,000 tokens of a vocabulary of 65,000, far more than LSTMs are used with."""
+"""Elements in all arrays that one row of the batch needs at once, and in its results. With what operations hold
+meanwhile that is 8 GiB: the logits of 16,000 tokens with a vocabulary of 65,000, far more than LSTMs are used with."""
 
 MOST_GROWTH = 1 << 24
-"""Elements of one array of a row, for each number of the row's inputs: an id may become 65,000 logits, a vector
-of 16 numbers 100,000 steps of 2,000 units; what asks for more is no model."""
+"""Elements of one array of a row, for each number of the row's inputs. An id may become 65,000 logits, a vector of
+16 numbers 100,000 steps of 2,000 units; no real model asks for more."""
 
 MOST_WORK_A_NUMBER, MOST_WORK = 1 << 36, 1 << 46
-"""Multiply-adds for each number of a row's inputs, and for a row. Four LSTMs of 4,096 units need 2**29 a step; the
-first takes a core a second or so, the second is a row of 100,000 steps of such a model."""
+"""Multiply-adds for each number of a row's inputs, and for a whole row. Four LSTMs of 4,096 units need 2**29 a step.
+The first limit takes one core about a second; the second is a row of 100,000 steps of that model."""
 
-# What else takes time, as multiply-adds of the same time: an element that is read or written, with what NumPy
-# computes of it; a step of an LSTM; a node.
+# Other costs, as the number of multiply-adds that take the same time: an element read or written, with what NumPy
+# computes from it; a step of an LSTM; a node.
 _ELEMENT, _STEP, _NODE = 1 << 7, 1 << 12, 1 << 17
 
 _SAME = ("activation", "layer_norm", "affine", "masked", "cumsum", "flip")
@@ -37,17 +37,17 @@ _MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
 
 
 def row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
-    """The shape that a row has in what a node gives.
+    """The shape of a row of a node's result.
 
     Args:
-        node: As `operations.prepared` gives it; no "input".
-        read: The shape of a row of each of its inputs, without a 0.
+        node: As `operations.prepared` gives it; not an "input".
+        read: The shape of a row of each of its inputs; no size is 0.
 
     Returns:
-        The shape, without a 0.
+        The shape; no size is 0.
 
     Raises:
-        ValueError: The operation takes no such shapes.
+        ValueError: The operation does not take these shapes.
     """
     shape = _row_shape(node, read)
     if len(shape) >= MOST_AXES:
@@ -56,7 +56,7 @@ def row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
 
 
 def work(node: Node, read: Mapping[str, Shape], result: Shape) -> int:
-    """About how long a node takes for a row, as multiply-adds of the native core that take as long."""
+    """About how long a node takes for a row, as the number of native multiply-adds that take the same time."""
     elements = sum(math.prod(shape) for shape in read.values()) + math.prod(result)
     products = 0
     if node.op in ("dense", "unembedding"):
@@ -141,7 +141,7 @@ def _lstm(node: Node, read: Mapping[str, Shape]) -> Shape:
 
 
 def _merged(shapes: Sequence[Shape]) -> Shape:
-    """Those of fewer axes get more at the front; sizes of 1 become those of the others."""
+    """The broadcast shape: shapes with fewer axes get axes at the front, and sizes of 1 stretch to the others."""
     axes = max(map(len, shapes))
     padded = [(1,) * (axes - len(shape)) + shape for shape in shapes]
     sizes = [set(along) - {1} for along in zip(*padded, strict=True)]

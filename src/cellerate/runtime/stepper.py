@@ -1,7 +1,6 @@
-"""A next-token model by hand: its state is an object that can be cloned, kept in a file, split and joined.
+"""A next-token model under your control: an object with its state, to clone, keep in a file, split and join.
 
-A module of its own because who serves many users, searches or plays with a model needs the state itself; who
-only wants text needs `PackedModel.generate`.
+Use it to serve many users, to search or to experiment. For text alone, use `PackedModel.generate`.
 """
 
 import os
@@ -22,17 +21,17 @@ _FORMAT = "stepper"
 class Stepper:
     """Sequences that a next-token model reads, side by side, and what it remembers of each.
 
-    All it has read is its state, so a state kept is a prefix that need not be read again. Not for several threads
-    at once; clones are.
+    The state stands for all that was read, so a prefix whose state is kept need not be read again. One stepper must
+    not be used by several threads at once; clones of it may.
 
     Args:
         steps: The model.
         batch_size: How many sequences, from 0; more can `join`.
-        fingerprint: What tells the model from others, for files; None where it cannot be saved.
+        fingerprint: Tells the model from others, in saved files; None if the stepper need not be saved.
 
     Attributes:
-        state: (B, S) float32, h and c of each LSTM; not to be changed in place.
-        logits: (B, V) float32, of the next id of each sequence; zeros before the first id is read.
+        state: (B, S) float32, h and c of each LSTM; must not be changed in place.
+        logits: (B, V) float32, for the next id of each sequence; zeros before the first id is read.
 
     Example:
         >>> stepper = cellerate.load("book.cell").stepper()
@@ -59,7 +58,7 @@ class Stepper:
             ids: (B,) whole numbers.
 
         Returns:
-            (B, V) float32, the logits of the next ids; `logits` from now on.
+            (B, V) float32, the logits of the next ids, which are also in `logits` from now on.
 
         Raises:
             ConfigError: There are not B ids.
@@ -76,7 +75,7 @@ class Stepper:
             lengths: (B,) how many of them each sequence reads, from 1 to T; None for all.
 
         Returns:
-            (B, V) float32, the logits of the next ids; `logits` from now on.
+            (B, V) float32, the logits of the next ids, which are also in `logits` from now on.
 
         Raises:
             ConfigError: A shape or a length does not fit.
@@ -87,13 +86,13 @@ class Stepper:
         return self.logits
 
     def draw(self, requests: Sequence[Request]) -> list[Drawn]:
-        """Draws ids of each sequence and reads them, in one native call.
+        """Draws ids for each sequence and reads them, in one native call.
 
         Args:
-            requests: What each of the B sequences asks for.
+            requests: One for each of the B sequences.
 
         Raises:
-            ConfigError: There are not B requests, or a number does not fit.
+            ConfigError: There are not B requests, or a number is out of range.
             ModelError: A logit is a NaN or an infinity.
         """
         if len(requests) != self.batch_size:
@@ -104,14 +103,14 @@ class Stepper:
         return drawn
 
     def clone(self) -> "Stepper":
-        """Another stepper that has read the same, and goes its own way from here."""
+        """A second stepper that has read the same and is independent from here on."""
         return self._with(self.state.copy(), self.logits.copy())
 
     def join(self, other: "Stepper") -> None:
-        """Takes the sequences of another stepper of the same model in, behind its own; the other one keeps them.
+        """Appends the sequences of another stepper of the same model; the other stepper keeps them too.
 
         Raises:
-            ConfigError: It is of another model.
+            ConfigError: It belongs to another model.
         """
         if other._steps is not self._steps:
             raise ConfigError("the other stepper is of another model; expected one of the same.")
@@ -122,7 +121,7 @@ class Stepper:
         """Takes sequences out; those behind them move up.
 
         Args:
-            rows: (N,) which, each in [0, B) and none twice.
+            rows: (N,) which sequences, each in [0, B) and none twice.
 
         Returns:
             A stepper with these sequences, in the order of `rows`.
@@ -141,7 +140,7 @@ class Stepper:
         return left
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the state into a file, whole or not at all; `restore` takes it back.
+        """Writes the state into a file, whole or not at all; `restore` reads it back.
 
         Raises:
             ConfigError: There is no sequence, or the stepper was made without a fingerprint.
@@ -155,10 +154,10 @@ class Stepper:
         write_container(path, metadata, {"state": self.state, "logits": self.logits})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Goes back to a state that `save` wrote, of this very model; nothing changes where that fails.
+        """Goes back to a state that `save` wrote from this very model; on failure nothing changes.
 
         Raises:
-            DataError: There is no such file, it is damaged, or of another model.
+            DataError: There is no such file, or it is damaged or belongs to another model.
         """
         metadata, tensors = read_container(Path(path))
         if metadata.get("kind") != _FORMAT or tensors.keys() != {"state", "logits"}:

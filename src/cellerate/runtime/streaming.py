@@ -1,4 +1,4 @@
-"""Generated ids as text that can be shown at once: whole characters only, and nothing of a stop text.
+"""Generated ids as text that can be shown at once: whole characters only, and no part of a stop text.
 
 Whatever generates (a Keras model, a packed one, a server) shows its text by these rules.
 """
@@ -12,14 +12,14 @@ from cellerate.errors import ConfigError
 
 
 class TextStream:
-    """The text of one sequence while its ids come.
+    """The text of one sequence while its ids arrive.
 
     Args:
         tokenizer: What the ids mean.
-        stop: Texts that end it; the first to be complete counts, and of several at once the leftmost.
+        stop: Texts that end it. The first to be complete counts; if several complete at once, the leftmost.
 
     Attributes:
-        stopped: Whether a stop text has come. Nothing may be pushed after it.
+        stopped: Whether a stop text has come. Nothing may be pushed after that.
 
     Raises:
         ConfigError: A stop text is empty.
@@ -36,7 +36,7 @@ class TextStream:
         self._held = ""
 
     def push(self, ids: np.ndarray) -> str:
-        """Takes the next (N,) ids; returns what can be shown now: no half of a character, nothing of a stop text."""
+        """Takes the next (N,) ids; returns what can be shown now: whole characters, no part of a stop text."""
         return self._show(self._decoder.push_all(ids))
 
     def finish(self) -> str:
@@ -63,9 +63,9 @@ def pieces(chunks: Iterable[np.ndarray], tokenizer: Tokenizer, stop: Sequence[st
     """The text of a sequence's ids, piece by piece, up to the first stop text.
 
     Args:
-        chunks: (N,) ids each. No more are asked for once a stop text has come.
+        chunks: (N,) ids each. No more are requested once a stop text has come.
         tokenizer: What the ids mean.
-        stop: Texts that end it; they are not shown.
+        stop: Texts that end the sequence; they are not shown.
 
     Returns:
         An iterator over pieces that are safe to show. The arguments are checked at once.
@@ -87,5 +87,5 @@ def _pieces(chunks: Iterable[np.ndarray], stream: TextStream) -> Iterator[str]:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
+    """The length of the longest ending of `text` that is a beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

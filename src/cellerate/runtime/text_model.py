@@ -1,4 +1,4 @@
-"""What a packed next-token model can do: generate, search and score texts, and step by hand."""
+"""What a packed next-token model can do: generate, search and score texts, and run step by step."""
 
 import dataclasses
 import functools
@@ -50,13 +50,13 @@ class NextTokenModel:
         device: Where it runs step by step: "cpu", "cuda", or "cuda:N" with the number of an NVIDIA GPU.
 
     Attributes:
-        cell: The same.
-        device: The same.
-        precision: How its matrices are kept, and multiplied where it runs step by step; a GPU multiplies those of an
-            int8 file in bfloat16.
+        cell: As given.
+        device: As given.
+        precision: The precision in which its matrices are kept, and in which steps multiply them; a GPU multiplies
+            those of an int8 file in bfloat16.
 
     Raises:
-        ConfigError: The device is none.
+        ConfigError: `device` has another form.
         BackendError: The device cannot be used; the message says why.
     """
 
@@ -68,10 +68,10 @@ class NextTokenModel:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """What the ids of a text or line model mean.
+        """The tokenizer of a text or line model.
 
         Raises:
-            ModelError: The model has none, or a damaged one.
+            ModelError: The model has no tokenizer, or a damaged one.
         """
         payload = self.cell.header.get("payload")
         if not isinstance(payload, dict) or "tokenizer" not in payload:
@@ -82,24 +82,24 @@ class NextTokenModel:
 
     @functools.cached_property
     def steps(self) -> Steps:
-        """The model a time step at a time, its state held by the caller; made when it is first asked for.
+        """The model one time step at a time, with the state held by the caller; made at first use.
 
-        Its weights are packed in the precision of the file, and so its products are computed.
+        Its weights are packed, and its products computed, in the precision of the file.
 
         Raises:
-            ModelError: The model is no next-token chain, or none that the device runs; the message says why.
+            ModelError: The model is not a next-token chain, or not one that the device runs; the message says why.
             BackendError: The native core is not installed, or the GPU cannot be used.
         """
         return step_model(chain_of(self.cell.program), self.precision, self.device)
 
     def stepper(self, batch_size: int = 1) -> Stepper:
-        """The model by hand, its state an object to clone, save, split and join.
+        """The model as an object with its state, which you can step, clone, save, split and join.
 
         Args:
             batch_size: How many sequences it starts with.
 
         Raises:
-            ModelError: The model is no next-token chain; the message says why.
+            ModelError: The model is not a next-token chain; the message says why.
         """
         return Stepper(self.steps, batch_size, fingerprint=self._fingerprint)
 
@@ -111,8 +111,8 @@ class NextTokenModel:
         """Continues a prompt, or several at once, and returns the continuation of each.
 
         Args:
-            prompt: What to continue, at least one character; or several of these.
-            options: Those of `complete`.
+            prompt: What to continue, at least one character; or several such texts.
+            options: The keyword arguments of `complete`.
 
         Raises:
             CellerateError: See `complete`.
@@ -143,26 +143,26 @@ class NextTokenModel:
 
         Args:
             prompts: What to continue; at least one character each.
-            max_tokens: Characters (or bytes, or tokens) to generate of each at most.
-            temperature: Divides the logits; 0 always takes the likeliest.
-            top_k: Draws from the k likeliest only.
-            top_p: Draws from the likeliest that make up this share.
-            min_p: Draws from those at least this share as likely as the likeliest.
-            repetition_penalty: Above 1, makes what stands in the text already less likely.
+            max_tokens: Maximum number of characters (or bytes, or tokens) to generate for each.
+            temperature: Divides the logits; 0 always takes the likeliest token.
+            top_k: Draws from the k likeliest tokens only.
+            top_p: Draws from the likeliest tokens that together have this probability.
+            min_p: Draws from tokens with at least this fraction of the likeliest one's probability.
+            repetition_penalty: Above 1, makes tokens that are already in the text less likely.
             seed: The same seed draws the same texts, on every instruction set and number of threads in float32
-                and int8; None draws others each time. Prompts draw from sequences of their own: the first draws
-                what it would draw alone.
+                and int8; None draws different ones each time. Each prompt has its own random numbers; the first
+                draws what it would draw alone.
             stop: Texts that end a continuation; they are not part of it.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
-            cancellation: Ends all of them with what they have, from another thread.
+            cancellation: Ends all continuations with what they have, from another thread.
 
         Returns:
-            Of each prompt its text, ids, log probabilities, and why it ended.
+            For each prompt the continuation's text, ids, log probabilities and the reason it ended.
 
         Raises:
             ConfigError: A prompt is empty, or a setting is out of range.
             DataError: A prompt has a character that the model never saw.
-            ModelError: The model has no tokenizer, or is no next-token model.
+            ModelError: The model has no tokenizer, or is not a next-token model.
         """
         rules = sampling_rules(
             temperature=temperature,
@@ -199,20 +199,20 @@ class NextTokenModel:
 
         Args:
             prompt: What to continue; at least one character.
-            max_tokens: Characters (or bytes, or tokens) to generate at most.
-            rules: How they are drawn; None for `SamplingRules()`.
+            max_tokens: Maximum number of characters (or bytes, or tokens) to generate.
+            rules: How to draw them; None for `SamplingRules()`.
             stop: Texts that end the generation; they are not shown.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
-            cancellation: Ends it, from another thread.
+            cancellation: Ends the generation, from another thread.
 
         Returns:
-            An iterator over pieces that are safe to show: no half of a UTF-8 character, no beginning of a stop
+            An iterator over pieces that are safe to show: no incomplete UTF-8 character, no beginning of a stop
             text. The arguments are checked at once.
 
         Raises:
-            ConfigError: The prompt or a stop text is empty, or `max_tokens` is no whole number of at least 0.
+            ConfigError: The prompt or a stop text is empty, or `max_tokens` is not a whole number of at least 0.
             DataError: The prompt has a character that the model never saw.
-            ModelError: The model has no tokenizer, or is no next-token model.
+            ModelError: The model has no tokenizer, or is not a next-token model.
         """
         check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
         ids = self._encoded(prompt, errors)
@@ -234,13 +234,13 @@ class NextTokenModel:
         Args:
             prompt: What to continue; at least one character.
             beams: How many candidates are kept at each step.
-            max_tokens: Characters (or bytes, or tokens) of a continuation at most.
-            stop: Texts that end one; they are not part of it.
-            length_penalty: They are ranked by ln p / length ** length_penalty.
+            max_tokens: Maximum number of characters (or bytes, or tokens) of a continuation.
+            stop: Texts that end a continuation; they are not part of it.
+            length_penalty: Continuations are ranked by ln p / length ** length_penalty.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
 
         Returns:
-            The `beams` best, the best first.
+            The `beams` best continuations, best first.
 
         Raises:
             CellerateError: See `complete`.
@@ -271,22 +271,22 @@ class NextTokenModel:
         """How likely the model finds a text, or each of several: bits per character, id by id.
 
         Args:
-            text: At least two characters (or bytes, or tokens); or several of these.
-            context: A long text is read in pieces side by side, each begun so many ids early; None reads it from
-                end to end in one go, which is exact and slower.
+            text: At least two characters (or bytes, or tokens); or several such texts.
+            context: A long text is read in pieces side by side, and each piece starts this many ids early. None
+                reads the text from beginning to end in one go, which is exact and slower.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
 
         Raises:
             ConfigError: `context` is below 1.
             DataError: A text is too short, or has a character that the model never saw.
-            ModelError: The model has no tokenizer, or is no next-token model.
+            ModelError: The model has no tokenizer, or is not a next-token model.
 
         Example:
             >>> cellerate.load("book.cell").score("Well, Prince, so Genoa").bits_per_character
         """
         texts = [text] if isinstance(text, str) else list(text)
         ids = [self._encoded(one, errors, "the text to score") for one in texts]
-        # Where characters were left out, it is a text without them.
+        # With errors="ignore", the characters left out do not count.
         read = [self.tokenizer.known(one) for one in texts] if errors == "ignore" else texts
         lengths = [len(one) for one in read]
         scores = score_ids(self.steps, ids, lengths, context=context)
@@ -300,18 +300,18 @@ class NextTokenModel:
         errors: Literal["strict", "replace"] = "strict",
         context: int | None = CONTEXT,
     ) -> Score:
-        """How likely the model finds the text of files, read as that of the training; of any size.
+        """How likely the model finds the text of files of any size, read as training reads them.
 
         Args:
             paths: Files, folders and globs.
-            part: "all", or the share at the end that training on the same files held out.
-            errors: Bytes that are no UTF-8: "strict" raises, "replace" puts U+FFFD.
+            part: "all", or "held-out": the share at the end that training on the same files held out.
+            errors: Bytes that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
             context: As for `score`.
 
         Raises:
             ConfigError: `context` is below 1, or nothing is held out.
             DataError: A file cannot be used, or has a character that the model never saw.
-            ModelError: The model has no tokenizer, or is no next-token model.
+            ModelError: The model has no tokenizer, or is not a next-token model.
         """
         from cellerate.data.text import open_text
 
@@ -322,7 +322,7 @@ class NextTokenModel:
             [os.fspath(path) for path in paths],
             tokenizer=self.tokenizer,
             errors=errors,
-            # What training left out of a folder is left out here, too.
+            # Files that training left out of a folder are left out here too.
             include=_texts(told.get("include")),
             exclude=_texts(told.get("exclude")),
         )
@@ -373,5 +373,5 @@ class NextTokenModel:
 
 
 def _texts(value: Any) -> list[str]:
-    """What a record says of files, if it is what `train` writes."""
+    """The file patterns in a record as `train` writes them; none if it is something else."""
     return [str(one) for one in value] if isinstance(value, list | tuple) else []

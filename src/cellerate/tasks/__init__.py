@@ -1,1 +1,1 @@
-"""The three tasks, text, series and embed: what strings data, model, loop and metric together."""
+"""The three tasks text, series and embed: each combines data, model, training loop and metric."""

@@ -1,7 +1,4 @@
-"""The embed task: train a sequence autoencoder on lines, turn lines into vectors, write lines back.
-
-A module of its own because the command line and the Python API share these verbs.
-"""
+"""The embed task: train a sequence autoencoder on lines, turn lines into vectors, and write lines back."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,14 +24,14 @@ from cellerate.training.settings import TrainingSettings
 
 @dataclasses.dataclass(frozen=True)
 class LineModel:
-    """A line autoencoder with what belongs to it.
+    """A line autoencoder with its vocabulary and settings.
 
     Attributes:
         model: The autoencoder.
         vocabulary: Its characters.
-        max_length: Characters of a line that count.
+        max_length: Characters of a line that count; the rest is cut.
         padding: Where its sources are padded.
-        record: What the file says of its making.
+        record: What the model file says about how it was made.
     """
 
     model: keras.Model
@@ -49,9 +46,9 @@ class EmbedRun:
     """A finished training.
 
     Attributes:
-        training: What the loop says.
-        evaluation: `evaluate_lines` of the held-out lines by the best model; None without any.
-        truncated: Training lines that were longer than `max_length`.
+        training: The result of the training loop.
+        evaluation: `evaluate_lines` of the best model on the held-out lines; None if there are none.
+        truncated: The number of training lines that were longer than `max_length`.
     """
 
     training: TrainingResult
@@ -63,7 +60,7 @@ def load_line_model(path: str | Path) -> LineModel:
     """Opens an autoencoder that Cellerate wrote.
 
     Raises:
-        ModelError: The file is damaged, or of another task.
+        ModelError: The file is damaged, or its model is for another task.
     """
     model, record = load_model(path, need_task="embed")
     assert record is not None  # noqa: S101 (a model without one is refused above)
@@ -71,7 +68,7 @@ def load_line_model(path: str | Path) -> LineModel:
 
 
 def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> LineModel:
-    """What `load_line_model` gives, of a file that is open already. Raises `ModelError` as it does."""
+    """Like `load_line_model`, for a file that is already open. Raises the same `ModelError`."""
     settings = line_settings(record.payload, str(path))
     _check_model(model, settings.vocabulary)
     return LineModel(model, settings.vocabulary, settings.max_length, settings.padding, record.payload)
@@ -91,12 +88,12 @@ def train_embed(
 
     Args:
         data: The lines.
-        output: Where the model is written, a `.keras` path.
+        output: A `.keras` path for the model.
         architecture: The model to build.
-        model: An autoencoder to go on with: one that `train embed` wrote.
+        model: An autoencoder to train further: one that `train embed` wrote.
         training: How to train.
-        resume: Goes on from the checkpoint beside `output`.
-        display: Who is told.
+        resume: Continues from the checkpoint beside `output`.
+        display: Shows the progress.
 
     Raises:
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
@@ -158,13 +155,13 @@ def train_embed(
 def embed_lines(
     line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256, errors: str = "strict"
 ) -> np.ndarray:
-    """One vector a line.
+    """Turns each line into one vector.
 
     Args:
         line_model: The model.
-        lines: N lines; an empty one has a vector, too.
-        batch_size: Lines a batch.
-        errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
+        lines: N lines; an empty line has a vector too.
+        batch_size: Lines per batch.
+        errors: What to do with a character the model never saw: "strict" raises, "replace" reads it as unknown.
 
     Returns:
         (N, latent) float32.
@@ -188,12 +185,12 @@ def embed_lines(
 
 
 def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int | None = None) -> list[str]:
-    """Writes lines back from their vectors, each time taking the likeliest next character.
+    """Writes lines back from their vectors, always taking the likeliest next character.
 
     Args:
         line_model: The model.
         vectors: (N, latent) float32.
-        length: Characters to write at most; None for the model's `max_length`.
+        length: The most characters to write; None for the model's `max_length`.
 
     Returns:
         N lines.
@@ -204,12 +201,13 @@ def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int
 
 
 def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256) -> dict[str, Any]:
-    """How well lines come back out of their vectors.
+    """Measures how well lines come back out of their vectors.
 
     Returns:
-        `token_accuracy`: the share of characters (and line ends) predicted rightly when all before them are
-        given; `free_token_accuracy`: the same when the model reads what it wrote itself, position by
-        position; `exact_lines`: the share of lines that come back whole; `lines`.
+        `token_accuracy`: the share of characters (and line ends) predicted correctly when the model is given
+        all true characters before them; `free_token_accuracy`: the same, compared position by position, when
+        the model reads its own output; `exact_lines`: the share of lines that come back exactly; `lines`: their
+        number.
     """
     source = LineBatches(
         lines,
@@ -247,12 +245,12 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
 
 
 def line_loss() -> keras.losses.Loss:
-    """The loss of a line autoencoder: the cross-entropy of logits, over the characters that count."""
+    """The loss of a line autoencoder: the cross-entropy of the logits, over the characters that count."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
 
 
 def _greedy(stepper: tuple[keras.Model, keras.Model], vectors: np.ndarray, length: int) -> np.ndarray:
-    """(N, length) ids, each the likeliest after the ones before it."""
+    """(N, length) ids, each the likeliest after those before it."""
     start, step = stepper
     state = [np.asarray(part) for part in start.predict_on_batch(vectors)]
     ids = np.full((len(vectors), 1), BOS, np.int32)
@@ -270,7 +268,7 @@ def _until_end(ids: np.ndarray) -> np.ndarray:
 
 
 def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
-    """Raises `ModelError` if it is no line autoencoder of the vocabulary."""
+    """Raises `ModelError` if the model is not a line autoencoder for the vocabulary."""
     encoder_and_decoder(model)
     if model.output_shape[-1] != vocabulary.size:
         raise ModelError(
@@ -280,7 +278,7 @@ def _check_model(model: keras.Model, vocabulary: LineVocabulary) -> None:
 
 
 def split_lines(lines: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    """Splits lines at random: those to train on, and a share that is held out.
+    """Splits lines at random into those to train on and a share that is held out.
 
     Raises:
         DataError: No line is left to train on.

@@ -1,7 +1,4 @@
-"""Judging any model that Cellerate wrote: finds out its task and hands over to it.
-
-A module of its own because only here does a task depend on what a file says.
-"""
+"""Judges any model that Cellerate wrote: reads its task from the file and calls that task's evaluation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,10 +24,11 @@ def evaluate_model(
     Args:
         path: The model.
         data: Text files, series files, or one file of lines.
-        part: All of the data, or what training on the same data held out (text and series).
-        column: Lines: the column of a Parquet file.
-        errors: Text and lines: bytes that are not UTF-8, and lines' unknown characters.
-        batch_size: Rows a batch.
+        part: All of the data, or the part that training on the same data held out (text and series only).
+        column: The column of a Parquet file of lines.
+        errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown
+            characters.
+        batch_size: Rows per batch.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
@@ -46,7 +44,7 @@ def evaluate_model(
         text_model = text_model_of(model, record)
         told = text_model.record
         try:
-            # What `train` left out of a folder is left out here, too.
+            # The files of a folder that `train` left out are left out here too.
             cut = {name: told[name] for name in ("length", "validation_fraction", "include", "exclude")}
             options = TextOptions(paths=data, **cut)
         except (KeyError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""Forecasts as values: naive ones, the errors by which a forecaster is judged, and forecasts as a table.
+"""Naive forecasts, the errors that judge a forecaster, and forecasts as a table.
 
-A module of its own because it is plain NumPy that knows no model, so that it can be checked by hand.
+It is plain NumPy and knows no model, so it can be checked by hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _DAY = np.timedelta64(1, "D")
 
 
 class Naive:
-    """Forecasts that need no model, and that a model has to beat.
+    """Forecasts that need no model and that a model has to beat.
 
     Args:
         horizon: Rows to forecast, H.
@@ -28,7 +28,7 @@ class Naive:
         self.season = season
 
     def names(self, window: int) -> list[str]:
-        """The forecasts that windows of `window` rows allow."""
+        """The names of the forecasts that windows of `window` rows allow."""
         seasonal = self.season is not None and 1 < self.season <= window
         return ["last_value", "seasonal_naive"] if seasonal else ["last_value"]
 
@@ -45,7 +45,7 @@ class ErrorSums:
     """Mean absolute and squared errors, summed batch by batch.
 
     Args:
-        scale: (targets,) the deviation of each target on the training part.
+        scale: (targets,) the standard deviation of each target on the training part.
     """
 
     def __init__(self, scale: np.ndarray) -> None:
@@ -54,7 +54,7 @@ class ErrorSums:
         self._sums = np.zeros(4)
 
     def add(self, forecast: np.ndarray, truth: np.ndarray) -> None:
-        """Adds (B, H, targets) forecasts and what came."""
+        """Adds (B, H, targets) forecasts and the true values."""
         error = forecast - truth
         scaled = error / self._scale
         each = [np.abs(error), error**2, np.abs(scaled), scaled**2]
@@ -62,7 +62,7 @@ class ErrorSums:
         self.windows += len(error)
 
     def means(self) -> dict[str, float]:
-        """`mae` and `mse` in the units of the data, `scaled_mae` and `scaled_mse` in deviations."""
+        """`mae` and `mse` in the units of the data, `scaled_mae` and `scaled_mse` in standard deviations."""
         names = ("mae", "mse", "scaled_mae", "scaled_mse")
         return {
             name: float(value) for name, value in zip(names, self._sums / max(1, self.windows), strict=True)
@@ -70,7 +70,7 @@ class ErrorSums:
 
 
 def daily_season(step: Any) -> int | None:
-    """Rows of a day (of a week, for daily rows) from the time step; None where there is no such number."""
+    """Rows per day (per week, for daily rows) from the time step; None if there is no such whole number."""
     if not isinstance(step, np.timedelta64) or step <= np.timedelta64(0):
         return None
     if step == _DAY:
@@ -80,7 +80,7 @@ def daily_season(step: Any) -> int | None:
 
 
 def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
-    """Forecasts as a table: its columns, and a row for each series and time."""
+    """Forecasts as a table: its column names, and one row for each series and time."""
     many = any(example.series for example in examples)
     first = examples[0]
     names = [

@@ -1,7 +1,6 @@
-"""Generating text from a trained model: on the native engine where it can be, else by Keras a step at a time.
+"""Generates text from a trained model: on the native engine if possible, else with Keras, one step at a time.
 
-A module of its own, apart from the text task's training, because it alone knows both ways and chooses; the text
-they give is the same up to rounding, for both draw by the same rules and random numbers.
+Both draw by the same rules and random numbers, so their texts are the same up to rounding.
 """
 
 import os
@@ -45,20 +44,20 @@ def generate(
 ) -> str:
     """Continues `prompt` and returns the whole continuation; `generate_text` gives it piece by piece.
 
-    The weights are read at each call: a model that was trained further is seen at once.
+    Every call reads the weights again, so further training of a model takes effect at once.
 
     Args:
-        model: A text model's `.keras` file, a packed `.cell` file, what `load_text_model` or `load` returns, or any
-            next-token Keras model.
-        prompt: What to continue; at least one character.
-        tokenizer: What the ids of a plain Keras model mean; the others have theirs.
-        max_tokens: Characters (or bytes, or tokens) to generate at most.
-        temperature: Divides the logits; 0 always takes the likeliest.
-        top_k: Draws from the k likeliest only.
-        top_p: Draws from the likeliest that make up this share.
-        min_p: Draws from those at least this share as likely as the likeliest.
-        repetition_penalty: Above 1, makes what stands in the text already less likely.
-        seed: The same seed draws the same text; None draws another each time.
+        model: A text model's `.keras` file, a packed `.cell` file, the result of `load_text_model` or `load`, or
+            any next-token Keras model.
+        prompt: The text to continue; at least one character.
+        tokenizer: What the ids of a plain Keras model mean; all other models have their own tokenizer.
+        max_tokens: The most characters (or bytes, or tokens) to generate.
+        temperature: Divides the logits; 0 always takes the likeliest token.
+        top_k: Draws from the k likeliest tokens only.
+        top_p: Draws from the likeliest tokens that together make up this share of the probability.
+        min_p: Draws from tokens at least this share as likely as the likeliest.
+        repetition_penalty: Above 1, makes tokens that are already in the text less likely.
+        seed: The same seed draws the same text; None draws a different one each time.
         stop: Texts that end the generation; they are not returned.
         implementation: As in `generate_text`.
         precision: As in `generate_text`.
@@ -103,29 +102,30 @@ def generate_text(
 
     Args:
         model: The model and its tokenizer.
-        prompt: What to continue; at least one character.
-        max_tokens: Characters (or bytes, or tokens) to generate at most.
+        prompt: The text to continue; at least one character.
+        max_tokens: The most characters (or bytes, or tokens) to generate.
         rules: How they are drawn; None for `SamplingRules()`.
         stop: Texts that end the generation; they are not shown.
-        implementation: Who computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
-            which takes milliseconds, and it raises where that cannot be, saying why. "cellerate-cuda": the same on an
-            NVIDIA GPU. "keras": Keras's own layers, compiled, a step at a time. "auto": the native engine, and Keras
-            where the native core is not installed or the model is no chain of an Embedding, LSTMs and layers that the
-            core knows between them and the logits (one-hot inputs, branches, other recurrent layers and layers of
-            one's own are not). A packed model runs where it was loaded, and another implementation is refused.
-        precision: What the engine keeps matrices and multiplies in: "float32", "bfloat16" or "int8". Another than
-            "float32" demands the engine. A packed model has its own.
+        implementation: What computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
+            which takes milliseconds; if it cannot be, an error says why. "cellerate-cuda": the same on an NVIDIA
+            GPU. "keras": Keras's own layers, compiled, one step at a time. "auto": the native engine, or Keras if
+            the native core is not installed or cannot run the model. The core runs a chain of an Embedding, LSTMs
+            and the layers it knows between them and the logits; it does not run one-hot inputs, branches, other
+            recurrent layers or custom layers. A packed model runs where it was loaded and refuses any other
+            implementation.
+        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
+            Any but "float32" requires the engine. A packed model has its own.
 
     Returns:
-        An iterator over pieces that are safe to show: no half of a UTF-8 character, no beginning of a stop text.
+        An iterator over pieces that are safe to show: no part of a UTF-8 character, no beginning of a stop text.
         The arguments are checked at once.
 
     Raises:
         ConfigError: The prompt is empty, a setting is out of range, or two of them contradict each other.
         DataError: The prompt has a character that the model never saw.
-        ModelError: The model cannot be stepped, by the named implementation if one is named, or has another
-            vocabulary than its tokenizer.
-        BackendError: "cellerate-cpu" is demanded, and the native core is not installed; or "cellerate-cuda", and
+        ModelError: The model cannot be stepped (by the named implementation, if one is named), or its vocabulary
+            differs from its tokenizer's.
+        BackendError: "cellerate-cpu" is requested but the native core is not installed, or "cellerate-cuda" but
             there is no GPU for it.
     """
     check_choice("implementation", implementation, get_args(Implementation))
@@ -174,7 +174,7 @@ def _opened(
 
 
 def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) -> PackedModel | None:
-    """The model on the native engine or a GPU; None if it cannot run there and need not."""
+    """The model on the native engine or a GPU; None if it cannot run there and that is not `demanded`."""
     try:
         engine = packed(model.model, precision=precision, device=device)
         predicted = engine.steps.outputs
@@ -183,7 +183,7 @@ def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) ->
             raise
         return None
     _check_vocabulary(predicted, model.tokenizer)
-    # The object itself: to make a large one again from a record would take tenths of a second.
+    # The tokenizer object itself, because rebuilding a large one from a record takes tenths of a second.
     engine.tokenizer = model.tokenizer
     return engine
 

@@ -1,8 +1,4 @@
-"""Packing: a trained Keras model as one small file that runs without Keras, or as what such a file opens to.
-
-A module of its own because the command line, generation and the Python API share it; it strings together what
-opens a model, what reads its layers and what writes the file.
-"""
+"""Packs a trained Keras model into one small file that runs without Keras, or into the same form in memory."""
 
 import os
 from pathlib import Path
@@ -30,14 +26,14 @@ def pack(
     """Writes a model into a `.cell` file, whole or not at all; `cellerate.load` opens it.
 
     Args:
-        model: The file of a Keras model, or a model; of Cellerate or of anyone. It is not changed.
+        model: A Keras model, or its file, from Cellerate or anywhere else. It is not changed.
         output: Must end in ".cell".
         precision: How the matrices are kept: "float32", "bfloat16" or "int8".
-        record: What belongs to a model that is not given as a file, as `load_model` returns it.
+        record: The record, as `load_model` returns it, of a model that is not given as a file.
 
     Raises:
         ConfigError: The output has another suffix, the precision is unknown, or `record` is given with a file.
-        ModelError: The file is damaged, or a layer cannot be packed; the message names all of those.
+        ModelError: The file is damaged, or a layer cannot be packed; the message names all such layers.
         OutputError: The file could not be written.
 
     Example:
@@ -60,19 +56,19 @@ def packed(
     precision: str = "float32",
     device: str = "cpu",
 ) -> PackedModel:
-    """Packs a model in memory: what `cellerate.load` gives of the file that `pack` writes.
+    """Packs a model in memory: the same result as `pack` to a file and `cellerate.load` from it.
 
     Args:
-        model: A model, of Cellerate or of anyone. Its weights are copied: training it further changes nothing
-            in what was packed.
-        record: What belongs to it, as `load_model` returns it; the tokenizer of a text model is in its payload.
+        model: A model from Cellerate or anywhere else. Its weights are copied, so further training does not
+            change the packed model.
+        record: The model's record, as `load_model` returns it; its payload holds the tokenizer of a text model.
         precision: How the matrices are kept: "float32", "bfloat16" or "int8".
-        device: As `cellerate.load` takes it.
+        device: As for `cellerate.load`.
 
     Raises:
-        BackendError: The GPU that was asked for cannot be used.
+        BackendError: The requested GPU cannot be used.
         ConfigError: The precision or the device is unknown.
-        ModelError: A layer cannot be packed; the message names all of those.
+        ModelError: A layer cannot be packed; the message names all such layers.
 
     Example:
         >>> packed(model, precision="int8").predict(ids)
@@ -82,7 +78,7 @@ def packed(
 
 
 def _program(model: keras.Model, record: TaskRecord | None) -> Program:
-    # Of a model of lines the vectors are wanted, too.
+    # The vectors of a line model must be an output too.
     return read_program(with_vectors(model) if record is not None and record.task == "embed" else model)
 
 

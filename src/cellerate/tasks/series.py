@@ -1,7 +1,4 @@
-"""The series task: train a forecaster, judge it beside naive forecasts, forecast what comes next.
-
-A module of its own because the command line and the Python API share these verbs.
-"""
+"""The series task: train a forecaster, judge it against naive forecasts, and forecast what comes next."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,14 +33,14 @@ from cellerate.training.settings import TrainingSettings
 
 @dataclasses.dataclass(frozen=True)
 class SeriesModel:
-    """A forecaster with what belongs to it.
+    """A forecaster with its scaler and settings.
 
     Attributes:
         model: (B, window, features) scaled → (B, horizon, targets) scaled, or (B, horizon, targets, Q).
-        scaler: To and from the units of the data.
+        scaler: Converts to and from the units of the data.
         options: The data settings it was trained with.
         quantiles: The Q quantiles, or empty.
-        record: What the file says of its making.
+        record: What the model file says about how it was made.
     """
 
     model: keras.Model
@@ -58,9 +55,9 @@ class SeriesRun:
     """A finished training.
 
     Attributes:
-        training: What the loop says.
-        test: `evaluate_part` of the test part by the best model; None without a test part.
-        examples: Windows of the test part with their forecasts, spread over it; for a chart.
+        training: The result of the training loop.
+        test: The figures of `evaluate_series` for the best model on the test part; None without a test part.
+        examples: Windows of the test part, spread over it, with their forecasts; for a chart.
     """
 
     training: TrainingResult
@@ -72,7 +69,7 @@ def load_series_model(path: str | Path) -> SeriesModel:
     """Opens a forecaster that Cellerate wrote.
 
     Raises:
-        ModelError: The file is damaged, or of another task.
+        ModelError: The file is damaged, or its model is for another task.
     """
     model, record = load_model(path, need_task="series")
     assert record is not None  # noqa: S101 (a model without one is refused above)
@@ -80,7 +77,7 @@ def load_series_model(path: str | Path) -> SeriesModel:
 
 
 def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
-    """What `load_series_model` gives, of a file that is open already. Raises `ModelError` as it does."""
+    """Like `load_series_model`, for a file that is already open. Raises the same `ModelError`."""
     payload = record.payload
     settings = forecast_settings(payload, str(path))
     try:
@@ -104,13 +101,13 @@ def train_series(
 
     Args:
         options: The series and how it is cut.
-        output: Where the model is written, a `.keras` path.
+        output: A `.keras` path for the model.
         architecture: The model to build.
-        model: A model of one's own instead: (B, window, features) to (B, horizon, targets), or to
-            (B, horizon) for one target.
+        model: Your own model instead: (B, window, features) to (B, horizon, targets), or to (B, horizon) for
+            one target.
         training: How to train.
-        resume: Goes on from the checkpoint beside `output`.
-        display: Who is told.
+        resume: Continues from the checkpoint beside `output`.
+        display: Shows the progress.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
@@ -160,17 +157,18 @@ def train_series(
 def evaluate_series(
     series_model: SeriesModel, paths: Sequence[str | Path], *, part: str = "all"
 ) -> dict[str, Any]:
-    """Judges a forecaster beside naive forecasts, on every window of the data.
+    """Judges a forecaster against naive forecasts, on every window of the data.
 
     Args:
         series_model: The model.
-        paths: The data; columns and policies are those of the training.
-        part: "all", or "held-out": the part after training and validation, where the data are the same.
+        paths: The data; columns and options for missing values and gaps are those of the training.
+        part: "all", or "held-out" for the part after training and validation, if the data are the same.
 
     Returns:
-        `windows`, and `model`, `last_value` and, where a season is known, `seasonal_naive`, each with `mae`
-        and `mse` in the units of the data and `scaled_mae` and `scaled_mse` in standard deviations of the
-        training part. With quantiles also `coverage`: how often the truth was at most each quantile.
+        `windows`, then `model`, `last_value` and, if a season is known, `seasonal_naive`. Each of these has
+        `mae` and `mse` in the units of the data, and `scaled_mae` and `scaled_mse` in standard deviations of
+        the training part. With quantiles there is also `coverage`: how often the truth was at most each
+        quantile.
     """
     options = dataclasses.replace(series_model.options, paths=tuple(paths))
     data = _open(options)
@@ -186,7 +184,7 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
         paths: The data; the last `window` rows of each series are used.
 
     Returns:
-        One `Example` a series, without truth.
+        One `Example` per series, without true values.
 
     Raises:
         DataError: A series has fewer than `window` rows after its last gap.
@@ -199,7 +197,7 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
 
 
 def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
-    """The loss of a forecaster: that of its quantiles, or "mse", "mae" or "huber"."""
+    """The loss of a forecaster: the quantile loss if it has quantiles, else "mse", "mae" or "huber"."""
     if quantiles:
         return QuantileLoss(tuple(quantiles))
     losses = {
@@ -221,7 +219,7 @@ def _reading(options: SeriesOptions) -> dict[str, Any]:
 
 
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
-    """The options a saved model opens other files with: JSON values, and the columns that were found."""
+    """The options with which a saved model opens other files: JSON values, with the columns that were found."""
     plain = dataclasses.asdict(options)
     season = options.season or daily_season(data.step)
     return plain | {
@@ -238,7 +236,7 @@ def _build(
     settings = dataclasses.asdict(architecture)
     quantiles = settings.pop("quantile")
     inside = all(column in data.feature_columns for column in data.target_columns)
-    # What the model does not see it cannot continue.
+    # The model cannot continue a target that it does not see.
     settings["residual"] = settings["residual"] and inside
     places = (
         [data.feature_columns.index(c) for c in data.target_columns] if inside else range(len(options.target))
@@ -256,7 +254,7 @@ def _build(
 
 
 def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> np.ndarray:
-    """Forecasts of raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
+    """Forecasts from raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
     columns = list(data.feature_columns)
     return forecast_windows(
         series_model.model.predict_on_batch,
@@ -308,7 +306,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
     options, data = series_model.options, part.data
     span = options.window + options.horizon
     firsts, stops = np.array(part.spans(options.window)).T
-    ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and those before
+    ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and all before it
     targets = list(data.target_columns)
     found = []
     for number in np.linspace(0, ends[-1] - 1, min(count, int(ends[-1]))).astype(int):

@@ -1,6 +1,6 @@
-"""What a forecaster is fed while it trains and is judged, and whether it is a model that can be.
+"""The batches that train and judge a forecaster, and the check that a model can be one.
 
-A module of its own because a model of one's own may forecast (B, horizon), and only here do its batches differ.
+A custom model may forecast (B, horizon) instead of (B, horizon, targets); only here do its batches differ.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from cellerate.tasks.settings import SeriesOptions
 def series_sources(
     model: keras.Model, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, seed: int
 ) -> tuple[BatchSource, BatchSource | None]:
-    """The training batches and the validation batches, or None where no validation window fits."""
+    """The training batches, and the validation batches or None if no validation window fits."""
     common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
     count = count_windows(split.train, options, options.stride)
     source: BatchSource = SeriesBatches(
@@ -41,7 +41,7 @@ def series_sources(
 
 
 def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> int:
-    """How many windows of inputs and targets fit into a part."""
+    """The number of windows of inputs and targets that fit into a part."""
     if not part.rows:
         return 0
     span = options.window + options.horizon
@@ -83,7 +83,7 @@ def check_series_model(
 
 
 def raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> WindowSource:
-    """All windows of a part in all columns and the units of the data."""
+    """All windows of a part, with all columns, in the units of the data."""
     return WindowSource(
         part.data.values,
         window=options.window,
@@ -96,7 +96,7 @@ def raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> Wi
 
 
 class _OneTarget(ChangedBatches):
-    """For a model that gives (B, horizon): targets without their last axis."""
+    """Drops the last axis of the targets, for a model that gives (B, horizon)."""
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         return x, y[..., 0], *weight

@@ -1,6 +1,7 @@
-"""What each task is told about its data and its model: frozen records.
+"""The settings of each task's data and model, as frozen records.
 
-A module of its own, importing nothing heavy, so that the command line can make its options of them.
+The command line makes its options of the fields, with the Attributes sections as their help. So this module must
+import nothing heavy.
 """
 
 import dataclasses
@@ -20,18 +21,18 @@ Padding = Literal["right", "left"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Which text, and how it is cut.
+    """Which text to use, and how to cut it.
 
     Attributes:
         paths: Files, folders or glob patterns.
         tokenizer: "characters", "bytes" or the path of a tokenizer.json.
         errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
-        include: In folders, the file names to read, as glob patterns; without, every text file.
-        exclude: In folders, what to leave out, as glob patterns.
-        length: Characters (or bytes, or tokens) of a window, T.
-        batch_size: Windows a batch, B.
+        include: Glob patterns for the files to read from folders; without any, every text file.
+        exclude: Glob patterns for files and folders to leave out.
+        length: Characters (or bytes, or tokens) per window, T.
+        batch_size: Windows per batch, B.
         validation_fraction: The share at the end that is held out, 0 to 1.
-        carry_states: Train on contiguous streams whose states go on from batch to batch (truncated
+        carry_states: Train on contiguous streams whose states carry over from batch to batch (truncated
             backpropagation through time) instead of shuffled windows.
     """
 
@@ -65,9 +66,9 @@ class TextArchitecture:
         units: Units of each LSTM layer, H.
         layers: Number of LSTM layers, L.
         dropout: Dropout on the outputs of each layer.
-        recurrent_dropout: Dropout on the recurrent states; on today's Keras it is slow everywhere.
-        layer_norm: LayerNormalization between the layers.
-        tie_weights: The output projection uses the embedding's own matrix.
+        recurrent_dropout: Dropout on the recurrent states; slow on every backend of today's Keras.
+        layer_norm: Whether to put LayerNormalization between the layers.
+        tie_weights: Whether the output projection uses the embedding's own matrix.
     """
 
     embedding: int = 256
@@ -81,25 +82,25 @@ class TextArchitecture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeriesOptions:
-    """Which series, and how it is cut into windows.
+    """Which series to use, and how to cut it into windows.
 
     Attributes:
         paths: CSV, Parquet or .npy files.
         target: Columns to forecast.
-        feature: Columns the model sees; without, all numeric columns.
-        time_column: The column of times; without, it is found by its name or type.
+        feature: Columns the model sees; without any, all numeric columns.
+        time_column: The column of times; without it, it is found by its name or type.
         series_column: The column that tells several series apart; no window crosses from one to another.
         missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
-        gaps: What to do where the time step is another: "split" the series, "error" or "ignore".
+        gaps: What to do where the time step differs: "split" the series, "error" or "ignore".
         storage: How values are stored: "float32" or "float16".
         window: Rows the model sees.
         horizon: Rows it forecasts.
         stride: Rows between the starts of training windows.
-        batch_size: Windows a batch.
+        batch_size: Windows per batch.
         train_fraction: The share of rows to train on, from the start.
-        validation_fraction: The share of rows after it that decides which epoch is best.
-        season: Rows of a season, for the seasonal naive forecast; without, a day, found from the times.
-        loss: What training minimises: "mse", "mae" or "huber"; quantiles have a loss of their own.
+        validation_fraction: The share of rows after those, which decides which epoch is best.
+        season: Rows per season, for the seasonal naive forecast; without it, a day, found from the times.
+        loss: What training minimises: "mse", "mae" or "huber"; quantiles have their own loss.
     """
 
     paths: Sequence[str | Path] = ()
@@ -144,10 +145,10 @@ class ForecastArchitecture:
     Attributes:
         units: Units of each LSTM layer.
         layers: Number of LSTM layers.
-        bidirectional: The encoder reads the window in both directions.
+        bidirectional: Whether the encoder reads the window in both directions.
         dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
-        residual: The model forecasts the change from the last observed value.
+        residual: Whether the model forecasts the change from the last observed value.
     """
 
     units: int = 64
@@ -160,15 +161,15 @@ class ForecastArchitecture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineOptions:
-    """Which lines, and how they are batched.
+    """Which lines to use, and how to batch them.
 
     Attributes:
-        path: A text file, one line each, or a Parquet file.
-        column: The column of a Parquet file; without, its only text column.
+        path: A text file with one entry per line, or a Parquet file.
+        column: The column of a Parquet file; without it, its only text column.
         errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
         max_length: Characters of a line that count; the rest is cut.
         padding: Where short lines are filled up: "right" or "left".
-        batch_size: Lines a batch.
+        batch_size: Lines per batch.
         validation_fraction: The share of lines, drawn at random, that is held out.
     """
 
@@ -201,7 +202,7 @@ class AutoencoderArchitecture:
         units: Units of the encoder (each direction) and of the decoder.
         latent: Size of a line's vector.
         dropout: Dropout on the outputs of the encoder and of the decoder.
-        decoder_dropout: The share of characters hidden from the decoder: makes it lean on the vector.
+        decoder_dropout: The share of characters hidden from the decoder, which makes it rely on the vector.
     """
 
     embedding: int = 64

@@ -1,7 +1,6 @@
 """The text task: train a next-character model on files, and judge it in bits per character.
 
-A module of its own because the command line, the Python API and the optimizer share these verbs; each of
-them strings together data, model and loop, and none of them knows how those work.
+Each function only combines data, model and training loop; how those work is in their own modules.
 """
 
 import dataclasses
@@ -36,9 +35,9 @@ class TextRun:
     """A finished training of a text model.
 
     Attributes:
-        training: What the loop says.
+        training: The result of the training loop.
         tokenizer: The model's tokenizer.
-        evaluation: `evaluate_text` of the held-out part, by the best model; None without one.
+        evaluation: `evaluate_text` of the best model on the held-out part; None without one.
     """
 
     training: TrainingResult
@@ -59,7 +58,7 @@ def load_text_model(path: str | Path) -> TextModel:
     """Opens a text model that Cellerate wrote.
 
     Raises:
-        ModelError: The file is damaged, of another task, or holds no tokenizer.
+        ModelError: The file is damaged, its model is for another task, or it holds no tokenizer.
     """
     model, record = load_model(path, need_task="text")
     assert record is not None  # noqa: S101 (a model without one is refused above)
@@ -67,7 +66,7 @@ def load_text_model(path: str | Path) -> TextModel:
 
 
 def text_model_of(model: keras.Model, record: TaskRecord) -> TextModel:
-    """What `load_text_model` gives, of a file that is open already. Raises `ModelError` as it does."""
+    """Like `load_text_model`, for a file that is already open. Raises the same `ModelError`."""
     return TextModel(model, _tokenizer(record), record.payload)
 
 
@@ -87,14 +86,14 @@ def train_text(
 
     Args:
         data: The text.
-        output: Where the model is written, a `.keras` path.
+        output: A `.keras` path for the model.
         architecture: The model to build.
-        model: A model of one's own instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
+        model: Your own model instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
         training: How to train.
-        resume: Goes on from the checkpoint beside `output`.
-        display: Who is told.
-        reading: Told of bytes read and bytes in all while the text is encoded.
-        on_ready: Given the untrained model and its tokenizer just before training.
+        resume: Continues from the checkpoint beside `output`.
+        display: Shows the progress.
+        reading: Called with the bytes read and the bytes in all while the text is encoded.
+        on_ready: Called with the untrained model and its tokenizer just before training.
 
     Returns:
         The run.
@@ -163,7 +162,7 @@ def evaluate_text(
 
     Args:
         text_model: The model.
-        data: The text; its `tokenizer` is ignored, the model's own is used.
+        data: The text; its `tokenizer` is ignored, because the model has its own.
         part: "all" of the text, or the "held-out" share at its end.
 
     Returns:
@@ -188,7 +187,7 @@ def _tokenizer(record: TaskRecord) -> Tokenizer:
 def _open(
     data: TextOptions, tokenizer: Tokenizer | None, progress: Callable[[int, int], None] | None = None
 ) -> EncodedText:
-    """The encoded text; `tokenizer` is one that a model already has."""
+    """The encoded text; `tokenizer` is the one that a model already has, if any."""
     return open_text(
         data.paths,
         tokenizer=tokenizer or data.tokenizer,

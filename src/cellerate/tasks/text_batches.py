@@ -1,7 +1,7 @@
-"""What a text model is fed while it trains and is judged, and whether it is a model that can be.
+"""The batches that train and judge a text model, and the check that a model can be one.
 
-A module of its own because models of one's own come in several forms, (B, T, V) and (B, V), logits and
-probabilities, and only here do their batches differ.
+Custom models come in several forms, (B, T, V) or (B, V), logits or probabilities; only here do their batches
+differ.
 """
 
 from typing import Any
@@ -22,15 +22,15 @@ from cellerate.tasks.settings import TextOptions
 def text_sources(
     model: keras.Model, data: TextOptions, text: EncodedText, head: np.ndarray, tail: np.ndarray, seed: int
 ) -> tuple[BatchSource, BatchSource | None]:
-    """The training batches and the validation batches, or None without a held-out part.
+    """The training batches, and the validation batches or None without a held-out part.
 
     Args:
-        model: Who is fed.
+        model: The model that reads the batches.
         data: How the text is cut.
         text: The text.
         head: (N,) the ids to train on.
         tail: (M,) the ids that are held out.
-        seed: Of the order of the windows.
+        seed: The seed for the order of the windows.
 
     Raises:
         DataError: The text, or its held-out part, is too short.
@@ -64,7 +64,7 @@ def text_sources(
         )
     if data.carry_states:
         streams = min(data.batch_size, (len(tail) - 1) // data.length)
-        # Carried states have the batch size of the training streams.
+        # Carried states are as large as the training batch, so validation needs as many streams.
         if streams < data.batch_size:
             raise DataError(
                 f"the held-out part has {len(tail):,} {unit}, but {data.batch_size} streams of {data.length} "
@@ -78,7 +78,7 @@ def text_sources(
 def every_window(
     ids: np.ndarray, every_step: bool, *, length: int, batch_size: int, item: str
 ) -> tuple[BatchSource, int]:
-    """What judges a model on all of `ids`, and how many of them it has to predict."""
+    """The batches that judge a model on all of `ids`, and how many ids it must predict."""
     plain = TextBatches(ids, length=length, batch_size=batch_size, drop_last=False, item=item)
     if every_step:
         return MeanOverItems(plain, len(ids) - 1), len(ids) - 1
@@ -87,7 +87,7 @@ def every_window(
 
 
 class _LastTarget(ChangedBatches):
-    """For a model that predicts after the last step only: the target is each row's last id."""
+    """Keeps only each row's last target, for a model that predicts after the last step only."""
 
     def __init__(self, source: BatchSource) -> None:
         super().__init__(source)
@@ -97,17 +97,17 @@ class _LastTarget(ChangedBatches):
         return x, *(array[:, -1] for array in (y, *weight))
 
     def fingerprint(self) -> str:
-        """The source's own, marked."""
+        """The fingerprint of the other source, with a prefix."""
         return f"last {super().fingerprint()}"
 
 
 def predicts_every_step(model: keras.Model) -> bool:
-    """Whether a next-token model gives (B, T, V), not (B, V)."""
+    """Whether a next-token model gives (B, T, V) rather than (B, V)."""
     return len(model.output_shape) == 3
 
 
 def check_text_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions) -> None:
-    """Raises `ModelError` if the model is no next-token model of the tokenizer's vocabulary."""
+    """Raises `ModelError` if the model is not a next-token model for the tokenizer's vocabulary."""
     expected = "expected one input of ids (batch, time) and one output of logits or probabilities"
     if functional_graph(model) is None:
         raise ModelError(
@@ -117,9 +117,9 @@ def check_text_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions
     inputs, output = model.inputs, model.output_shape
     if len(inputs) != 1 or len(inputs[0].shape) != 2:
         shapes = [tuple(tensor.shape) for tensor in inputs]
-        raise ModelError(f"the model is no next-token model: {expected}; its inputs are {shapes}.")
+        raise ModelError(f"the model is not a next-token model: {expected}; its inputs are {shapes}.")
     if not isinstance(output, tuple) or len(output) not in (2, 3):
-        raise ModelError(f"the model is no next-token model: {expected}; its outputs are {output}.")
+        raise ModelError(f"the model is not a next-token model: {expected}; its outputs are {output}.")
     if output[-1] != tokenizer.vocabulary_size:
         raise ModelError(
             f"the model predicts {output[-1]} different {tokenizer.unit}, the text has "

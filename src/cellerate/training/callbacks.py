@@ -1,7 +1,7 @@
 """The callbacks through which a run watches `fit`: when to look, when to save, when to stop.
 
-A module of its own because here the loop meets Keras: what must happen between two batches happens here,
-and nowhere does a callback make `fit` wait for the device at every step.
+Everything that must happen between two batches happens here. No callback may make `fit` wait for the device at
+every step.
 """
 
 import dataclasses
@@ -21,23 +21,23 @@ from cellerate.training.settings import TrainingSettings
 _LOOK_EVERY_S = 0.2
 
 
-class Interrupted(Exception):  # noqa: N818 (it is no error: the run stops in good order)
-    """Leaves `fit` after the checkpoint of an interrupted run was written."""
+class Interrupted(Exception):  # noqa: N818 (not an error: the run stops cleanly)
+    """Leaves `fit` once the checkpoint of an interrupted run is written."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """What goes on counting through checkpoints and calls of `fit`.
+    """The counts and records of a run that carry over from one checkpoint or call of `fit` to the next.
 
     Attributes:
-        history: One record an epoch.
+        history: One record per epoch.
         curve: Rows of epoch, step and the mean loss of that epoch so far.
         best: The best value of the monitored loss, or None.
-        best_epoch: The epoch it belongs to, from 1.
-        epoch_seconds: Seconds trained in the epoch that is open.
+        best_epoch: The epoch of `best`, from 1.
+        epoch_seconds: Seconds trained in the current epoch.
         seconds: Seconds trained in all.
         counters: The counters of Keras's own callbacks, by class name.
-        finished: The run reached its end; why.
+        finished: Why the run ended, if it reached its end.
         precision: The dtype policy of the run.
     """
 
@@ -62,12 +62,12 @@ class _Resumable:
         self._progress = progress
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Keras starts counting anew here; goes back to where the run stood."""
+        """Restores the counters of the run, because Keras resets its own here."""
         super().on_train_begin(logs)  # type: ignore[misc]
         vars(self).update(self._progress.counters.get(type(self).__name__, {}))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Counts as Keras does, and notes the counters for the checkpoint."""
+        """Counts as Keras does, and records the counters for the checkpoint."""
         super().on_epoch_end(epoch, logs)  # type: ignore[misc]
         self._progress.counters[type(self).__name__] = {
             name: None if value is None else float(value) if name == "best" else int(value)
@@ -91,17 +91,17 @@ class ReduceLROnPlateau(_Resumable, keras.callbacks.ReduceLROnPlateau):
 class Conductor(keras.callbacks.Callback):
     """Follows a run batch by batch: display, loss curve, checkpoints, best model, interruption, time limit.
 
-    It comes last in the list of callbacks, so that a checkpoint of an epoch's end holds what the others did.
+    It must be the last in the list of callbacks, so that a checkpoint at an epoch's end includes their changes.
 
     Args:
         settings: The run's settings.
         progress: The run's progress; changed in place.
-        steps_per_epoch: Batches an epoch.
-        items_per_step: Items a batch holds.
-        monitor: What decides which model is best: "val_loss" or "loss".
-        display: Who is told.
+        steps_per_epoch: Batches per epoch.
+        items_per_step: Items per batch.
+        monitor: The loss that decides which model is best: "val_loss" or "loss".
+        display: Shows the progress.
         write_checkpoint: Writes a checkpoint to the disk.
-        write_best: Writes the model, which is the best so far.
+        write_best: Writes the model; called when it is the best so far.
         write_history: Writes the history files.
         begin_states: Called at the start of an epoch and of a validation pass: zeroes carried states.
         identity: What the run is made of, for its checkpoints.
@@ -145,17 +145,17 @@ class Conductor(keras.callbacks.Callback):
         self._deadline = math.inf
 
     def begin_part(self, start: int, resumed: Checkpoint | None) -> None:
-        """To be called before each call of `fit`.
+        """Prepares for a call of `fit`; call it before each one.
 
         Args:
-            start: The batch of the epoch at which this call begins.
+            start: The batch of the epoch at which `fit` begins.
             resumed: The checkpoint taken within that epoch, or None at the start of an epoch.
         """
         self._start = start
         self._resumed = resumed
 
     def due(self, batch: int) -> bool:
-        """Whether anyone wants to hear of batch `batch` of this call of `fit`; looking costs a wait."""
+        """Whether batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
         done = self._start + batch + 1
         now = time.perf_counter()
         return (
@@ -168,12 +168,12 @@ class Conductor(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Starts the clock of the time limit, which counts training alone."""
+        """Starts the clock of the time limit, which counts training only."""
         if self._settings.max_seconds is not None and math.isinf(self._deadline):
             self._deadline = time.perf_counter() + self._settings.max_seconds
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Zeroes carried states, or puts back what an epoch cut short had."""
+        """Zeroes carried states, or restores those of an epoch that was cut short."""
         self.position = Position(epoch, self._start)
         if self._resumed is not None:
             restore_metrics(self.model, self._resumed)
@@ -203,30 +203,30 @@ class Conductor(keras.callbacks.Callback):
             self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
         self._display.step(self.position.epoch, done, logs)
         if done == self._steps_per_epoch:
-            # The validation that follows belongs to the epoch; `on_epoch_end` saves and stops.
+            # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
             return
         if self.stop_requested:
             self.interrupted = True
             self.save()
             raise Interrupted
         if now >= self._deadline:
-            # `fit` still validates this part of an epoch; the epoch itself can go on from here.
+            # `fit` still validates after this partial epoch; the epoch itself resumes from this checkpoint.
             self._cut = self._capture()
             self.model.stop_training = True
         elif now - self._saved >= self._settings.checkpoint_every_s:
             self.save()
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Validation must not see the states of the training streams."""
+        """Zeroes carried states: validation must not see those of the training streams."""
         self._begin_states()
         self._display.phase("validating")
 
     def on_test_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Back to training."""
+        """Ends the display of the validation."""
         self._display.phase("")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Notes the epoch, keeps the model if it is the best so far, writes history and checkpoint."""
+        """Records the epoch, writes the model if it is the best so far, then the history and a checkpoint."""
         logs = {name: float(value) for name, value in (logs or {}).items()}
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
@@ -267,7 +267,7 @@ class Conductor(keras.callbacks.Callback):
             raise Interrupted
 
     def save(self) -> None:
-        """Writes a checkpoint of this moment."""
+        """Writes a checkpoint of the current state."""
         self._write_checkpoint(self._capture())
         self._saved = time.perf_counter()
 
@@ -280,7 +280,7 @@ class Conductor(keras.callbacks.Callback):
         return capture(self.model, self.position, self._identity, progress)
 
     def _items_per_s(self) -> float:
-        """Steady speed of this part: the first step, which may hold a compilation, is not counted."""
+        """The steady speed of this call of `fit`, without the first step, which may include a compilation."""
         if self._first_step is None:
             return 0.0
         steps = self._last_step[0] - self._first_step[0]
@@ -289,9 +289,9 @@ class Conductor(keras.callbacks.Callback):
 
 
 class WhenDue(keras.callbacks.CallbackList):
-    """Tells the callbacks of a batch only when the conductor says that one is due.
+    """Calls the callbacks after a batch only when the conductor says that one is due.
 
-    Looking at a batch's loss makes Python wait for the device; `fit` by itself would do it at every step.
+    Reading a batch's loss makes Python wait for the device; `fit` by default would do so at every step.
     """
 
     def __init__(
@@ -301,6 +301,6 @@ class WhenDue(keras.callbacks.CallbackList):
         self._conductor = conductor
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Passes on what is due."""
+        """Passes a batch on if it is due."""
         if self._conductor.due(batch):
             super().on_train_batch_end(batch, logs)

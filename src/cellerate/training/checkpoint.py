@@ -1,9 +1,8 @@
-"""The checkpoint of a run: one safetensors file from which training goes on to the very same curve.
+"""The checkpoint of a run: one safetensors file from which training continues with exactly the same curve.
 
-A module of its own because what makes a resume exact is easy to lose: weights, optimizer, metrics, seeds
-and carried states are all Keras variables, and the position, the history and the counters of the callbacks
-are one JSON text in the file's header. One file, renamed over the last one, so that a kill at any moment
-leaves a whole checkpoint: the new one or the one before.
+An exact resume needs the weights, optimizer, metrics, seeds and carried states, which are all Keras variables,
+and the position, the history and the counters of the callbacks, which are one JSON text in the file's header. The
+file is renamed over the last one, so a kill at any moment leaves a whole checkpoint: the new one or the one before.
 
     model/<n>       the variables of the model (weights, seeds of dropout, carried states), float as stored
     optimizer/<n>   the variables of the optimizer
@@ -46,9 +45,9 @@ class Checkpoint:
 
     Attributes:
         position: What trains next.
-        identity: What the run is made of (settings, data, model): a resumed run must have the same.
-        progress: What goes on counting: history, loss curve, callbacks, seconds.
-        arrays: The values of all variables, under the names of the module's docstring.
+        identity: What the run is made of (settings, data, model); a resumed run must have the same.
+        progress: The fields of `Progress`: history, loss curve, counters of callbacks, seconds.
+        arrays: The values of all variables, under the names in the module docstring.
     """
 
     position: Position
@@ -61,7 +60,7 @@ def capture(
     model: keras.Model, position: Position, identity: dict[str, Any], progress: dict[str, Any]
 ) -> Checkpoint:
     """A copy of everything that `restore` needs, taken between two batches of `fit` or outside it."""
-    # Inside `fit` the JAX trainer holds the newest values itself; this is its own way to hand them back.
+    # Inside `fit` the JAX trainer holds the newest values itself; this call writes them back to the variables.
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
@@ -96,7 +95,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
         arrays: False reads the header only, and leaves `Checkpoint.arrays` empty.
 
     Raises:
-        CheckpointError: There is none, or the file is damaged.
+        CheckpointError: There is no such file, or it is damaged.
     """
     require("safetensors", "train", "a checkpoint")
     from safetensors import SafetensorError, safe_open
@@ -129,7 +128,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
 
 def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises `CheckpointError` naming every setting in which a resumed run differs from its checkpoint."""
-    # Through JSON, as the saved one went, so that a tuple equals its list.
+    # The saved one went through JSON; so does this one, so that a tuple equals its list.
     current = json.loads(json.dumps(dict(current)))
     differing = [
         f"{name} was {saved.get(name)!r}, now {current.get(name)!r}"
@@ -148,9 +147,9 @@ def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
     """Gives all variables of a compiled `model` the values of `checkpoint`.
 
     Raises:
-        CheckpointError: The checkpoint was made of another model or optimizer.
+        CheckpointError: The checkpoint is from another model or optimizer.
     """
-    # The optimizer makes its variables on its first update otherwise, and would start them from zero.
+    # Otherwise the optimizer would create its variables on the first update and start them from zero.
     model.optimizer.build(model.trainable_variables)
     variables = _variables(model, metrics=False)
     wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -166,9 +165,9 @@ def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
 
 
 def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
-    """Gives the metrics their running sums, so that the average of a cut epoch comes out whole.
+    """Gives the metrics their running sums, so that the average covers the whole of an epoch that was cut.
 
-    To be called from `on_epoch_begin`: `fit` sets all metrics to zero just before.
+    Call it from `on_epoch_begin`: `fit` resets all metrics just before.
     """
     metrics = {f"metrics/{n}": v for n, v in enumerate(model.metrics_variables)}
     if all(name in checkpoint.arrays for name in metrics):
@@ -186,5 +185,5 @@ def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:
 
 def _to_numpy(variable: Any) -> np.ndarray:
     array = np.array(keras.ops.convert_to_numpy(variable.value))
-    # NumPy's safetensors knows no bfloat16; float32 holds every bfloat16 exactly.
+    # safetensors for NumPy has no bfloat16; float32 holds every bfloat16 exactly.
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -1,7 +1,6 @@
 """What a run shows while it trains: a live line in a terminal, plain lines in a log, nothing when silent.
 
-A module of its own so that the loop states facts and never formats them, and a notebook or a test can
-listen in through the same few calls.
+The loop reports facts and never formats them. A notebook or a test can listen through the same few calls.
 """
 
 import dataclasses
@@ -21,10 +20,10 @@ class Plan:
 
     Attributes:
         epochs: The number of epochs.
-        steps_per_epoch: Batches an epoch.
-        items_per_step: Items a batch holds.
-        item: What an item is called, in the plural ("characters", "windows", "lines").
-        bits: Also show the loss in bits, under this name; None where the loss is no cross-entropy in nats.
+        steps_per_epoch: Batches per epoch.
+        items_per_step: Items per batch.
+        item: What the items are called ("characters", "windows", "lines").
+        bits: Also show the loss in bits, under this name; None if the loss is not a cross-entropy in nats.
         max_seconds: The time limit, or None.
     """
 
@@ -37,19 +36,19 @@ class Plan:
 
 
 class Display:
-    """Listens to a run; this one shows nothing, others override what they show."""
+    """Listens to a run and shows nothing; subclasses override what they show."""
 
     def start(self, plan: Plan) -> None:
         """Training begins."""
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
-        """`step` batches of `epoch` are done; called a few times a second at most."""
+        """`step` batches of `epoch` are done; called at most a few times a second."""
 
     def phase(self, text: str) -> None:
-        """Something other than training goes on ("validating"); an empty text ends it."""
+        """Something other than training begins ("validating"); an empty text ends it."""
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """An epoch is over; `record` is its line of the history."""
+        """An epoch is over; `record` is its entry in the history."""
 
     def message(self, text: str) -> None:
         """A sentence for the user."""
@@ -59,10 +58,10 @@ class Display:
 
 
 class Terminal(Display):
-    """A live progress line on a terminal, a plain line now and then elsewhere; both on stderr.
+    """A live progress line on a terminal, or a plain line now and then elsewhere; both on stderr.
 
     Args:
-        every_s: Seconds between two plain lines when stderr is no terminal.
+        every_s: Seconds between two plain lines when stderr is not a terminal.
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
@@ -95,11 +94,11 @@ class Terminal(Display):
         self._live.start()
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
-        """Moves the line on."""
+        """Updates the progress line."""
         now, plan = time.perf_counter(), self._plan
         done = epoch * plan.steps_per_epoch + step
         if self._done_before < 0:
-            # The first step holds the compilation: speed counts from its end.
+            # The first step includes the compilation, so speed counts from its end.
             self._done_before, self._began = done, now
             return
         if now > self._began:
@@ -119,7 +118,7 @@ class Terminal(Display):
             self._live.update(self._task, text=text)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Prints the line of an epoch, which stays."""
+        """Prints the permanent line of an epoch."""
         self._phase = ""
         parts = [f"epoch {record['epoch']}/{self._plan.epochs}", f"loss {record['loss']:.4f}"]
         if "val_loss" in record:
@@ -143,7 +142,7 @@ class Terminal(Display):
         self._console.print(text, markup=False)
 
     def stop(self) -> None:
-        """Takes the live line away."""
+        """Removes the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None

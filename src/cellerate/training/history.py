@@ -1,7 +1,7 @@
-"""The history of a run on disk: a line an epoch as JSON and CSV, the loss curve, TensorBoard events.
+"""The history of a run on disk: one line per epoch as JSON and CSV, the loss curve, TensorBoard events.
 
-A module of its own because these files are the run's evidence: they are written whole at each epoch from
-the one list that the checkpoint carries, so a run that was killed and resumed has no line twice.
+Every epoch rewrites the history files whole, from the list that the checkpoint carries, so a run that was killed
+and resumed has no line twice.
 """
 
 import json
@@ -22,7 +22,7 @@ def write_history(
 
     Args:
         folder: The run's folder.
-        history: One record an epoch.
+        history: One record per epoch.
         curve: Rows of epoch, step and the mean loss of the epoch up to that step.
     """
     flat = [{k: v for k, v in record.items() if k != "metrics"} for record in history]
@@ -34,10 +34,10 @@ def write_history(
 
 
 class TensorBoardWriter:
-    """Scalars as TensorBoard event files, on every backend and without TensorFlow.
+    """Writes scalars as TensorBoard event files, on every backend and without TensorFlow.
 
     Args:
-        folder: Where the event files go.
+        folder: The folder of the event files.
 
     Raises:
         BackendError: The package `tensorboard` is not installed.

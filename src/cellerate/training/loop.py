@@ -1,7 +1,7 @@
 """Trains a model: one call of `fit`, surrounded by what a long run needs.
 
-A module of its own because every task, and the tuner, trains through this one function: plain Keras inside,
-and around it the optimizer, the best model on disk, exact resume, a time limit, Ctrl-C, history and display.
+Every task trains through `train`. Inside is plain Keras; around it are the optimizer, the best model on disk, exact
+resume, a time limit, Ctrl-C, history and display.
 """
 
 import contextlib
@@ -52,18 +52,18 @@ Status = Literal["finished", "stopped early", "time limit", "interrupted"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         model: The trained model: the best one, except after an interruption.
-        status: Why it ended.
-        output: The model file; after an interruption in the first epoch there is none yet.
+        status: Why the run ended.
+        output: The model file; after an interruption in the first epoch it does not exist yet.
         folder: The run's folder: checkpoint, history, curve, TensorBoard files.
-        history: One record an epoch, of this call and the ones it resumed.
+        history: One record per epoch, of this call and of those it resumed.
         best_epoch: The epoch whose model is in `output`, from 1; 0 if there is none.
-        best: Its validation loss, or its loss without validation data.
+        best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
-        precision: The dtype policy that was trained in.
+        precision: The dtype policy of the training.
     """
 
     model: keras.Model
@@ -83,11 +83,11 @@ def run_folder(output: str | Path) -> Path:
 
 
 def check_start(output: str | Path, *, resume: bool) -> None:
-    """Refuses, before any work, a run that could not write or would bury an unfinished one.
+    """Refuses, before any work, a run that could not write its output or would overwrite an unfinished run.
 
     Raises:
         OutputError: The model or the run folder cannot be written.
-        ConfigError: An unfinished run of the same name is there, and `resume` is False.
+        ConfigError: There is an unfinished run of the same name, and `resume` is False.
         CheckpointError: `resume` is True and there is no usable checkpoint.
     """
     output = Path(output)
@@ -95,7 +95,7 @@ def check_start(output: str | Path, *, resume: bool) -> None:
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
     check_writable(output)
     if run_folder(output).exists():
-        # Made when the first checkpoint is written: a run that never begins leaves no empty folder.
+        # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
         check_writable(_checkpoint_path(output))
     if resume:
         load_checkpoint(_checkpoint_path(output), arrays=False)
@@ -130,33 +130,33 @@ def train(
     """Trains `model` on `source`.
 
     Args:
-        model: Any Keras model that is built. It stays uncompiled: the optimizer belongs to the run, so a
-            saved model is small and loads as plain Keras. It is trained in place, except in mixed precision,
-            where a copy is (see `TrainingResult.model`).
+        model: Any built Keras model. It stays uncompiled: the optimizer belongs to the run, so a saved model
+            is small and loads as plain Keras. It is trained in place, except in mixed precision, which trains
+            a copy (see `TrainingResult.model`).
         source: The training batches; their order is part of the run.
-        output: Where the best model is written, a `.keras` path; the run folder lies beside it.
-        save: Writes the model it is given to a path: called at each improvement.
+        output: A `.keras` path for the best model; the run folder lies beside it.
+        save: Writes the model it is given to a path; called at each improvement.
         loss: A Keras loss.
         settings: How to train.
-        metrics: Keras metrics, weighted where the source gives weights.
-        validation: Batches whose loss decides which epoch is best; without, the last epoch is.
+        metrics: Keras metrics, weighted if the source gives weights.
+        validation: Batches whose loss decides which epoch is best; with None, the last epoch is.
         identity: What else a resumed run must have in common with this one.
-        carry_states: Truncated backpropagation through time: the states of recurrent layers go on from
-            batch to batch, and start from zero each epoch. Needs a source whose rows go on likewise.
-        resume: Goes on from the checkpoint in the run folder.
-        display: Who is told; None shows nothing.
-        bits: The name to show the loss in bits under, where it is a cross-entropy in nats.
+        carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
+            batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
+        resume: Continues from the checkpoint in the run folder.
+        display: Shows the progress; None shows nothing.
+        bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
 
-    The model's layers run on Cellerate's kernels afterwards, as `settings.implementation` says.
-    The process keeps freed memory from then on; see `environment.keep_freed_memory`.
+    Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
+    keeps freed memory (see `environment.keep_freed_memory`).
 
     Returns:
-        What came of it. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status
-        is "interrupted".
+        The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
+        "interrupted".
 
     Raises:
         ConfigError: See `check_start`.
-        CheckpointError: The checkpoint is damaged, or of a run with other settings, data or model.
+        CheckpointError: The checkpoint is damaged, or from a run with other settings, data or model.
         OutputError: A file could not be written.
         TrainingError: The loss is no longer a finite number.
     """
@@ -184,7 +184,7 @@ def train(
     accelerate(model, settings.implementation)
 
     states = carried_states(model, source.batch_size) if carry_states else None
-    # Compiled in place of `model`, which so carries no optimizer into its file.
+    # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
     trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
     trainer.compile(
         optimizer=build_optimizer(settings, len(source), progress.precision),
@@ -276,9 +276,9 @@ def _fit_parts(
     conductor: Conductor,
     checkpoint: Checkpoint | None,
 ) -> bool:
-    """Calls `fit` once, or twice when a run goes on in the middle of an epoch. True if it stopped early.
+    """Calls `fit` once, or twice when a run resumes in the middle of an epoch. True if it stopped early.
 
-    Keras fixes the number of batches when `fit` begins, so the rest of a cut epoch is a call of its own.
+    Keras fixes the number of batches when `fit` begins, so the rest of a cut epoch needs a separate call.
     """
     position = checkpoint.position if checkpoint else Position()
     conductor.position = position
@@ -310,7 +310,7 @@ def _fit_parts(
 def _precision(
     model: keras.Model, source: BatchSource, loss: Any, settings: TrainingSettings, display: Display
 ) -> str:
-    """The dtype policy to train in: the one asked for, or the one a trial chooses."""
+    """The dtype policy to train in: the requested one, or the one a trial chooses."""
     if settings.precision != "auto":
         return settings.precision
 
@@ -348,7 +348,7 @@ def _checkpoint_path(output: Path) -> Path:
 
 
 def _architecture(model: keras.Model) -> str:
-    """A hash of the variables' shapes and of the layers' classes; names hold counters that mean nothing."""
+    """A hash of the variables' shapes and the layers' classes, without names: they hold meaningless counters."""
     described = [
         [list(variable.shape) for variable in model.variables],
         [type(layer).__name__ for layer in model.layers],
@@ -358,7 +358,7 @@ def _architecture(model: keras.Model) -> str:
 
 @contextlib.contextmanager
 def _stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM finishes the step and saves; the second stops at once."""
+    """Makes the first Ctrl-C or SIGTERM finish the step and save; the second stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,4 @@
-"""Makes Keras's own optimizer from the settings of a run.
-
-A module of its own because the loop, the precision trial and the tuner all need the same optimizer.
-"""
+"""Builds a stock Keras optimizer from the settings of a run, for the training loop and for trials of training."""
 
 import math
 from collections.abc import Collection
@@ -19,8 +16,8 @@ def build_optimizer(
 
     Args:
         settings: The run's settings.
-        steps_per_epoch: Batches an epoch; schedules are stretched over `epochs` times that.
-        policy: The dtype policy that is trained in; mixed_float16 adds loss scaling.
+        steps_per_epoch: Batches per epoch; schedules are stretched over `epochs` times that.
+        policy: The dtype policy of the training; mixed_float16 adds loss scaling.
 
     Returns:
         A stock Keras optimizer.
@@ -31,7 +28,7 @@ def build_optimizer(
         "clipnorm": settings.clipnorm,
         "clipvalue": settings.clipvalue,
         "global_clipnorm": settings.global_clipnorm,
-        # Keras averages over the accumulated batches; None is its way to say "no accumulation".
+        # Keras averages over the accumulated batches; for Keras, None means no accumulation.
         "gradient_accumulation_steps": settings.accumulate if settings.accumulate > 1 else None,
     }
     if settings.weight_decay is not None:
@@ -51,10 +48,10 @@ def build_optimizer(
 def loss_scaled(
     optimizer: keras.optimizers.Optimizer, policies: Collection[str]
 ) -> keras.optimizers.Optimizer:
-    """The optimizer, with loss scaling where one of the dtype policies trained in is mixed_float16.
+    """The optimizer, with loss scaling if one of the training's dtype policies is mixed_float16.
 
-    float16 gradients underflow without it. Keras adds it by itself only where the model as a whole has that policy;
-    here each layer has.
+    Without loss scaling, float16 gradients underflow. Keras adds it only if the model as a whole has that policy;
+    here each layer has it.
     """
     return keras.optimizers.LossScaleOptimizer(optimizer) if "mixed_float16" in policies else optimizer
 
@@ -72,7 +69,7 @@ def _learning_rate(settings: TrainingSettings, updates: int) -> Any:
     schedules = keras.optimizers.schedules
     after = max(1, updates - settings.warmup_steps)
     if settings.schedule == "exponential":
-        # Reaches `final_rate` of the peak at the last update; a rate of exactly zero has no exponential.
+        # Reaches `final_rate` of the peak at the last update; an exponential never reaches exactly zero.
         main = schedules.ExponentialDecay(peak, after, max(final, 1e-3))
     elif settings.schedule == "linear":
         main = schedules.PolynomialDecay(peak, after, peak * final)
@@ -86,8 +83,8 @@ def _learning_rate(settings: TrainingSettings, updates: int) -> Any:
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """Rises linearly from zero over `steps` updates, then follows `after` from its beginning.
 
-    Keras has warm-up in its cosine schedule only. This class never reaches a saved model: the optimizer of
-    a run is kept in its checkpoint, as plain arrays.
+    Keras has warm-up only in its cosine schedule. This class never ends up in a saved model: a checkpoint keeps
+    the optimizer of a run, as plain arrays.
     """
 
     def __init__(self, after: keras.optimizers.schedules.LearningRateSchedule, steps: int) -> None:
@@ -102,5 +99,5 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
         return keras.ops.where(step < self.steps, rising, following)
 
     def get_config(self) -> dict[str, Any]:
-        """What describes the schedule."""
+        """The arguments that build this schedule again."""
         return {"after": keras.saving.serialize_keras_object(self.after), "steps": self.steps}

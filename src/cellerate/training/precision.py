@@ -1,7 +1,7 @@
 """Chooses the dtype policy of a run by trying each on the run's own model and batches.
 
-A module of its own because "mixed precision is faster" depends on the machine, the backend and the sizes:
-the only honest answer is a short measurement, kept with the run.
+Whether mixed precision is faster depends on the machine, the backend and the sizes, so a short measurement decides,
+and its result is kept with the run.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ _MAX_LOSS_RATIO = 1.01
 
 @dataclasses.dataclass(frozen=True)
 class PrecisionTrial:
-    """What one policy did.
+    """The result of trying one policy.
 
     Attributes:
         policy: The Keras dtype policy.
-        step_ms: The median time of a training step, in milliseconds; None if it cannot run here.
-        loss: The mean loss of the trial's steps; None if it cannot run here.
-        error: Why it cannot run here, or "".
+        step_ms: The median time of a training step, in milliseconds; None if the policy cannot run here.
+        loss: The mean loss of the trial's steps; None if the policy cannot run here.
+        error: Why the policy cannot run here, or "".
     """
 
     policy: str
@@ -58,11 +58,11 @@ def choose_precision(
         settings: The run's settings.
         candidates: The policies to try besides float32; None tries mixed_bfloat16, and on a GPU
             mixed_float16 as well.
-        on_trial: Told of each trial.
+        on_trial: Called with each trial.
 
     Returns:
         The fastest policy that is at least 5 % faster than float32 and whose mean loss over the trial is at
-        most 1 % above float32's; "float32" if there is none. And every trial.
+        most 1 % above float32's, or "float32" if there is none; and every trial.
     """
     trials = []
     for policy in ("float32", *(precision_candidates() if candidates is None else candidates)):
@@ -73,7 +73,7 @@ def choose_precision(
 
 
 def fastest_precision(trials: Sequence[PrecisionTrial]) -> PrecisionTrial:
-    """The fastest that is at least 5 % faster than the first, and whose loss is at most 1 % above; or the first."""
+    """The fastest trial that is at least 5 % faster than the first with at most 1 % more loss; else the first."""
     base = chosen = trials[0]
     for trial in trials[1:]:
         if trial.step_ms is None or trial.loss is None or base.step_ms is None or base.loss is None:
@@ -101,8 +101,8 @@ def _try_policy(
     copy = accelerate(with_dtype_policy(model, policy), settings.implementation)
     try:
         trial = try_training(copy, source, loss=loss, settings=settings, policy=policy, steps=_TIMED_STEPS)
-    # What a backend raises where its kernels lack a type is its own affair (JAX: NotImplementedError and XLA
-    # errors; TensorFlow: its error classes), so every Exception is an answer here.
+    # Backends raise different errors if their kernels lack a type (JAX: NotImplementedError and XLA errors;
+    # TensorFlow: its own classes), so any Exception means that the policy cannot run here.
     except Exception as error:
         if policy == "float32":
             raise

@@ -1,7 +1,8 @@
-"""What a training run is told: one frozen record, checked when it is made.
+"""The settings of a training run: one frozen record, checked when it is created.
 
-A module of its own because the command line, the Python API, the checkpoint and the tuner all speak of a
-run in these words. It imports nothing heavy, so the command line can show its defaults at once.
+The command line, the Python API, the checkpoint and `cellerate.optimize` all use it. The Attributes section is also
+the help of the command line's options. The module must import nothing heavy, so that the command line can show its
+defaults at once.
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
 Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
 Implementation = Literal["auto", "cellerate-cpu", "cellerate-cuda", "keras"]
 
-# What may differ between a run and the run that resumes it: how long it goes on and what it shows.
-# Everything else changes the curve, so a checkpoint refuses it.
+# What may differ between a run and the run that resumes it: how long it lasts and what it shows.
+# Everything else changes the curve, so a checkpoint refuses other values.
 _FREE_ON_RESUME = frozenset(
     {"epochs", "max_seconds", "checkpoint_every_s", "patience", "tensorboard", "jit_compile", "log_every"}
 )
@@ -43,11 +44,11 @@ class TrainingSettings:
         global_clipnorm: Clips the norm of all gradients together.
         accumulate: Batches whose gradients are averaged into one update.
         precision: The dtype policy, or "auto": measure, and keep the faster one that holds the loss.
-        implementation: Who computes the LSTM layers: "auto" takes Cellerate's kernels for every layer they fit,
-            "cellerate-cpu" and "cellerate-cuda" demand them, "keras" leaves them to Keras.
+        implementation: What computes the LSTM layers: "auto" uses Cellerate's kernels for every layer they fit,
+            "cellerate-cpu" and "cellerate-cuda" require them, "keras" leaves the layers to Keras.
         jit_compile: Keras's own argument: True, False or "auto".
-        patience: Early stopping after so many epochs without a better validation loss; None never stops.
-        max_seconds: Stops in good order after so many seconds of training; None has no limit.
+        patience: Stops after this many epochs without a better validation loss; None never stops early.
+        max_seconds: Stops cleanly after this many seconds of training; None sets no limit.
         checkpoint_every_s: Seconds between two checkpoints within an epoch.
         log_every: Steps between two points of the loss curve.
         tensorboard: Writes TensorBoard event files into the run folder.
@@ -116,7 +117,7 @@ class TrainingSettings:
             raise ConfigError(f"jit_compile must be True, False or 'auto', not {self.jit_compile!r}.")
 
     def curve_settings(self) -> dict[str, Any]:
-        """The settings that shape the loss curve: a resumed run must have the same ones."""
+        """The settings that shape the loss curve; a resumed run must have the same ones."""
         kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in _FREE_ON_RESUME}
         if self.schedule != "constant":
             # A schedule is stretched over the whole run, so its length belongs to the curve.

@@ -1,7 +1,6 @@
-"""A few steps of training, timed: what says how fast a model trains without training it.
+"""Times a few steps of training, to tell how fast a model trains without a whole run.
 
-A module of its own because the choice of a precision and the optimizer's passes must time the same thing: `fit`, as
-it is used, once it is compiled.
+The choice of a precision and the optimizer's passes both time this: real `fit`, after compilation.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ _LEAST_STEPS, _MOST_STEPS = 8, 200
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What a few steps took.
+    """The times and the loss of a few training steps.
 
     Attributes:
-        steps: The time of each, after the first ones.
-        loss: The mean loss of these.
+        steps: The time of each step after the warm-up.
+        loss: The mean loss of these steps.
     """
 
     steps: Timing
@@ -50,17 +49,17 @@ def try_training(
     """Trains a model in place for a few steps and times them.
 
     Args:
-        model: The model; it is compiled anew, and its weights change.
-        source: The training batches, walked as often as it takes.
+        model: The model; it is compiled again, and its weights change.
+        source: The training batches, repeated as often as needed.
         loss: The loss.
         settings: The run's settings.
-        policy: The dtype policy that the model has.
-        steps: How many to time; None: as many as fit into `seconds`.
+        policy: The dtype policy of the model.
+        steps: The number of steps to time; None for as many as fit into `seconds`.
         seconds: See `steps`.
     """
     optimizer = build_optimizer(settings, len(source), policy)
     model.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
-    # The first steps compile; on TensorFlow the first call of `fit` alone does.
+    # The first steps compile; on TensorFlow only the first call of `fit` does.
     warmup = _fit(model, source, min(_WARMUP_STEPS, len(source)), epoch=0)
     if steps is None:
         one = float(np.diff(warmup.ends).min(initial=math.inf))
@@ -94,11 +93,11 @@ class _Clock(keras.callbacks.Callback):
         self.loss = math.nan
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """The first is taken for the beginning: before it `fit` prepares."""
+        """Starts the clock at the first batch, because `fit` still prepares before it."""
         if not self.ends:
             self.began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reading the loss waits for the step to be done."""
+        """Notes time and loss; reading the loss waits until the step is done."""
         self.loss = float((logs or {})["loss"])
         self.ends.append(time.perf_counter())

@@ -1,4 +1,4 @@
-"""The recurrence of an LSTM layer on NVIDIA GPUs, from Hopper on: CUDA C++ that is compiled where it runs.
+"""What kernels for NVIDIA GPUs, Hopper or later, share: their CUDA C++ is compiled, loaded and started at run time.
 
-A package of its own because nothing else in Cellerate imports CUDA, and nothing here imports a framework.
+Only this package and `kernels/*/cuda` may import CUDA, and they import no framework.
 """

@@ -1,7 +1,7 @@
-// The element-wise activations of Keras and their derivatives, for one number each; those of csrc/activations.h.
+// The element-wise activations of Keras and their derivatives, for one number at a time: those of csrc/activations.h.
 //
-// A header of its own, beside that one for vectors, because here tanh and sigmoid are only as exact as the storage
-// can tell, and which activation it is, is known when a kernel is compiled.
+// Unlike there, tanh and sigmoid are only as exact as the storage can represent, and the activation is known when a
+// kernel is compiled.
 #pragma once
 
 #include "device.cuh"
@@ -43,20 +43,20 @@ constexpr float kSeluScale = 1.0507009873554804934f;
 constexpr float kInverseSqrt2 = 0.70710678118654752440f;
 constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
 
-// How exact tanh is, by what its values are stored in: bfloat16 has 8 bits, float16 has 11.
+// tanh, as exact as the type needs in which its values are stored: bfloat16 has 8 bits, float16 has 11.
 CELLERATE_DEVICE float hyperbolic_tangent(float, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Tf32, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Float16, float x) { return tanhf(x); }
 CELLERATE_DEVICE float hyperbolic_tangent(Bfloat16, float x) { return tanh_11_bits(x); }
 
-// The smaller of s and 1 - s, for the sigmoid s of x: exact to its own last bits, however small it is. A forget gate near 1
-// counts by its distance from there, over hundreds of steps.
+// The smaller of s and 1 - s, for the sigmoid s of x, exact to its own last bits however small it is. What matters of
+// a forget gate near 1, over hundreds of steps, is its distance from 1.
 CELLERATE_DEVICE float smaller_of_sigmoid(float x) {
   const float e = expf(-fabsf(x));
   return e / (1.0f + e);
 }
-// exp(-|x|) / (1 + exp(-|x|)) for several numbers, which take their places, in 22 bits: enough for storage of 16, which a
-// tanh in 11 bits of 1 would not be. They share a division.
+// Replaces several numbers x by exp(-|x|) / (1 + exp(-|x|)) with 22 exact bits: enough for 16-bit storage, where a
+// tanh exact to 11 bits of 1 would not be. All share one division.
 template <int count>
 CELLERATE_DEVICE void short_smaller_of_sigmoids(float (&x)[count]) {
   float before[count];  // the product of the denominators before each
@@ -78,11 +78,11 @@ CELLERATE_DEVICE void short_smaller_of_sigmoids(float (&x)[count]) {
 
 CELLERATE_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// In this order a NaN stays.
+// With the comparisons in this order, a NaN stays a NaN.
 CELLERATE_DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 CELLERATE_DEVICE float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 
-// Whether the derivative can be told from the activation's value; if not, the pre-activation must be kept.
+// Whether the derivative can be computed from the activation's value; if not, the pre-activation must be kept.
 CELLERATE_DEVICE constexpr bool derivative_from_value(Activation kind) {
   switch (kind) {
     case Activation::kLinear:
@@ -159,7 +159,7 @@ CELLERATE_DEVICE float activate(float x) {
   }
 }
 
-// The derivative at pre-activation x, where the value is y. If derivative_from_value(kKind), x is not looked at.
+// The derivative at pre-activation x, where the value is y. If derivative_from_value(kKind), x is not used.
 template <Activation kKind>
 CELLERATE_DEVICE float derivative(float x, float y) {
   switch (kKind) {
@@ -195,7 +195,7 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kHardSilu:
       return x <= -3 ? 0.0f : x >= 3 ? 1.0f : x / 3 + 0.5f;
     case Activation::kHardTanh:
-      // Keras's backends agree on 1 at both ends, where the value alone does not tell.
+      // Keras's backends agree on 1 at both ends, which cannot be told from the value alone.
       return x < -1 || x > 1 ? 0.0f : 1.0f;
     case Activation::kMish: {
       const float t = tanhf(softplus(x));

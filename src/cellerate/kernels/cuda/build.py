@@ -1,6 +1,6 @@
-"""Compiles the kernels with NVRTC, and keeps what came out on disk.
+"""Compiles the kernels with NVRTC, and keeps the machine code on disk.
 
-A module of its own because it needs NVIDIA's Python packages and no GPU: everything that runs comes after it.
+It needs NVIDIA's Python packages but no GPU.
 """
 
 import functools
@@ -26,15 +26,15 @@ def why_unavailable() -> str | None:
     version = package_version("cuda-core")
     numbers = re.match(r"(\d+)\.(\d+)", version or "")
     new_enough = (int(numbers[1]), int(numbers[2])) >= CUDA_CORE if numbers else None
-    # Of one that is too old the modules are elsewhere; it must not be told that there is none.
+    # A version that is too old has its modules elsewhere; it must not be reported as missing.
     if new_enough is not False:
         try:
             importlib.import_module("cuda.core")
             importlib.import_module("cuda.bindings.nvrtc").nvrtcVersion()
-        # Without the library behind it the bindings raise errors of their own.
+        # If the library behind them is missing, the bindings raise an error of their own.
         except (ImportError, RuntimeError) as error:
             return f"NVIDIA's compiler for Python is not installed ({error}): {install}"
-        # What says no version that can be read is asked for what its versions differ in.
+        # If the version cannot be read, look for the feature that needs it.
         if new_enough or _keeps_programs():
             return None
     found = f"cuda-core {version}" if version else "a cuda-core without a version"
@@ -42,7 +42,7 @@ def why_unavailable() -> str | None:
 
 
 def _keeps_programs() -> bool:
-    """Whether this cuda-core has what `_cache` takes."""
+    """Whether this cuda-core has the class that `_cache` needs."""
     try:
         return hasattr(importlib.import_module("cuda.core.utils"), "FileStreamProgramCache")
     except ImportError:
@@ -54,13 +54,13 @@ def build(kernel: Kernel, architecture: str) -> Any:
 
     Args:
         kernel: What to compile it for.
-        architecture: Of the GPU: "sm_90a".
+        architecture: The GPU's, such as "sm_90a".
 
     Returns:
         A `cuda.core.ObjectCode`.
 
     Raises:
-        BackendError: The compiler is not installed, or refuses.
+        BackendError: The compiler is not installed, or it refuses the source.
     """
     reason = why_unavailable()
     if reason is not None:
@@ -69,7 +69,7 @@ def build(kernel: Kernel, architecture: str) -> Any:
         with _cache() as cache:
             return _compiled(kernel, architecture, cache)
     except OSError:
-        # A folder that cannot be written costs the time of a compilation, and nothing else.
+        # If the cache folder cannot be written, the only cost is compiling again.
         return _compiled(kernel, architecture, None)
 
 
@@ -85,7 +85,7 @@ def _compiled(kernel: Kernel, architecture: str, cache: Any) -> Any:
         return program.compile("cubin", cache=cache)
     except OSError:
         raise
-    # The bindings have an error of their own for each library behind them.
+    # The bindings raise a different error for each library behind them.
     except Exception as error:
         raise BackendError(f"the kernel for {kernel} could not be compiled: {error}") from error
     finally:

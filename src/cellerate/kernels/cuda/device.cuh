@@ -1,7 +1,7 @@
-// What the kernels ask of the machine: matrix products of a warp, and the copies and barriers of a cluster.
+// What the kernels need from the machine: matrix products of a warp, and the copies and barriers of a cluster.
 //
-// A header of its own because all PTX is here: tests/support/cuda_emulated.h has the same functions in plain C++, and with
-// it the kernels run, and are tested, where there is no GPU.
+// All PTX is here: tests/support/cuda_emulated.h has the same functions in plain C++, so that the kernels can be run
+// and tested without a GPU.
 #pragma once
 
 #ifdef CELLERATE_EMULATED
@@ -19,7 +19,7 @@ struct Bfloat16 {
 struct Float16 {
   unsigned short bits;
 };
-// A float, of which products take the first 19 bits.
+// A float of which products take the first 19 bits.
 struct Tf32 {
   float value;
 };
@@ -42,14 +42,15 @@ CELLERATE_DEVICE void narrow(float x, Float16& to) { asm("cvt.rn.f16.f32 %0, %1;
 CELLERATE_DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 CELLERATE_DEVICE float from_bits(unsigned bits) { return __uint_as_float(bits); }
 
-// The larger of the two numbers of 19 bits that a float is the sum of; a NaN stays one.
+// A float is the sum of two numbers of 19 bits; this gives the larger one. A NaN stays a NaN.
 CELLERATE_DEVICE float upper_part(float x) {
   unsigned bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return from_bits(bits);
 }
 
-// Has the compiler compute what follows from x where it stands: what it takes out of a loop occupies registers.
+// Makes the compiler compute what follows from x right here: if it moved that out of a loop, it would occupy
+// registers.
 CELLERATE_DEVICE void keep_in_loop(unsigned& x) { asm volatile("" : "+r"(x)); }
 
 // Relative error 2^-11.
@@ -71,7 +72,7 @@ CELLERATE_DEVICE float reciprocal_22_bits(float x) {
   return y;
 }
 
-// The numbers of 4 bytes, one or two, times those of others, as the matrix units take them.
+// Multiplies the one or two numbers in 4 bytes with those in 4 others, in the form that the matrix units take.
 CELLERATE_DEVICE unsigned multiply_each(float, unsigned a, unsigned b) {
   return bits_of(from_bits(a) * from_bits(b));
 }
@@ -111,7 +112,7 @@ CELLERATE_DEVICE unsigned long long from_lane_xor(unsigned long long x, int dist
   return __shfl_xor_sync(0xffffffffu, x, distance);
 }
 
-// What the lanes of a warp have together; each gets the same.
+// Reductions over the lanes of a warp; every lane gets the result.
 CELLERATE_DEVICE unsigned largest_in_warp(unsigned x) { return __reduce_max_sync(0xffffffffu, x); }
 CELLERATE_DEVICE unsigned smallest_in_warp(unsigned x) { return __reduce_min_sync(0xffffffffu, x); }
 CELLERATE_DEVICE unsigned sum_in_warp(unsigned x) { return __reduce_add_sync(0xffffffffu, x); }
@@ -120,7 +121,7 @@ CELLERATE_DEVICE double sum_in_warp(double x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
-// The sum of the lanes up to this one, and this one's.
+// The sum over the lanes up to and including this one.
 CELLERATE_DEVICE double running_sum_in_warp(double x) {
   CELLERATE_UNROLL
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -129,12 +130,12 @@ CELLERATE_DEVICE double running_sum_in_warp(double x) {
   }
   return x;
 }
-// What one lane has, the same for all.
+// The value of one lane, for all lanes.
 CELLERATE_DEVICE double from_lane(double x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 CELLERATE_DEVICE unsigned from_lane(unsigned x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
-// A bit for each lane.
+// One bit for each lane.
 CELLERATE_DEVICE unsigned lanes_where(bool yes) { return __ballot_sync(0xffffffffu, yes); }
-// Shows the lanes of a warp what the others wrote.
+// Makes what each lane of a warp wrote visible to the others.
 CELLERATE_DEVICE void sync_warp() { __syncwarp(); }
 CELLERATE_DEVICE int count_bits(unsigned x) { return __popc(x); }
 CELLERATE_DEVICE int lowest_bit(unsigned x) { return __ffs(static_cast<int>(x)) - 1; }
@@ -143,21 +144,22 @@ CELLERATE_DEVICE int highest_bit(unsigned x) { return 31 - __clz(static_cast<int
 CELLERATE_DEVICE unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
-// The address in the shared memory of another block of the cluster that this one has in its own.
+// The address in another block's shared memory that corresponds to `p` in this block's.
 CELLERATE_DEVICE unsigned address_in(int block, const void* p) {
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(block));
   return there;
 }
 
-// Counts the bytes that copies bring; its phases end, one after the other, when all that are expected have come.
+// Counts the bytes that copies bring. Each of its phases ends when all bytes expected in it have arrived.
 struct Barrier {
   unsigned long long state;
 };
 CELLERATE_DEVICE void init_barrier(Barrier& barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
 }
-// Shows the blocks of the cluster the barriers that a thread has made; `sync_cluster` follows.
+// Makes the barriers that this thread has initialized visible to the blocks of the cluster; `sync_cluster` must
+// follow.
 CELLERATE_DEVICE void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -166,8 +168,8 @@ CELLERATE_DEVICE void expect_bytes(Barrier& barrier, int bytes) {
                "r"(bytes)
                : "memory");
 }
-// Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. Ends the kernel with an error
-// after about 20 seconds, which no block of a cluster takes for a step: an error is better than a GPU that hangs.
+// Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. After about 20 seconds,
+// longer than any step takes, it ends the kernel with an error, which is better than a GPU that hangs.
 CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
   constexpr unsigned kPatience = 20'000;  // in units of 2^20 ns
   unsigned done = 0, begun = 0;
@@ -190,8 +192,8 @@ CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
 }
 // Makes what this thread wrote into shared memory visible to the copies that a thread starts after `sync_block`.
 CELLERATE_DEVICE void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Starts a copy from this block's shared memory into another's, at `to` as it would stand in this one; `barrier`, over
-// there too, counts it. Addresses and bytes are multiples of 16.
+// Starts a copy from this block's shared memory into another's. `to` and `barrier` are given as addresses in this
+// block and used in the other; the other block's barrier counts the bytes. Addresses and `bytes` are multiples of 16.
 CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -200,23 +202,23 @@ CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int b
       : "memory");
 }
 
-// 16 bytes of memory that nobody writes while the kernel runs. They are read where this stands: a compiler that saw the
-// same address in each step would keep what is there in registers, and there are none.
+// Loads 16 bytes of memory that nobody writes while the kernel runs. It is volatile so that every call loads: seeing
+// the same address in each step, the compiler would keep the bytes in registers, and there are none to spare.
 CELLERATE_DEVICE void load_words(unsigned (&words)[4], const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "l"(__cvta_generic_to_global(from)));
 }
 
-// Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets of each matrix
-// the four bytes n % 4 of row n / 4.
+// Loads four matrices of 8 rows of 16 bytes: lane n passes the address of row n % 8 of matrix n / 8, and gets from
+// each matrix the n % 4-th four bytes of row n / 4.
 CELLERATE_DEVICE void load_matrices(unsigned (&parts)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
                : "r"(shared_address(row)));
 }
-// sum (16x8) += a (16xk) · b (kx8), where k numbers are 32 bytes; of each the lane has the parts that PTX's mma.m16n8k16
-// lays down, or m16n8k8 for float, of which the first 19 bits count.
+// sum (16x8) += a (16xk) · b (kx8), where k numbers are 32 bytes. Each lane holds the parts of the matrices that PTX
+// prescribes for mma.m16n8k16, or for m16n8k8 with floats, of which only the first 19 bits count.
 CELLERATE_DEVICE void multiply_add(float, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -1,41 +1,41 @@
-"""What a kernel is to who compiles, loads and starts it: neither needs to know what it computes."""
+"""What is needed to compile, load and start a kernel, without knowing what it computes."""
 
 from typing import Protocol
 
-# Of a thread block on sm_90: what CUDA calls the opt-in limit.
+# The most shared memory of a thread block on sm_90: CUDA's opt-in limit.
 SHARED_BYTES = 232_448
 
 
 class Kernel(Protocol):
-    """What a kernel is compiled for; equal ones are the same kernel."""
+    """What a kernel is compiled for; equal objects are the same kernel."""
 
     @property
     def name(self) -> str:
-        """The function in what is compiled."""
+        """The name of the compiled function."""
 
     @property
     def source(self) -> str:
-        """All of the source, as one text."""
+        """The whole source as one text."""
 
     @property
     def rows(self) -> int:
-        """Rows of the batch that a cluster has."""
+        """Rows of the batch per cluster."""
 
     @property
     def blocks(self) -> int:
-        """Thread blocks of a cluster."""
+        """Thread blocks per cluster."""
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads per block."""
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block."""
+        """Bytes of shared memory per block."""
 
     def __hash__(self) -> int: ...
 
 
 def clusters(rows: int, batch: int) -> int:
-    """How many clusters of so many rows a batch takes."""
+    """How many clusters a batch takes, with `rows` rows each."""
     return -(-batch // rows)

@@ -1,6 +1,6 @@
-"""Runs the kernels: their arguments as the GPU reads them, and how they are loaded and started.
+"""Loads and starts the kernels, and passes them their arguments as the GPU reads them.
 
-A module of its own because it is the only one that talks to the driver.
+Only this module talks to the CUDA driver.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from cellerate.machine import gpu
 
 
 class Arguments(ctypes.Structure):
-    """What a kernel is given: a structure of its own, whose field `batch` says how many clusters there are."""
+    """What a kernel is given: each has its own structure, whose field `batch` determines the number of clusters."""
 
     batch: int
 
 
 def launch(kernel: Kernel, arguments: Arguments, device: int, stream: int) -> None:
-    """Starts a kernel; it is compiled first where that was never done.
+    """Starts a kernel, compiling it first if that was never done.
 
     Args:
-        kernel: Which.
-        arguments: Of it, the addresses of memory of that GPU.
+        kernel: The kernel.
+        arguments: Its arguments; addresses are in the memory of that GPU.
         device: The GPU's number.
         stream: The CUDA stream, as an address.
 
     Raises:
-        BackendError: It cannot be compiled or started.
+        BackendError: The kernel cannot be compiled or started.
     """
     driver = _driver()
     config = driver.CUlaunchConfig()
@@ -44,20 +44,20 @@ def launch(kernel: Kernel, arguments: Arguments, device: int, stream: int) -> No
     config.blockDimX = kernel.threads
     config.sharedMemBytes = kernel.shared_bytes
     config.hStream = driver.CUstream(stream)
-    # The size of the clusters is the kernel's own.
+    # The kernel itself defines the size of its clusters.
     config.numAttrs = 0
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     function = _function(kernel, device)
-    # The default stream is that of the current context, and a thread of Python's own begins without one.
+    # The default stream belongs to the current context, and a new Python thread has none.
     with current(device):
         _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
 
 
 def handles(kernel: Kernel, device: int) -> tuple[int, int]:
-    """The addresses of the driver's cuLaunchKernelEx and of a kernel, for who starts it without Python.
+    """The addresses of the driver's cuLaunchKernelEx and of a kernel, for a caller that starts it without Python.
 
     Raises:
-        BackendError: It cannot be compiled, or there is no driver.
+        BackendError: The kernel cannot be compiled, or there is no driver.
     """
     function = int(_function(kernel, device))
     try:
@@ -107,18 +107,18 @@ def resident(kernel: Kernel, device: int) -> int:
 
 
 class Memory:
-    """Memory of a GPU, which goes back to it when nothing refers to this any more.
+    """Memory of a GPU, freed when nothing refers to this object any more.
 
     Args:
         count: Bytes, at least 1.
         device: The GPU's number.
 
     Attributes:
-        count: The same.
+        count: The number of bytes.
         address: Where it begins, a multiple of 256.
 
     Raises:
-        BackendError: There is not so much.
+        BackendError: The GPU does not have that much free memory.
     """
 
     def __init__(self, count: int, device: int) -> None:
@@ -126,16 +126,16 @@ class Memory:
         driver = _driver()
         with current(device):
             self.address = int(_checked(driver.cuMemAlloc(count)))
-        # The end of the process gives back everything.
+        # Not at exit: the end of the process frees everything.
         weakref.finalize(self, _free, driver, _context(device), self.address).atexit = False
 
     def write(self, values: np.ndarray) -> None:
-        """Copies an array to the beginning, after what the GPU was told before."""
+        """Copies an array to the beginning of the memory, after all work that the GPU was given before."""
         with current(self._device):
             _checked(_driver().cuMemcpyHtoD(self.address, values.ctypes.data, values.nbytes))
 
     def read(self, values: np.ndarray, at: int) -> None:
-        """Copies from so many bytes on into an array, after what the GPU was told before."""
+        """Copies the memory from byte `at` on into an array, after all work that the GPU was given before."""
         with current(self._device):
             _checked(_driver().cuMemcpyDtoH(values.ctypes.data, self.address + at, values.nbytes))
 
@@ -146,7 +146,7 @@ def _free(driver: Any, context: Any, address: int) -> None:
 
 
 def current(device: int) -> contextlib.AbstractContextManager[None]:
-    """Makes the GPU that of this thread for the length of a `with`, in the context that frameworks use, too."""
+    """Makes a GPU this thread's current one inside a `with`, in the context that frameworks use too."""
     return _pushed(_driver(), _context(device))
 
 
@@ -160,7 +160,7 @@ def _pushed(driver: Any, context: Any) -> Iterator[None]:
 
 
 def elapsed_ms(work: Callable[[], None], device: int) -> float:
-    """How long a GPU takes for what a function starts on its default stream, in milliseconds."""
+    """How long a GPU takes, in milliseconds, for the work that a function starts on the GPU's default stream."""
     driver = _driver()
     with current(device):
         begin, end = (_checked(driver.cuEventCreate(0)) for _ in range(2))
@@ -183,7 +183,7 @@ def _context(device: int) -> Any:
 
 @functools.cache
 def gpu_name(device: int) -> str:
-    """The GPU and the version of its driver's CUDA, as measurements are remembered by."""
+    """The GPU's name and its driver's CUDA version: the key by which measurements are remembered."""
     driver = _driver()
     name = _checked(driver.cuDeviceGetName(256, _checked(driver.cuDeviceGet(device))))
     version = int(_checked(driver.cuDriverGetVersion()))
@@ -192,7 +192,7 @@ def gpu_name(device: int) -> str:
 
 @functools.cache
 def _function(kernel: Kernel, device: int) -> Any:
-    """The kernel as the driver knows it, allowed the shared memory and the size of clusters that it has."""
+    """The driver's handle of the kernel, with its shared memory and cluster size allowed."""
     driver = _driver()
     major, minor = _capability(device)
     code = build.build(kernel, f"sm_{major}{minor}a")
@@ -202,13 +202,13 @@ def _function(kernel: Kernel, device: int) -> Any:
         attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: kernel.shared_bytes,
         attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: 1,
     }
-    # Who starts it without Python has one function for all GPUs of a kind.
+    # A caller that starts it without Python has one function for all GPUs of the same capability.
     for number in range(_checked(driver.cuDeviceGetCount())):
         if _capability(number) == (major, minor):
             for attribute, value in needs.items():
                 handle = _checked(driver.cuDeviceGet(number))
                 _checked(driver.cuKernelSetAttribute(attribute, value, loaded, handle))
-    # Has the driver load it now: the first start may be recorded into a graph, and loading cannot.
+    # The driver loads it now, because the first start may be recorded into a CUDA graph, and loading cannot be.
     with current(device):
         _checked(driver.cuKernelGetFunction(loaded))
     _KEPT.append(code)
@@ -226,7 +226,7 @@ def _attribute(name: str, device: int) -> int:
     return int(_checked(driver.cuDeviceGetAttribute(which, _checked(driver.cuDeviceGet(device)))))
 
 
-# What a kernel is part of, which must live as long as it.
+# The compiled code that functions are part of, and which must live as long as they do.
 _KEPT: list[Any] = []
 
 
@@ -238,7 +238,7 @@ def _driver() -> Any:
     driver: Any = importlib.import_module("cuda.bindings.driver")
     try:
         _checked(driver.cuInit(0))
-    # The bindings look for the driver only now.
+    # The bindings look for the driver only at this point.
     except (BackendError, RuntimeError) as error:
         reason = next(iter(gpu.facts().problems), str(error).rstrip("."))
         raise BackendError(reason) from error
@@ -246,7 +246,7 @@ def _driver() -> Any:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a call of the driver gave, without the code that says whether it went well."""
+    """The result of a driver call without its status code. Raises `BackendError` if the call failed."""
     code, *values = answer
     if int(code) != 0:
         raise BackendError(f"the CUDA driver says {code!r}")

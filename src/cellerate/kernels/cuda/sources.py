@@ -1,6 +1,6 @@
-"""The CUDA C++ of the kernels, with the files that it includes put into one text: compiling it needs no folder.
+"""The CUDA C++ of the kernels, as one text with its includes put in, so that compiling needs no include folder.
 
-The text is also what a compiled kernel is known by on disk.
+The text is also the key of a compiled kernel on disk.
 """
 
 import functools
@@ -12,20 +12,20 @@ from importlib.resources.abc import Traversable
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
-"""The types of the source, by the names that plans give them."""
+"""The number types of the source, by their names in plans."""
 
 _PACKAGES = ("cellerate.kernels.cuda", "cellerate.kernels.lstm.cuda", "cellerate.kernels.decoder.cuda")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 def activation(name: str) -> str:
-    """One of `ACTIVATIONS` as the source has it."""
+    """The C++ expression for one of `ACTIVATIONS`."""
     return f"static_cast<Activation>({ACTIVATIONS.index(name)})"
 
 
 @functools.cache
 def digest() -> str:
-    """Changes with the kernels."""
+    """A digest of all sources: it changes when a kernel does."""
     found = hashlib.sha256()
     for _, file in sorted(_files().items()):
         found.update(file.read_bytes())
@@ -34,7 +34,7 @@ def digest() -> str:
 
 @functools.cache
 def whole(name: str) -> str:
-    """A file of the source with what it includes in the place of each `#include`."""
+    """A source file with each `#include` replaced by the included file, or by nothing if that came before."""
     seen: set[str] = set()
 
     def text(name: str) -> str:
@@ -50,6 +50,6 @@ def whole(name: str) -> str:
 
 @functools.cache
 def _files() -> dict[str, Traversable]:
-    """The files by their names, which are different in all folders."""
+    """The files by name; a name occurs in only one of the folders."""
     folders = (resources.files(package) for package in _PACKAGES)
     return {file.name: file for folder in folders for file in folder.iterdir() if file.name.endswith(".cuh")}

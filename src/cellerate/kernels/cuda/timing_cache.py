@@ -1,7 +1,7 @@
-"""What was measured on a GPU, so that nothing is measured twice: which of several ways is the fastest.
+"""Remembers what was measured on a GPU, so that nothing is measured twice: which of several ways is the fastest.
 
-A module of its own because the answers outlive the process: they stand in a file of the cache, by the GPU, its driver
-and the source of the kernels, and a file that is damaged or cannot be written costs no more than measuring again.
+The answers outlive the process. They are in a file of the cache folder, by GPU, driver and source of the kernels. If
+the file is damaged or cannot be written, the only cost is measuring again.
 """
 
 import functools
@@ -16,20 +16,20 @@ from cellerate.errors import OutputError
 from cellerate.files import atomic_write, cache_dir
 from cellerate.kernels.cuda import sources
 
-# Held to read and write the file, never to measure: a contest between two implementations asks for the times of single
-# kernels meanwhile, on torch from a thread of the backward pass. Of two processes that write at once one may lose what
-# it measured, and measures it again.
+# Held while the file is read or written, never while measuring: whoever times two implementations against each other
+# asks for the times of single kernels meanwhile, in torch from a thread of the backward pass. If two processes write
+# at once, one may lose what it measured, and measures it again.
 _lock = threading.Lock()
 
 
 def measured(gpu: str, question: str, measure: Callable[[], Mapping[str, float]] | None) -> dict[str, float]:
-    """What `measure` gives, or gave the first time that the question was asked.
+    """The times that `measure` gives, or gave when the question was first asked.
 
     Args:
         gpu: The GPU and its driver, as `launch.gpu_name` gives them.
         question: What is measured; equal questions have equal answers.
-        measure: Gives a time above 0, in any unit, for each of some names; None where nothing can be measured, which
-            gives no times if there are none yet.
+        measure: Gives times by name, each above 0 and in any unit. None where nothing can be measured: the answer is
+            then empty unless it is already known.
     """
     place = f"{gpu}; {sources.digest()}; {question}"
     with _lock:
@@ -68,11 +68,11 @@ def _read(file: Path) -> dict[str, Any]:
 def _remember(place: str, times: dict[str, float]) -> None:
     file = _file()
     _read.cache_clear()
-    # What other processes have written meanwhile stays.
+    # Read again, to keep what other processes have written meanwhile.
     every = _read(file)
     every[place] = times
     try:
         with atomic_write(file) as beside:
             beside.write_text(json.dumps(every, indent=1, sort_keys=True), encoding="utf-8")
     except OutputError:
-        return  # this process knows it all the same
+        return  # this process still knows it: `every` is what `_read` has cached

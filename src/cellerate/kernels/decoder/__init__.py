@@ -1,1 +1,1 @@
-"""A next-token model a step at a time: what it does (`contract`), how an id is drawn, and the kernels that do it."""
+"""Generation, one time step at a time: what a model can do (`contract`), how ids are drawn, and the kernels."""

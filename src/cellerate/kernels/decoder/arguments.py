@@ -1,6 +1,6 @@
-"""Checks of what a caller gives the step model: each names the argument, what came and what was expected.
+"""Checks of what a caller passes to a step model or to `sample`.
 
-A module of its own because the model and the drawing of ids check alike.
+Each error names the argument, what came and what was expected.
 """
 
 import math
@@ -37,7 +37,7 @@ def whole_array(name: str, value: Any, shape: tuple[int | None, ...], kind: type
 def ids_array(name: str, value: Any, shape: tuple[int | None, ...], vocabulary_size: int) -> np.ndarray:
     """Ids of a vocabulary, int32 and contiguous. Raises `DataError`, and `ConfigError` for another shape."""
     array = whole_array(name, value, shape, DataError)
-    # By the ends alone: two passes over the ids and no array of their size.
+    # Only minimum and maximum: two passes over the ids, and no array of their size.
     if array.size and (array.min() < 0 or array.max() >= vocabulary_size):
         flat = array.ravel()
         place = int(np.flatnonzero((flat < 0) | (flat >= vocabulary_size))[0])

@@ -1,6 +1,6 @@
-"""A next-token chain a time step at a time, whoever computes it: what is asked of it, checked.
+"""The calls of a next-token chain, computed one time step at a time, and the checks of their arguments.
 
-A module of its own because the native core and a GPU take the same chains and the same calls, and refuse the same.
+Models on the native core and on a GPU share these calls and checks.
 """
 
 import abc
@@ -23,7 +23,7 @@ from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Drawn, Re
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 KINDS = ("embedding", "lstm", "layer_norm", "affine", "dense")
-"""What a chain may be made of."""
+"""The kinds of nodes of a chain."""
 
 
 _NO_IDS = np.zeros(0, np.int32)
@@ -31,15 +31,15 @@ _NO_IDS = np.zeros(0, np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one sequence asks for, checked: a `Request` as whoever computes takes it.
+    """What one sequence asks for: a `Request`, checked and in the form that the subclasses of `Steps` take.
 
     Attributes:
         rules: How its ids are drawn.
         previous: (N,) int32, the ids so far.
-        position: Which id of the sequence the first one is.
+        position: The position in the sequence of the first id to draw.
         count: How many ids at most.
         stop_ids: (N,) int32.
-        cancelled: (1,) int32, not 0 once it is cancelled; None where it cannot be.
+        cancelled: (1,) int32, not 0 once it is cancelled; None if it cannot be cancelled.
     """
 
     rules: SamplingRules
@@ -51,17 +51,17 @@ class Row:
 
 
 class Steps(abc.ABC):
-    """A next-token model a time step at a time, whoever computes it: what is asked of it, checked.
+    """A next-token model that computes one time step at a time: its calls, with checked arguments.
 
     It never changes after it is made, and any number of threads may use it at once.
 
     Attributes:
-        precision: What its weights are kept in.
+        precision: The number type that its weights are kept in.
         vocabulary_size: V; ids are in [0, V).
         outputs: The number of logits.
         state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
-        rows_at_once: As many sequences side by side are worth it.
-        most_drawn: As many ids of a sequence in one call.
+        rows_at_once: How many sequences are worth computing side by side.
+        most_drawn: How many ids of a sequence are worth drawing in one call.
     """
 
     precision: str
@@ -77,7 +77,7 @@ class Steps(abc.ABC):
         return np.zeros((batch, self.state_size), np.float32)
 
     def step(self, state: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Reads one id a row.
+        """Reads one id per row.
 
         Args:
             state: (B, S) float32; it is not changed.
@@ -97,15 +97,15 @@ class Steps(abc.ABC):
     def read(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reads several ids a row, with the same results as step after step.
+        """Reads several ids per row, with the same results as one `step` after another.
 
         Args:
             state: (B, S) float32; it is not changed.
-            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            ids: (B, T) whole numbers, T at least 1; those that are read must be in [0, V).
             lengths: (B,) how many of its ids each row reads, from 1 to T; None for all.
 
         Returns:
-            The new state (B, S), and the logits (B, V') after the last id read of each row, both float32.
+            The new state (B, S), and the logits (B, V') after the last id that each row reads, both float32.
 
         Raises:
             ConfigError: A shape, a dtype or a length does not fit, or the state is not finite.
@@ -116,19 +116,19 @@ class Steps(abc.ABC):
     def log_probabilities(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How likely texts are, id after id.
+        """The log probability of each id of given texts.
 
         Args:
             state: (B, S) float32; it is not changed.
-            ids: (B, T) whole numbers, T at least 1, in [0, V) as far as they are read.
+            ids: (B, T) whole numbers, T at least 1; those that are read must be in [0, V).
             lengths: (B,) how many of its ids each row has, from 1 to T; None for all.
 
         Returns:
-            The state after the last id of each row (B, S), and (B, T - 1) float32,
-            ln p(ids[b, t + 1] | state, ids[b, ..t]), 0 from the end of a row on.
+            The state (B, S) after the last id of each row, and (B, T - 1) float32,
+            ln p(ids[b, t + 1] | state, ids[b, ..t]), with 0 after the end of a row.
 
         Raises:
-            ConfigError: A shape, a dtype or a length does not fit, there are not as many logits as ids in the
+            ConfigError: A shape, a dtype or a length does not fit, the number of logits is not the size of the
                 vocabulary, or the state is not finite.
             DataError: An id is not in the vocabulary.
         """
@@ -148,20 +148,20 @@ class Steps(abc.ABC):
         stop_ids: Iterable[int] = (),
         cancellation: Cancellation | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Draws ids and reads each, in native calls that hold no lock of Python's.
+        """Draws ids and reads each, in native calls that do not hold Python's global lock.
 
-        It ends when `count` ids are drawn, when a stop id is drawn, or soon after `cancellation.cancel()`. To
-        draw 5 and then 7, at the next position, is to draw 12.
+        It ends when `count` ids are drawn, when a stop id is drawn, or soon after `cancellation.cancel()`. Drawing
+        5 ids, and then 7 from the next position on, gives the same as drawing 12.
 
         Args:
             state: (1, S) float32; it is not changed.
-            logits: (V,) float32, of the next id, as `step`, `read` or this gave them.
+            logits: (V,) float32, those of the next id, as `step`, `read` or `generate` returned them.
             count: How many ids at most, at least 0.
             rules: How they are drawn; None for `SamplingRules()`.
-            position: Which id of the sequence the first one is; with the seed it makes the random number.
-            previous: (N,) the ids so far, those of the prompt too, for the penalty.
-            stop_ids: The end; such an id is neither given nor read.
-            cancellation: Ends it from another thread.
+            position: Of the first id to draw, in its sequence; it and the seed determine the random number.
+            previous: (N,) the ids so far, including the prompt's, for the penalty.
+            stop_ids: Ids that end the sequence; they are neither returned nor read.
+            cancellation: Ends the call from another thread.
 
         Returns:
             The ids (N,) int32, their log probabilities (N,) float32 by the model itself (ln softmax of the
@@ -180,18 +180,18 @@ class Steps(abc.ABC):
     def generate_rows(
         self, state: np.ndarray, logits: np.ndarray, requests: Sequence[Request]
     ) -> tuple[list[Drawn], np.ndarray, np.ndarray]:
-        """Draws ids of several sequences side by side, each as `generate` alone would.
+        """Draws ids of several sequences side by side, for each sequence the same as `generate` would alone.
 
-        A sequence that has ended waits for the others, which costs as much as drawing: give those that may go on
-        to another call.
+        A sequence that has ended waits for the others, which costs as much as drawing. So draw fewer ids per call,
+        and pass only the sequences that go on to the next call.
 
         Args:
             state: (B, S) float32; it is not changed.
-            logits: (B, V) float32, of the next id of each.
-            requests: B of them.
+            logits: (B, V) float32, those of each sequence's next id.
+            requests: One per sequence, B in all.
 
         Returns:
-            What was drawn of each, the states (B, S) after that, and the logits (B, V) of the next ids.
+            What was drawn for each sequence, the states (B, S) after that, and the logits (B, V) of the next ids.
 
         Raises:
             ConfigError: A shape, a dtype or a number does not fit, or a state is not finite.
@@ -243,7 +243,7 @@ class Steps(abc.ABC):
     def _texts(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """State (B, S), ids (B, T) and lengths (B,), checked, as the core takes them."""
+        """Checks state (B, S), ids (B, T) and lengths (B,), and gives them as `_run` and `_score` take them."""
         state = self._state(state)
         ids = np.asarray(ids)
         if ids.ndim != 2 or ids.shape[1] < 1:
@@ -258,7 +258,7 @@ class Steps(abc.ABC):
             place = int(wrong[0])
             raise ConfigError(f"lengths[{place}] is {int(counts[place])}; expected 1 to {ids.shape[1]}.")
         ids = whole_array("ids", ids, (len(state), None), DataError)
-        # Beyond a row's length anything may stand; it is not read.
+        # Beyond a row's length the ids may be anything; they are not read.
         ids = np.where(np.arange(ids.shape[1]) < counts[:, None], ids, 0)
         ids = ids_array("ids", ids, (len(state), None), self.vocabulary_size)
         return state, ids, counts.astype(np.int32)
@@ -277,13 +277,13 @@ class Steps(abc.ABC):
     def _run(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`read`, of what is checked but for whether the state is finite."""
+        """`read`, with checked arguments, except that the state may not be finite."""
 
     @abc.abstractmethod
     def _score(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`log_probabilities`, as checked."""
+        """`log_probabilities`, with arguments checked as for `_run`."""
 
     @abc.abstractmethod
     def _draw(
@@ -295,10 +295,10 @@ class Steps(abc.ABC):
         ids: np.ndarray,
         log_probabilities: np.ndarray,
     ) -> list[tuple[int, bool]]:
-        """`generate_rows`, into the state after, the logits in place, and (B, T) ids and log probabilities.
+        """`generate_rows`: fills `after`, `ids` (B, T) and `log_probabilities` (B, T), and overwrites `logits`.
 
         Returns:
-            Of each row how many ids were drawn, and whether a logit was a NaN or an infinity.
+            For each row, how many ids were drawn, and whether a logit was a NaN or an infinity.
         """
 
 
@@ -307,15 +307,15 @@ class ChainNode(NamedTuple):
 
     Attributes:
         kind: An index of `KINDS`.
-        inputs: How many features it takes; of an embedding, how many ids.
-        outputs: How many it gives.
+        inputs: How many features it takes; for an embedding, how many ids there are.
+        outputs: How many features it gives.
         kernel: Its embeddings, kernel, gamma or scale.
-        recurrent_kernel: Of an LSTM.
-        bias: Or beta, or offset.
+        recurrent_kernel: The recurrent kernel of an LSTM.
+        bias: Its bias, beta or offset.
         activation: An index of `spec.ACTIVATIONS`.
-        recurrent_activation: The same.
-        epsilon: Of a layer_norm.
-        masks_zero: Of an embedding.
+        recurrent_activation: An index of `spec.ACTIVATIONS`.
+        epsilon: The epsilon of a layer_norm.
+        masks_zero: For an embedding: whether id 0 leaves the state as it is.
     """
 
     kind: int
@@ -331,13 +331,13 @@ class ChainNode(NamedTuple):
 
 
 def checked_chain(chain: Sequence[Mapping[str, Any]]) -> list[ChainNode]:
-    """The nodes of a chain, each with the arrays and options that it must have.
+    """The nodes of a chain, checked: each has the arrays and options that it must have.
 
     Args:
-        chain: As `stepping.StepModel` takes it.
+        chain: As `cpu.StepModel` takes it.
 
     Raises:
-        ConfigError: A node is none, or a shape, a dtype or an option does not fit.
+        ConfigError: A node has an unknown op, or a shape, a dtype or an option does not fit.
     """
     nodes: list[ChainNode] = []
     for place, node in enumerate(chain):

@@ -1,8 +1,7 @@
-"""The next-token chain on the native core, a time step at a time: what text generation runs.
+"""The next-token chain on the native core, one time step at a time: what text generation runs.
 
-A module of its own because generation is another job than training: the weights are packed once, in float32,
-bfloat16 or int8, the rows are few, and the whole loop of drawing and reading runs in one native call. It is the
-only door to the core's `StepModel`. It imports no framework.
+Unlike in training, the weights are packed once, in float32, bfloat16 or int8, there are few rows, and the whole loop
+of drawing and reading ids runs in one native call. Only this module uses the core's `StepModel`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,23 +15,23 @@ from cellerate.kernels.decoder.contract import Row, Steps, checked_chain
 from cellerate.kernels.native import core, empty
 
 PRECISIONS = ("float32", "bfloat16", "int8")
-"""What the weights are packed in; the native core's code for one is its index."""
+"""The number types that weights can be packed in; the index is the native core's code."""
 
 
 class StepModel(Steps):
-    """A next-token model: an embedding, LSTMs, and what stands between them and the logits.
+    """A next-token model: an embedding, LSTMs, and the layers between them and the logits.
 
     It never changes after it is made, and any number of threads may use it at once. It keeps the instruction
-    set that was in use when it was made. In float32 its numbers depend neither on that nor on the threads; in
-    bfloat16 they may depend on the instruction set.
+    set that was in use when it was made. In float32 the results depend neither on the instruction set nor on
+    the threads; in bfloat16 they may depend on the instruction set.
 
     Rounding: bfloat16 rounds weights and the inputs of every product to bfloat16. int8 rounds the weights of
     each output to 127 steps of their largest (ties to even), h of an LSTM with tanh and sigmoid to 1/127, and
-    any other input of a product to 127 steps of the largest of its row. Sums, c, and the product of the
-    embeddings with the kernel of an LSTM right behind them are float32 always.
+    any other input of a product to 127 steps of the largest in its row. Sums, c, and the product of the
+    embeddings with the kernel of an LSTM directly after them are always float32.
 
     Args:
-        chain: {"op": "embedding", "embeddings": (V, E), "masks_zero": False}, where a mask of zeros means that
+        chain: {"op": "embedding", "embeddings": (V, E), "masks_zero": False}, where `masks_zero` means that
             id 0 leaves the state as it is; then at least one LSTM among any of
             {"op": "lstm", "kernel": (D, 4H), "recurrent_kernel": (H, 4H), "bias": (4H,) or None,
             "activation", "recurrent_activation"},
@@ -41,23 +40,23 @@ class StepModel(Steps):
             {"op": "dense", "kernel": (K, N), "bias": (N,) or None, "activation"}. Arrays are float32. The
             width of the last node is the number of logits.
         precision: One of `PRECISIONS`.
-        threads: How many each call uses; None to measure at the first generation what is faster.
+        threads: How many threads each call uses; None to measure, at the first generation, what is fastest.
 
     Attributes:
         vocabulary_size: V; ids are in [0, V).
         outputs: The number of logits.
         state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
-        packed_bytes: What the packed weights take.
-        target: The instruction set it keeps.
+        packed_bytes: The size of the packed weights.
+        target: The instruction set that it keeps.
 
     Raises:
-        ConfigError: The chain is none, or a shape, a dtype or an option does not fit.
+        ConfigError: The chain is not valid, or a shape, a dtype or an option does not fit.
         ModelError: A weight is a NaN or an infinity.
         BackendError: The native core is not installed.
         MemoryError: There is no room for the packed weights.
     """
 
-    # Enough to use each weight well, few enough for their states to stay in a core's cache.
+    # Enough rows to use each weight well, and few enough for their states to stay in a core's cache.
     rows_at_once = 64
     most_drawn = 256
 

@@ -1,7 +1,4 @@
-"""Drawing the next id on the native core: the rules, one draw, and how a generation is ended from outside.
-
-A module of its own because the rules are settings that callers make, apart from the model that follows them.
-"""
+"""Drawing the next id on the native core: the rules that callers set, one draw, and how to cancel a generation."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -41,21 +38,21 @@ class Cancellation:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingRules:
-    """How the native core draws an id; the rules apply in the order of the attributes, `seed` aside.
+    """How the native core draws an id. Up to `min_p`, the rules apply in the order of the attributes.
 
-    All arithmetic is in float64, as in `cellerate.runtime.sampling`, the same in NumPy; random numbers come from
-    Philox4x32-10 with the seed as key and the position of the id and the stream as counter, so that an id can be
+    All arithmetic is in float64, as in `cellerate.runtime.sampling`, which does the same in NumPy. Random numbers come
+    from Philox4x32-10, with the seed as key, and the position of the id and the stream as counter, so an id can be
     drawn again without those before it.
 
     Attributes:
-        repetition_penalty: A logit above 0 of an id that the penalty sees is divided by it, one below 0
-            multiplied; 1 for none.
-        penalty_window: The penalty sees so many of the last ids; None for all.
-        temperature: The logits are divided by it; 0 takes the likeliest id, of equals the lowest.
-        top_k: Only so many of the likeliest can be drawn; None for all.
-        top_p: Only the fewest likeliest that have this share of what top_k left; 1 for all.
-        min_p: Only those at least this share as likely as the likeliest; 0 for all.
-        seed: At least 0 and below 2**64.
+        repetition_penalty: For ids that the penalty sees, divides logits above 0 and multiplies those below 0;
+            1 for none.
+        penalty_window: How many of the last ids the penalty sees; None for all.
+        temperature: Divides the logits; 0 takes the likeliest id, and the lowest id among equally likely ones.
+        top_k: Only this many of the likeliest ids can be drawn; None for all.
+        top_p: Only the fewest likeliest ids that together have this share of what top_k left; 1 for all.
+        min_p: Only ids at least this share as likely as the likeliest; 0 for all.
+        seed: The key of the random numbers; at least 0 and below 2**64.
         stream: Which of several sequences drawn with one seed; at least 0 and below 2**64.
 
     Raises:
@@ -107,10 +104,10 @@ class Request:
     Attributes:
         count: How many ids at most, at least 0.
         rules: How they are drawn.
-        position: Which id of the sequence the first one is; with the seed it makes the random number.
-        previous: (N,) the ids so far, those of the prompt too, for the penalty.
-        stop_ids: The end; such an id is neither given nor read.
-        cancellation: Ends it from another thread.
+        position: Of the first id to draw, in its sequence; it and the seed determine the random number.
+        previous: (N,) the ids so far, including the prompt's, for the penalty.
+        stop_ids: Ids that end the sequence; they are neither returned nor read.
+        cancellation: Ends the generation from another thread.
     """
 
     count: int
@@ -123,7 +120,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What was drawn of one sequence.
+    """What was drawn for one sequence.
 
     Attributes:
         ids: (N,) int32.
@@ -141,12 +138,12 @@ def sample(
 
     Args:
         logits: (V,) float32.
-        rules: How.
-        position: Which id of the sequence it is; the random number depends on this and the seed alone.
+        rules: How to draw it.
+        position: Its position in the sequence; the random number depends only on this and the rules' seed and stream.
         previous: The ids so far, for the penalty.
 
     Returns:
-        The id, and its log probability by the model itself, ln softmax(logits), without any of the rules.
+        The id, and its log probability by the model itself: ln softmax(logits), without any of the rules.
 
     Raises:
         DataError: An id of `previous` is negative.

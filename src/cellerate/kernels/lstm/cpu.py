@@ -31,7 +31,7 @@ def codes(options: LstmOptions, return_sequences: bool) -> Codes:
 
 
 def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
-    """The way back: the options, and whether all outputs are returned."""
+    """The inverse of `codes`: the options, and whether all outputs are returned."""
     activation, recurrent_activation, masked_output, go_backwards, return_sequences = codes
     options = LstmOptions(
         activation=ACTIVATIONS[activation],
@@ -45,13 +45,13 @@ def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
 def reserve_bytes(
     shape: tuple[int, int, int], *, bfloat16: bool, masked: bool, return_sequences: bool
 ) -> int:
-    """How much forward keeps for backward, for a shape (B, T, H)."""
+    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H)."""
     return int(core().reserve_bytes(*shape, bfloat16, masked, return_sequences))
 
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """What `forward` gives.
+    """What `forward` returns.
 
     Attributes:
         outputs: (B, T, H), or (B, H) without `return_sequences`.
@@ -68,7 +68,7 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arrays of one layer, in the shapes and types of `cellerate.kernels.lstm.spec`; either `x` or `ids`."""
+    """The arrays of one layer, shaped and typed as `kernels.lstm.spec` says; either `x` or `ids`."""
 
     kernel: np.ndarray
     recurrent_kernel: np.ndarray
@@ -96,12 +96,12 @@ def forward(
     Args:
         arguments: The arrays; copied where they are not contiguous.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or the last.
+        return_sequences: Whether to return all outputs or only the last.
         keep: Whether to keep what `backward` needs.
-        dtype: With `ids`, the type of the results, float32 or bfloat16; otherwise that of `x`.
+        dtype: The dtype of the results with `ids`: float32 or bfloat16. With `x`, results have its dtype.
 
     Raises:
-        ConfigError: A shape or type is wrong, or an id is not a row of the embeddings.
+        ConfigError: A shape or dtype is wrong, or an id is not a row of the embeddings.
         BackendError: The core is not installed.
         MemoryError: The working memory could not be allocated.
     """
@@ -141,13 +141,13 @@ def backward(
         arguments: As `forward` was given them.
         done: What `forward` gave, with its reserve.
         options: As `forward` was given them.
-        d_outputs: The cotangent of `outputs`; None for zeros, as for the other two.
+        d_outputs: The cotangent of `outputs`. Each of the three may be None for zeros.
         d_h_T: The cotangent of `h_T`.
         d_c_T: The cotangent of `c_T`.
         return_sequences: As `forward` was given it.
 
     Returns:
-        The gradient of each argument that was given, by its name: x or embeddings, kernel, recurrent_kernel,
+        The gradients of the arguments that were given, by name: x or embeddings, kernel, recurrent_kernel,
         bias, h0, c0.
 
     Raises:
@@ -177,7 +177,7 @@ def backward(
 
 
 def _arrays(arguments: Arguments) -> Arguments:
-    """The arguments as dense arrays."""
+    """The arguments as contiguous arrays."""
     dense: dict[str, Any] = {}
     for field in dataclasses.fields(arguments):
         array = getattr(arguments, field.name)

@@ -1,14 +1,14 @@
 """The oracle: one direction of one LSTM layer in NumPy float64, slow and obvious.
 
-A module of its own because every other implementation is held against it; it is itself held against Keras
-and, for the gradients, against finite differences. It is written to be read beside the equations, so nothing
-in it is fused, merged over time or saved for speed::
+The tests compare every other implementation with it, and compare it with Keras and, for the gradients, with
+finite differences. It is written to be read beside the equations, so nothing is fused, merged over time or
+cached for speed::
 
     z_t = x_t·kernel + h_{t-1}·recurrent_kernel + bias, cut into the gates z_i, z_f, z_c, z_o
     i, f, o = recurrent_activation(z_i, z_f, z_o)        g = activation(z_c)
     c_t = f * c_{t-1} + i * g                            h_t = o * activation(c_t)
 
-What the names mean is in `kernels.spec`.
+`kernels.lstm.spec` says what the names mean.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ class Activation:
     """One activation.
 
     Attributes:
-        value: Of a pre-activation, element by element.
-        derivative: The derivative of `value` at the same pre-activation. Where there is none, at a kink,
-            most of Keras's backends agree on one, and it is that one.
+        value: The activation of a pre-activation, element by element.
+        derivative: The derivative of `value` at the same pre-activation. At a kink, where there is none, it is
+            the value that most of Keras's backends agree on.
     """
 
     value: Function
@@ -39,15 +39,15 @@ class Activation:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What backward needs of one step walked.
+    """What `backward` needs to know about one step.
 
     Attributes:
         t: Which step of the sequence it is.
         live: (B, 1) bool, the mask: whether the step counts.
         z: (B, 4H) the pre-activations.
-        h_before: (B, H) h that the step was given.
-        c_before: (B, H) c that the step was given.
-        c_new: (B, H) c that the step computed, before the mask chose.
+        h_before: (B, H) h before the step.
+        c_before: (B, H) c before the step.
+        c_new: (B, H) c that the step computed, before the mask is applied.
     """
 
     t: int
@@ -63,16 +63,16 @@ class Forward:
     """The results of `forward`, and what `backward` needs; all numbers are float64.
 
     Attributes:
-        outputs: (B, T, H) in the order walked.
-        h_T: (B, H) h after the last step walked.
-        c_T: (B, H) c after the last step walked.
+        outputs: (B, T, H) in the order in which the steps were computed.
+        h_T: (B, H) h after the last of them.
+        c_T: (B, H) c after the last of them.
         x: (B, T, D) as given.
         kernel: (D, 4H) as given.
         recurrent_kernel: (H, 4H) as given.
         has_bias: Whether a bias was given.
         dropout: (4, B, D) as given, or ones.
         recurrent_dropout: (4, B, H) as given, or ones.
-        steps: The T steps in the order walked.
+        steps: The T steps in the same order.
         options: As given.
     """
 
@@ -112,9 +112,9 @@ def forward(
         h0: (B, H), or None for zeros.
         c0: (B, H), or None for zeros.
         mask: (B, T), False where a step does not count; None if all do.
-        dropout: (4, B, D), what x is multiplied by before the product of each gate; None for ones.
-        recurrent_dropout: (4, B, H), what h is multiplied by before the product of each gate; None for ones.
-        options: The activations, the direction and what a masked step puts out.
+        dropout: (4, B, D), multiplies x before the product of each gate; None for ones.
+        recurrent_dropout: (4, B, H), multiplies h before the product of each gate; None for ones.
+        options: The activations, the direction and what a masked step outputs.
 
     Returns:
         The outputs, the last states and what `backward` needs.
@@ -193,17 +193,17 @@ def backward(
     d_h_T: np.ndarray | None = None,
     d_c_T: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """The gradients of a loss with respect to what `forward` was given.
+    """The gradients of a loss with respect to the arguments of `forward`.
 
     Args:
-        forward: What `forward` returned; it is not changed, so it serves any number of calls.
+        forward: What `forward` returned; it is not changed, so any number of calls may use it.
         d_outputs: (B, T, H) the gradient of the loss with respect to the outputs; None for zeros.
         d_h_T: (B, H) with respect to h_T; None for zeros.
         d_c_T: (B, H) with respect to c_T; None for zeros.
 
     Returns:
-        The gradients by the names "x", "kernel", "recurrent_kernel", "bias" (if there was one), "h0" and
-        "c0" (also where the states were left out), each of the shape of its argument.
+        The gradients by name: "x", "kernel", "recurrent_kernel", "bias" (if there was one), "h0" and "c0"
+        (even if the states were left out), each in the shape of its argument.
 
     Raises:
         ConfigError: A gradient has another shape than its result.
@@ -219,14 +219,14 @@ def backward(
     d_kernel = np.zeros_like(forward.kernel)
     d_recurrent_kernel = np.zeros_like(forward.recurrent_kernel)
     d_bias = np.zeros(4 * H)
-    # What later masked steps pass back to the output of the step before them.
+    # The gradient that later masked steps pass back to the output of the step before them.
     d_repeated = np.zeros_like(d_h)
     for k, step in reversed(list(enumerate(forward.steps))):
         live = step.live
         d_output = d_outputs[:, k] + d_repeated
         d_h_new = np.where(live, d_h + d_output, 0)
         d_c_new = np.where(live, d_c, 0)
-        # Where the mask is False the states went through unchanged, and so do their gradients; d_z is 0.
+        # Where the mask is False, the states passed through unchanged, so their gradients do too; d_z is 0.
         d_h_before = np.where(live, 0, d_h)
         d_c_before = np.where(live, 0, d_c)
         if options.masked_output == "previous_output":
@@ -269,7 +269,7 @@ def _gates(H: int) -> list[slice]:
 
 
 def _float64(values: np.ndarray) -> np.ndarray:
-    # A copy: what is kept for backward must not change with the arrays of the caller.
+    # A copy: what backward needs must not change when the caller's arrays do.
     return np.array(values, np.float64)
 
 
@@ -286,7 +286,7 @@ def _cotangent(name: str, given: np.ndarray | None, result: np.ndarray) -> np.nd
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    # exp of what is never positive: it cannot overflow.
+    # The argument of exp is never positive, so it cannot overflow.
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
 
@@ -317,7 +317,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
-    # NumPy has no erf of its own. erfc, as 1 + erf(x) loses all its digits where x is far below 0.
+    # NumPy has no erf. This takes erfc because 1 + erf(x) loses all its digits where x is far below 0.
     erfc = np.vectorize(math.erfc, otypes=[np.float64])
     return 0.5 * erfc(-x / math.sqrt(2))
 

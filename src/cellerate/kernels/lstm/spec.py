@@ -1,7 +1,7 @@
 """What every LSTM kernel is given: the names of the dimensions, the options, and the checks of the arguments.
 
-A module of its own because each kernel, the reference among them, and each bridge to a framework must mean
-the same by the same name, and refuse the same arguments in the same words.
+All kernels, including the reference, and all bridges to frameworks use these names, and refuse the same
+arguments with the same messages.
 
 Dimensions::
 
@@ -22,15 +22,15 @@ Arguments, by Keras's names::
     ids                (B, T)     int32            the lookup's x is embeddings[ids]
     embeddings         (V, D)     float32
 
-Results are outputs (B, T, H), h_T (B, H) and c_T (B, H). Where the mask is False the states stay as they
-were, and the output of that step is one of `MASKED_OUTPUTS`:
+Results are outputs (B, T, H), h_T (B, H) and c_T (B, H). Where the mask is False, the states stay as they
+were, and the output of the step is one of `MASKED_OUTPUTS`:
 
     previous_output  the output of the step before; zeros before the first step that counts
     previous_state   h of the step before; h0 before the first step that counts
     zero             zeros
 
-With `go_backwards` time is walked from the last step to the first, the mask with it, and outputs[:, k]
-belongs to the k-th step walked.
+With `go_backwards`, the inputs and the mask are read from the last step to the first, and outputs[:, k]
+belongs to the k-th step in that order.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _STATE_DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """What an argument must be: its axes, the dtypes it may have, and what to do about another shape."""
+    """What an argument must be: its axes, the dtypes it may have, and how to fix a wrong shape."""
 
     axes: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -95,7 +95,7 @@ class Array(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """What the values are."""
+        """The type of the values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,10 @@ class LstmOptions:
     """How one direction of one layer computes.
 
     Attributes:
-        activation: Of the candidate and of the carry on its way out, one of `ACTIVATIONS`.
-        recurrent_activation: Of the gates i, f and o, one of `ACTIVATIONS`.
-        go_backwards: Whether time is walked from the last step to the first.
-        masked_output: What stands in the output where the mask is False, one of `MASKED_OUTPUTS`.
+        activation: For the candidate, and for c where h is computed from it; one of `ACTIVATIONS`.
+        recurrent_activation: For the gates i, f and o; one of `ACTIVATIONS`.
+        go_backwards: Whether the steps are computed from the last to the first.
+        masked_output: The output of a step where the mask is False; one of `MASKED_OUTPUTS`.
 
     Raises:
         ConfigError: An option has another value.
@@ -162,7 +162,7 @@ def check_shapes(
     dropout: Array | None = None,
     recurrent_dropout: Array | None = None,
 ) -> LstmShape:
-    """The part of `validate` that looks at shapes only, for a kernel that takes any dtype.
+    """The part of `validate` that checks only shapes, for a kernel that takes any dtype.
 
     Returns:
         The sizes.
@@ -185,7 +185,7 @@ def validate(
     dropout: Array | None = None,
     recurrent_dropout: Array | None = None,
 ) -> LstmShape:
-    """Checks the arguments of a kernel; only shapes and dtypes are looked at, never a value.
+    """Checks the arguments of a kernel: their shapes and dtypes, never their values.
 
     Args:
         x: (B, T, D) float32 or bfloat16.
@@ -227,16 +227,16 @@ def validate_lookup(
 ) -> LstmShape:
     """Checks the arguments of a kernel whose inputs are the rows `ids` of a table, as `validate` does.
 
-    There is no dropout of the inputs: it makes the x of each row of the batch another, so there is no table.
+    Inputs cannot be dropped out: each row of the batch would have an x of its own, and no table could serve all.
 
     Args:
-        ids: (B, T) int32. That each is in [0, V) is for the kernel to see: it is a matter of values.
+        ids: (B, T) int32. Whether each is in [0, V) is a question of values, so the kernel checks it.
         embeddings: (V, D) float32.
         kernel: (D, 4H) float32.
         recurrent_kernel: (H, 4H) float32.
         bias: (4H,) float32, or None.
-        h0: (B, H) float32 or bfloat16, both the same, or None.
-        c0: (B, H) float32 or bfloat16, both the same, or None.
+        h0: (B, H) float32 or bfloat16, the same dtype as c0, or None.
+        c0: (B, H) float32 or bfloat16, the same dtype as h0, or None.
         mask: (B, T) bool, or None.
         recurrent_dropout: (4, B, H) float32, or None.
 
@@ -250,7 +250,7 @@ def validate_lookup(
 
 
 def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
-    """Checks all arguments of a call, None for those left out."""
+    """Checks all arguments of a call; those left out are None."""
     shape = _check_shapes(arguments)
     given = {name: arguments[name] for name in _RULES if arguments.get(name) is not None}
     for name, array in given.items():
@@ -271,7 +271,7 @@ def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
 
 
 def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
-    """Checks in the order of the rules, in which recurrent_kernel tells H before others need it."""
+    """Checks in the order of `_RULES`, where recurrent_kernel defines H before other arguments need it."""
     sizes: dict[str, int] = {}
     for name in _RULES:
         if name in arguments and (arguments[name] is not None or name not in _OPTIONAL):
@@ -280,7 +280,7 @@ def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
 
 
 def _match(name: str, array: Array, sizes: dict[str, int]) -> None:
-    """Holds a shape against its axes; an axis not yet in `sizes` gets its size from this shape."""
+    """Checks a shape against its axes; an axis not yet in `sizes` gets its size from this shape."""
     axes, fix = _RULES[name].axes, _RULES[name].fix
     if not hasattr(array, "shape"):
         raise ConfigError(
@@ -311,7 +311,7 @@ def _size(axis: str, sizes: dict[str, int]) -> int | None:
 
 
 def _text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
-    """The axes as a shape: "(D, 4H) = (3, 20)", or the names alone while a size is not known."""
+    """The axes as a shape: "(D, 4H) = (3, 20)", or only the names while a size is not known."""
 
     def written(items: list[str]) -> str:
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
@@ -321,5 +321,5 @@ def _text(axes: tuple[str, ...], sizes: dict[str, int]) -> str:
 
 
 def _dtype_name(array: Array) -> str:
-    """The name alone, as bfloat16 is no dtype of NumPy's, and torch writes its own as torch.bfloat16."""
+    """The dtype's bare name: NumPy has no bfloat16 dtype of its own, and torch writes torch.bfloat16."""
     return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]

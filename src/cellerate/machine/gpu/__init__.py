@@ -1,7 +1,6 @@
-"""Whether there is an NVIDIA GPU, what each installed backend makes of it, and why it is not used.
+"""Whether there is an NVIDIA GPU, how each installed backend uses it, and why one does not.
 
-A leaf of its own because `env`, `explain` and error messages state the same reasons. Nothing here imports a framework
-or a package of CUDA's, and nothing is asked before `facts()` is called.
+Nothing here imports a framework or a CUDA package, and nothing is probed before `facts()` is called.
 
 Example:
     >>> from cellerate.machine import gpu

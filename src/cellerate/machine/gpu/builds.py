@@ -1,7 +1,6 @@
-"""How the installed backends were built: for which CUDA, and whether the libraries for it are there.
+"""How the installed backends were built: for which CUDA, and whether its libraries are installed.
 
-A module of its own because these are facts about packages. They come from what the packages say of themselves;
-importing a framework to ask it would take seconds.
+All facts come from the metadata and sources of packages: importing a framework to ask it takes seconds.
 """
 
 import ast
@@ -17,7 +16,7 @@ from typing import Any
 
 from cellerate.machine.environment import package_version
 
-# All of TensorFlow's distributions hold the package `tensorflow`.
+# All distributions of TensorFlow contain the package `tensorflow`.
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
@@ -30,14 +29,14 @@ class Build:
     """An installed backend.
 
     Attributes:
-        distribution: The package that pip knows it by: "torch", "tensorflow-cpu".
-        version: Of the backend, as installed: "2.13.0+cpu".
-        cuda: The CUDA that it was built for, "12.5.1"; None if for none, empty if it does not say.
-        cudnn: The version of the wheel of cuDNN for it; None without one.
-        other: What other GPUs it was built for, "ROCm 6.4"; else None.
-        misfit: What is installed and does not fit together; else None.
-        absent: The wheels that it needs for a GPU and that are not installed.
-        smallest_capability: The least that a GPU must have, as (major, minor).
+        distribution: The name that pip knows it by: "torch", "tensorflow-cpu".
+        version: The installed version: "2.13.0+cpu".
+        cuda: The CUDA version it was built for, "12.5.1"; None if for none, empty if it does not say.
+        cudnn: The version of the cuDNN wheel for it; None without one.
+        other: Other GPUs it was built for, "ROCm 6.4"; else None.
+        misfit: Installed packages that do not fit together, in words; else None.
+        absent: The wheels that it needs for a GPU but that are not installed.
+        smallest_capability: The smallest compute capability of a GPU it can use, as (major, minor).
     """
 
     distribution: str
@@ -51,13 +50,13 @@ class Build:
 
     @property
     def cuda_major(self) -> int | None:
-        """The first number of that CUDA; None if it does not say."""
+        """The major version of that CUDA; None if it does not say."""
         found = re.match(r"(\d+)(?:\.|$)", self.cuda or "")
         return None if found is None else int(found[1])
 
 
 def build_of(backend: str) -> Build | None:
-    """How a backend is built, or None if it is not installed.
+    """Gives how a backend is built, or None if it is not installed.
 
     Args:
         backend: "tensorflow", "jax" or "torch".
@@ -67,7 +66,7 @@ def build_of(backend: str) -> Build | None:
     if found is None or major is None:
         return found
     cudnn = package_version(f"nvidia-cudnn-cu{major}")
-    # CUDA 13 ended with the GPUs before Turing.
+    # CUDA 13 dropped the GPUs before Turing.
     smallest = max(found.smallest_capability, (7, 5) if major >= 13 else (0, 0))
     absent = () if found.absent and _on_system("libcudnn.so.9") else found.absent
     return dataclasses.replace(found, cudnn=cudnn, smallest_capability=smallest, absent=absent)
@@ -98,7 +97,7 @@ def _jax() -> Build | None:
         if plugin is None:
             continue
         library = package_version("jaxlib") or "none"
-        # JAX compares the numbers alone: a plugin may have been built again.
+        # JAX compares only the numbers, because a plugin may have been rebuilt.
         fits = _numbers(plugin) == _numbers(library)
         misfit = None if fits else f"{name} {plugin} does not fit jaxlib {library}"
         absent = tuple(_absent(name, "with-cuda"))
@@ -129,7 +128,7 @@ def _tensorflow() -> Build | None:
 
 
 def _source(distribution: str, file: str) -> ast.Module | None:
-    """A module of an installed distribution, read and not imported, or None where it cannot be read."""
+    """Gives a module of an installed distribution, parsed and not imported; None if it cannot be read."""
     try:
         text = Path(str(metadata.distribution(distribution).locate_file(file))).read_text(encoding="utf-8")
         return ast.parse(text)
@@ -138,7 +137,7 @@ def _source(distribution: str, file: str) -> ast.Module | None:
 
 
 def _constants(module: ast.Module) -> dict[str, str]:
-    """The names to which a module gives a text."""
+    """Gives the names that a module assigns strings to."""
     found = {}
     for node in module.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Constant):
@@ -162,7 +161,7 @@ def _build_info(module: ast.Module) -> dict[str, Any]:
 
 
 def _absent(distribution: str, extra: str | None = None) -> Iterator[str]:
-    """The NVIDIA wheels that a distribution requires, of one extra or of none, and that are not installed."""
+    """Gives the NVIDIA wheels that a distribution requires, for one extra or for none, and that are not installed."""
     for requirement in metadata.requires(distribution) or ():
         found = _REQUIREMENT.match(requirement)
         if found is None or not found[1].startswith(_LIBRARIES) or not _applies(found[2] or "", extra):
@@ -172,7 +171,7 @@ def _absent(distribution: str, extra: str | None = None) -> Iterator[str]:
 
 
 def _applies(marker: str, extra: str | None) -> bool:
-    """Whether a requirement is one of this machine and of that extra; what is not understood is not."""
+    """Whether a requirement applies to this machine and that extra; a marker that is not understood does not."""
     here = {
         "platform_system": platform.system(),
         "sys_platform": sys.platform,
@@ -184,9 +183,9 @@ def _applies(marker: str, extra: str | None) -> bool:
 
 
 def _on_system(library: str) -> bool:
-    """Whether a library is where the system looks for it, outside all wheels."""
+    """Whether a library is where the system looks for libraries, outside all wheels."""
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
-        # A folder that may not be looked into has none for us.
+        # A folder without permission counts as not having it.
         if folder and os.access(Path(folder) / library, os.F_OK):
             return True
     try:
@@ -196,5 +195,5 @@ def _on_system(library: str) -> bool:
 
 
 def _numbers(version: str) -> list[str]:
-    """The numbers a version begins with."""
+    """The numbers that a version starts with."""
     return re.findall(r"\d+", (re.match(r"[\d.]*", version) or [""])[0])

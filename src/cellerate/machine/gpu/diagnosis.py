@@ -1,6 +1,6 @@
-"""Why a backend computes on the CPU where there is a GPU, and what to do about it.
+"""Says why a backend computes on the CPU although there is a GPU, and how to fix it.
 
-A module of its own because here facts about the machine and about packages come together in a sentence.
+It combines facts about the machine (`machine`) with facts about packages (`builds`).
 """
 
 import platform
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from cellerate.machine.gpu.builds import Build, build_of
 from cellerate.machine.gpu.machine import GpuFacts
 
-# The driver that a CUDA needs at least, by CUDA's first number: NVIDIA, "Minor Version Compatibility".
+# The oldest driver for each major version of CUDA: NVIDIA, "Minor Version Compatibility".
 _DRIVERS = {12: "525", 13: "580"}
 _NEWEST = 13
 _NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
-# PyPI's torch for Linux is built for CUDA 13; 2.14 was the last to be built for CUDA 12 as well.
+# PyPI's torch for Linux is built for CUDA 13; 2.14 is the last version also built for CUDA 12.
 _TORCH_FOR_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
@@ -23,13 +23,13 @@ _NOTHING = "no GPU was found"
 
 
 def diagnose(backend: str, facts: GpuFacts) -> str | None:
-    """Why a backend cannot use a GPU here, with what fixes it; None if it can.
+    """Gives the reason why a backend cannot use a GPU here, with its fix; None if it can.
 
-    Nothing is imported and nothing is run, so a framework may still fail for a reason of its own.
+    Nothing is imported and nothing is run, so a framework may still fail for its own reasons.
 
     Args:
         backend: "tensorflow", "jax" or "torch".
-        facts: What `facts()` gave.
+        facts: The result of `facts()`.
 
     Example:
         >>> diagnose("torch", facts())  # doctest: +SKIP
@@ -39,9 +39,9 @@ def diagnose(backend: str, facts: GpuFacts) -> str | None:
 
 
 def diagnose_kernels(facts: GpuFacts) -> str | None:
-    """Why Cellerate's own kernels cannot run on a GPU here, as far as the machine decides; None if they can.
+    """Gives the reason why Cellerate's own kernels cannot run on a GPU of this machine; None if they can.
 
-    What they are compiled with is for `cellerate.kernels.cuda` to say.
+    It looks at the machine alone; `cellerate.kernels.cuda` checks the packages that compile kernels.
     """
     if not facts.devices:
         return next(iter(facts.problems), _NOTHING)
@@ -60,7 +60,7 @@ def diagnose_kernels(facts: GpuFacts) -> str | None:
 
 
 def describe(backend: str, facts: GpuFacts) -> str:
-    """What a backend computes on here, in a sentence."""
+    """Says in a sentence what a backend computes on here."""
     build = build_of(backend)
     reason = _reason(backend, build, facts)
     if reason is not None:
@@ -71,11 +71,11 @@ def describe(backend: str, facts: GpuFacts) -> str:
 
 
 def memory(backend: str, settings: Mapping[str, str]) -> str:
-    """How a backend takes the GPU's memory, and how to change that.
+    """Says how a backend takes the GPU's memory, and how to change that.
 
     Args:
         backend: "tensorflow", "jax" or "torch".
-        settings: The environment variables.
+        settings: The environment variables that are set.
 
     Source: JAX, "GPU memory allocation"; TensorFlow, "Use a GPU: Limiting GPU memory growth".
     """
@@ -165,18 +165,18 @@ def _absent(backend: str, build: Build) -> str | None:
 
 
 def _target(backend: str, facts: GpuFacts) -> int:
-    """The CUDA, by its first number, of the build that suits this machine's driver and GPUs best."""
+    """The major CUDA version of the build that suits this machine's driver and GPUs best."""
     if backend == "tensorflow":
         return 12
     capabilities = [device.compute_capability for device in facts.devices if device.compute_capability]
     old = any(capability < (7, 5) for capability in capabilities)
-    # Of torch, the builds for CUDA 12 that are left know no Blackwell.
+    # The remaining torch builds for CUDA 12 do not support Blackwell.
     new = backend == "torch" and any(capability >= (10, 0) for capability in capabilities)
     return 12 if old or ((_major(facts.cuda) or _NEWEST) < _NEWEST and not new) else _NEWEST
 
 
 def _install(backend: str, facts: GpuFacts, *, upgrade: bool = False) -> str:
-    """What installs a build for this machine's driver and GPUs."""
+    """Says how to install a build for this machine's driver and GPUs."""
     target = _target(backend, facts)
     command = _command(backend, target, upgrade=upgrade)
     if (_major(facts.cuda) or _NEWEST) >= target:
@@ -185,7 +185,7 @@ def _install(backend: str, facts: GpuFacts, *, upgrade: bool = False) -> str:
 
 
 def _command(backend: str, major: int, *, upgrade: bool = False) -> str:
-    """The command that installs a build for a CUDA."""
+    """The command that installs a build for a major CUDA version."""
     if backend == "tensorflow":
         return "pip install 'tensorflow[and-cuda]'"
     if backend == "torch":

@@ -1,7 +1,6 @@
-"""What NVIDIA's two libraries say: the CUDA driver and its management library, NVML, through ctypes.
+"""Asks NVIDIA's two libraries through ctypes: the CUDA driver and its management library, NVML.
 
-A module of its own because here foreign code is asked, and whatever a library lacks or answers, the caller gets
-values or None.
+Whatever a library lacks or answers, the caller gets values or None.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ from typing import Any
 Load = Callable[[str], Any]
 DRIVER = "libcuda.so.1"
 MANAGEMENT = "libnvidia-ml.so.1"
-# No machine has more; a count beyond it is none.
+# No machine has more; a larger count counts as none.
 _MOST_CARDS = 64
 _NO_FUNCTION = -1
 _NAMELESS = "a GPU without a name"
@@ -23,14 +22,15 @@ _CAPABILITY = (75, 76)
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What one library says of one GPU; None where it does not say.
+    """What one library says about a GPU; a field is None if it does not say.
 
     Attributes:
-        place: On the PCI bus: domain, bus, device. The same in both libraries, where their numbers may differ.
-        name: Its name.
+        place: The place on the PCI bus: domain, bus, device. Both libraries agree on it, while their
+            numbering of GPUs may differ.
+        name: The name of the GPU.
         compute_capability: As (major, minor).
-        memory_bytes: All its memory.
-        free_bytes: What no process holds of it; NVML alone knows.
+        memory_bytes: Its total memory.
+        free_bytes: Its memory that no process holds; only NVML knows it.
     """
 
     place: tuple[int, int, int] | None
@@ -45,9 +45,9 @@ class Answer:
     """What one library says.
 
     Attributes:
-        code: What its first call returned, 0 if it went well; None if the library cannot be loaded.
+        code: The result of its first call, 0 for success; None if the library cannot be loaded.
         error: Why it cannot be loaded.
-        version: Of CUDA, from the driver ("13.0"); of the driver, from NVML ("580.65.06").
+        version: From the driver, the version of CUDA ("13.0"); from NVML, that of the driver ("580.65.06").
         cards: The GPUs it lists.
     """
 
@@ -74,7 +74,7 @@ class _Memory(ctypes.Structure):
 
 
 def ask_driver(load: Load) -> Answer:
-    """Starts CUDA, which takes some 100 ms on a machine with GPUs, and lists those it may use.
+    """Starts CUDA, which takes about 100 ms on a machine with GPUs, and lists the GPUs CUDA may use.
 
     Args:
         load: Loads a library by its name; raises `OSError` if it cannot.
@@ -96,7 +96,7 @@ def ask_driver(load: Load) -> Answer:
 
 
 def ask_management(load: Load) -> Answer:
-    """Lists the GPUs of the machine or container, whatever CUDA may use of them.
+    """Lists the GPUs of the machine or container, whether or not CUDA may use them.
 
     Args:
         load: Loads a library by its name; raises `OSError` if it cannot.
@@ -153,13 +153,13 @@ def _capability(major: int | None, minor: int | None) -> tuple[int, int] | None:
 
 
 def _call(library: Any, name: str, *arguments: Any) -> int:
-    """What a function of a library returns, or a code of our own where it has none of that name."""
+    """Gives the result of a library's function, or `_NO_FUNCTION` if it has none of that name."""
     function = getattr(library, name, None)
     return _NO_FUNCTION if function is None else int(function(*arguments))
 
 
 def _number(library: Any, name: str, *arguments: Any, kind: Any = ctypes.c_int) -> int | None:
-    """The number that a function writes where its first argument points to, or None if it fails."""
+    """Gives the number that a function writes to its first argument, or None if it fails."""
     value = kind()
     return int(value.value) if _call(library, name, ctypes.byref(value), *arguments) == 0 else None
 
@@ -167,7 +167,7 @@ def _number(library: Any, name: str, *arguments: Any, kind: Any = ctypes.c_int) 
 def _text(
     library: Any, name: str, *, before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()
 ) -> str | None:
-    """The text that a function writes into a buffer, which it is given with its length, or None if it fails."""
+    """Gives the text that a function writes into a buffer of a given length, or None if it fails."""
     buffer = ctypes.create_string_buffer(96)
     if _call(library, name, *before, buffer, len(buffer), *after) != 0:
         return None

@@ -1,7 +1,4 @@
-"""Which NVIDIA GPUs this process may use, and why not where it may use none.
-
-A module of its own because these are facts about the machine, whatever packages are installed.
-"""
+"""Which NVIDIA GPUs this process may use and, if none, why not, whatever packages are installed."""
 
 import ctypes
 import dataclasses
@@ -12,7 +9,7 @@ from pathlib import Path
 
 from cellerate.machine.gpu.libraries import DRIVER, Answer, Card, Load, ask_driver, ask_management
 
-# Settings that decide whether and how GPUs are used, and what they say.
+# Settings that decide whether and how GPUs are used, and what they mean.
 SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "the GPUs that CUDA may use",
     "JAX_PLATFORMS": "where JAX computes, the first one counts",
@@ -22,9 +19,9 @@ SETTINGS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true: TensorFlow takes GPU memory as it needs it",
     "NVIDIA_TF32_OVERRIDE": "0: no float32 product is computed in TF32",
 }
-# Where the driver's library lies, outside the loader's path, on GKE, on Colab and under WSL.
+# Folders of the driver's library outside the loader's path: on GKE, on Colab and under WSL.
 _OTHER_FOLDERS = ("usr/local/nvidia/lib64", "usr/lib64-nvidia", "usr/lib/wsl/lib")
-# What marks a container: Docker's file and Podman's.
+# Files that mark a container: Docker's and Podman's.
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 _NOT_GIVEN = (
     "but this container was not given its GPUs: start it with `docker run --gpus all` "
@@ -32,9 +29,9 @@ _NOT_GIVEN = (
 )
 _NO_DEVICE = 100
 _MISMATCH = 803
-# `nvmlInit` has its own code for what the driver calls 803.
+# NVML's code for the error that the driver calls 803.
 _NVML_MISMATCH = 18
-# What `cuInit` returns, and what to do. 35 is the runtime's code, which old drivers pass on.
+# Results of `cuInit`, and what to do. 35 is a code of the runtime, which old drivers pass on.
 _CODES = {
     34: f"{DRIVER} is the stub that compilers link with, not the driver: take its folder out of LD_LIBRARY_PATH",
     35: "the NVIDIA driver is too old: update it",
@@ -56,10 +53,10 @@ class Device:
     """One GPU.
 
     Attributes:
-        name: Its name.
-        compute_capability: As (major, minor); None where the driver does not say, as all below.
-        memory_bytes: All its memory.
-        free_bytes: What no process holds of it.
+        name: The name of the GPU.
+        compute_capability: As (major, minor); this and the fields below are None if the driver does not say.
+        memory_bytes: Its total memory.
+        free_bytes: Its memory that no process holds.
     """
 
     name: str
@@ -70,15 +67,15 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFacts:
-    """What there is of NVIDIA GPUs.
+    """The NVIDIA GPUs of this machine, and what is wrong with them.
 
     Attributes:
         driver: The version of NVIDIA's driver, "580.65.06"; None if there is none or it does not say.
-        cuda: The newest CUDA that the driver runs, "13.0".
+        cuda: The newest CUDA that the driver supports, "13.0".
         devices: The GPUs that CUDA may use here.
-        hidden: Those that are there and that CUDA_VISIBLE_DEVICES hides.
+        hidden: The GPUs that CUDA_VISIBLE_DEVICES hides.
         settings: The environment variables of `SETTINGS` that are set.
-        problems: Why there are no devices and what to do about it, most telling first; empty if there are some.
+        problems: Why there are no devices and what to do about it, most telling first; else empty.
     """
 
     driver: str | None
@@ -94,8 +91,8 @@ def facts(
 ) -> GpuFacts:
     """Finds the NVIDIA GPUs, without any framework.
 
-    On a machine that has some this starts CUDA, as any framework would: some 100 ms, and from then on this process
-    keeps to the CUDA_VISIBLE_DEVICES it had.
+    On a machine with GPUs this starts CUDA, as any framework would. That takes about 100 ms, and from then on
+    this process cannot change its CUDA_VISIBLE_DEVICES.
 
     Args:
         load: Loads a library by its name; raises `OSError` if it cannot.
@@ -125,10 +122,10 @@ def _plain(card: Card) -> Device:
 
 
 def _device(card: Card, management: Answer) -> Device:
-    """A GPU of CUDA's with the memory that NVML says is free."""
+    """Gives a GPU of CUDA's, with its free memory according to NVML."""
     same = next((c for c in management.cards if c.place == card.place and c.place is not None), None)
     free, total = (None, None) if same is None else (same.free_bytes, same.memory_bytes)
-    # A part of a GPU (MIG) has the place of all of it, and NVML speaks of all of it.
+    # A part of a GPU (MIG) has the bus place of the whole GPU, and NVML describes the whole.
     if free is None or total is None or card.memory_bytes is None or total > 1.1 * card.memory_bytes:
         free = None
     else:
@@ -137,13 +134,13 @@ def _device(card: Card, management: Answer) -> Device:
 
 
 def _hidden(driver: Answer, management: Answer, environ: Mapping[str, str]) -> tuple[Card, ...]:
-    """The GPUs that are not CUDA's because of CUDA_VISIBLE_DEVICES."""
+    """The GPUs that CUDA_VISIBLE_DEVICES hides from CUDA."""
     value = environ.get("CUDA_VISIBLE_DEVICES")
     places = [card.place for card in driver.cards]
     if value is None or driver.code not in (0, _NO_DEVICE) or None in places:
         return ()
     first = value.split(",")[0].strip()
-    # Where the first of the list is there and CUDA sees nothing at all, something else is to blame.
+    # If the first GPU of the list exists and CUDA sees nothing at all, something else is to blame.
     if not places and first.isdecimal() and int(first) < len(management.cards):
         return ()
     return tuple(card for card in management.cards if card.place not in places)
@@ -152,7 +149,7 @@ def _hidden(driver: Answer, management: Answer, environ: Mapping[str, str]) -> t
 def _no_driver(
     driver: Answer, management: Answer, kernel_driver: str | None, environ: Mapping[str, str], root: Path
 ) -> str:
-    """Why there is no driver to ask."""
+    """Says why there is no driver to ask."""
     for folder in (root / name for name in _OTHER_FOLDERS):
         if _there(folder / DRIVER):
             return (
@@ -183,9 +180,9 @@ def _no_cards(
     environ: Mapping[str, str],
     root: Path,
 ) -> str:
-    """Why CUDA sees no GPU although there is a driver."""
+    """Says why CUDA sees no GPU although there is a driver."""
     value = environ.get("CUDA_VISIBLE_DEVICES")
-    # Where NVML does not list them, only a value that allows none tells.
+    # If NVML does not list them, only a value that allows none is a sign of hidden GPUs.
     allows_none = value is not None and (not value.strip() or value.strip().startswith("-"))
     unlisted = allows_none and driver.code in (0, _NO_DEVICE) and _files(root)
     if hidden or unlisted:
@@ -208,8 +205,8 @@ def _no_cards(
 
 
 def _device_files(kernel_driver: str | None, environ: Mapping[str, str], root: Path) -> str | None:
-    """What is wrong with the files in /dev that stand for the GPUs; None if nothing is."""
-    if _there(root / "dev/dxg"):  # WSL has that one instead
+    """Says what is wrong with the files in /dev that represent the GPUs; None if nothing is."""
+    if _there(root / "dev/dxg"):  # WSL has this file instead
         return None
     files = _files(root)
     if not files:
@@ -235,12 +232,12 @@ def _files(root: Path) -> list[Path]:
 
 
 def _there(file: Path) -> bool:
-    """Whether there is such a file; one in a folder that may not be looked into is none."""
+    """Whether a file exists; in a folder without permission it counts as missing."""
     return os.access(file, os.F_OK)
 
 
 def _group(file: Path) -> str:
-    """Which group may open a file, and how to join it."""
+    """Says which group may open a file, and how to join it."""
     try:
         group = file.group()
     except (KeyError, OSError, NotImplementedError):
@@ -255,7 +252,7 @@ def _in_container(environ: Mapping[str, str], root: Path) -> bool:
 
 
 def _kernel_driver(root: Path) -> str | None:
-    """The version of the driver that the system runs; a container sees it too, with or without GPUs."""
+    """The version of the driver that the system runs; containers see it too, with or without GPUs."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text(errors="replace")
     except OSError:

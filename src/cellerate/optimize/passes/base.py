@@ -1,4 +1,4 @@
-"""What a pass is."""
+"""The base class of passes."""
 
 import abc
 from typing import ClassVar
@@ -13,17 +13,18 @@ class NotNeededError(CellerateError):
 
 
 class OptimizerPass(abc.ABC):
-    """A pass: it measures something, keeps what helps in the state, and says what it found.
+    """A pass: it measures something, stores what helps in the state, and says what it found.
 
     Attributes:
-        name: As it is chosen.
-        title: In words.
-        reads: What of the state it builds on: names of `State` and `Choices`.
-        writes: What of the state it may change.
-        changes_model: Whether its candidates compute something else than the original. Such a pass is left out of a
-            run for training alone, and is kept only if what is chosen in the end has its change.
-        inherited: Whether the candidates of later passes have its change too, so that part of what they are worth is
-            credited to it. A pruned model is a quantised one; a student is no pruned one.
+        name: The name to choose it by.
+        title: The name in words.
+        reads: The parts of the state it builds on: names from `State` and `Choices`.
+        writes: The parts of the state it may change.
+        changes_model: Whether its candidates compute something other than the original does. Such a pass is
+            left out of a run for training alone, and is kept only if the model chosen in the end has its
+            change.
+        inherited: Whether the candidates of later passes have its change too, so that it gets part of the
+            credit for them. A pruned model is also a quantised one; a student is not a pruned one.
     """
 
     name: ClassVar[str]
@@ -35,13 +36,13 @@ class OptimizerPass(abc.ABC):
 
     @abc.abstractmethod
     def cost_s(self, context: Context) -> float:
-        """Seconds that it takes at least: with less time left it is not begun."""
+        """The seconds it takes at least; with less time left it is not started."""
 
     @abc.abstractmethod
     def run(self, context: Context) -> Pass:
-        """Does it.
+        """Runs the pass.
 
         Raises:
             NotNeededError: There is nothing to do.
-            CellerateError: It failed; the state is as it was.
+            CellerateError: It failed; the state is unchanged.
         """

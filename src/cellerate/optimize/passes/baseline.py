@@ -1,4 +1,4 @@
-"""The baseline: the model as its user runs it, in a process that has nothing of ours in it."""
+"""The baseline: the model as its user runs it today, in a process without any code of ours in it."""
 
 import keras
 
@@ -19,7 +19,7 @@ class Baseline(OptimizerPass):
     writes = ("candidates", "judged", "training_steps", "explanation")
 
     def cost_s(self, context: Context) -> float:
-        """Nothing goes without it."""
+        """Zero, as nothing works without it."""
         return 0.0
 
     def run(self, context: Context) -> Pass:
@@ -32,7 +32,7 @@ class Baseline(OptimizerPass):
             listener.note("using it as Keras does")
             speeds = tuple(Speed(**speed) for speed in probe.ask("use"))
         listener.note("training it as Keras does")
-        # Another process: what `predict` took in memory is no part of training.
+        # A new process, so that the memory `predict` took does not count for training.
         with context.probe() as probe:
             step = training_step(
                 probe,

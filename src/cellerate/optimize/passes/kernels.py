@@ -1,4 +1,4 @@
-"""Kernels: the same model on Cellerate's own, checked for equal quality."""
+"""Kernels: the same model on Cellerate's kernels, checked for equal quality."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from cellerate.optimize.passes.steps import step_gain, training_step
 from cellerate.optimize.training import policy_of
 from cellerate.report.record import Pass
 
-# How far each stretch of the held-out data may be from what Keras makes of it, as a share.
+# How far the result on each stretch of held-out data may be from Keras's, as a share.
 _ROUNDING = {"float32": 1e-3}
 _ROUNDING_16_BITS = 2e-2
 
@@ -28,14 +28,14 @@ class Kernels(OptimizerPass):
     inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """A process that opens the model, and a few steps."""
+        """A process that opens the model, and a few training steps."""
         return 10.0
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         state, work, choices = context.state, context.workload, context.state.choices
         model, policy = context.original(), policy_of(work.model)
-        # Of a Bidirectional both that are inside.
+        # For a Bidirectional, both inner layers too.
         recurrent = [
             one for found in find_over_time(model) for one in (found.layer, *inner_layers(found.layer))
         ]
@@ -53,7 +53,7 @@ class Kernels(OptimizerPass):
             context.listener.note("training on the fused kernels")
             first = state.training_steps[0]
             with context.probe() as probe:
-                # On batches like those of the baseline, whatever a pass of an earlier call has chosen since.
+                # On batches like the baseline's, whatever a pass of an earlier call has chosen since.
                 step = training_step(
                     probe,
                     implementation="auto",

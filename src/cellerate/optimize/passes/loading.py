@@ -8,14 +8,14 @@ from cellerate.optimize.settings import OptimizeSettings
 
 
 def load_passes() -> dict[str, type[OptimizerPass]]:
-    """Every pass by its name, in their order."""
+    """Gives every pass by name, in order."""
     return {name: pkgutil.resolve_name(place) for name, place in registry.PASSES.items()}
 
 
 def chosen_passes(settings: OptimizeSettings) -> dict[str, type[OptimizerPass]]:
-    """The passes of a run, by name, in their order.
+    """Gives the passes of a run by name, in order.
 
-    Without `only` they are those that the objective needs: to train faster, none that changes the model.
+    Without `only` these are the passes the objective needs; for faster training, none that changes the model.
     """
     every = load_passes()
     if settings.only:

@@ -1,4 +1,4 @@
-"""Precision: each dtype policy tried on the model and its data, kept if it is faster and learns as well."""
+"""Precision: tries each dtype policy on the model and its data, and keeps it if it is faster and learns as well."""
 
 from cellerate.format import times
 from cellerate.optimize.context import Context
@@ -13,7 +13,7 @@ _STEPS = 24
 
 
 class Precision(OptimizerPass):
-    """Trains a few steps in each policy, from the same weights on the same batches."""
+    """Trains a few steps in each policy, from the same weights and on the same batches."""
 
     name = "precision"
     title = "Precision"
@@ -48,7 +48,7 @@ class Precision(OptimizerPass):
                     trials.append(PrecisionTrial(policy, None, None, str(error)))
                     continue
                 if step.loss is None:
-                    trials.append(PrecisionTrial(policy, None, None, "its loss is no finite number"))
+                    trials.append(PrecisionTrial(policy, None, None, "its loss is not finite"))
                     continue
                 steps[policy] = step
                 trials.append(PrecisionTrial(policy, step.step_ms, step.loss))

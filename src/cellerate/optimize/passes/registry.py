@@ -1,6 +1,6 @@
-"""The passes of `optimize`, one row each, in their order. A new pass is a file beside this one, and a row here.
+"""The passes of `optimize` in order, one row each. A new pass is a file beside this one, and a row here.
 
-A row names its class in words: the command line offers the passes before Keras is imported.
+A row gives its class as a string, because the command line offers the passes before Keras is imported.
 """
 
 _HERE = "cellerate.optimize.passes"
@@ -15,4 +15,4 @@ PASSES: dict[str, str] = {
     "prune": f"{_HERE}.shrinking:Prune",
     "distill": f"{_HERE}.shrinking:Distill",
 }
-"""The name of a pass, as it is chosen, and its class. A baseline stands before them all and a verdict after."""
+"""The name to choose a pass by, and its class. The baseline runs before all of these, and the verdict after."""

@@ -59,7 +59,7 @@ class Quantize(OptimizerPass):
             facts.append((precision, _said(found[-1]) + f"; weights {record.details['kept']}"))
         passing = [candidate for candidate in found if candidate.passes_gate]
         if passing:
-            # Of all precisions that hold the quality the narrowest is the fastest and the smallest.
+            # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
             context.state.choices.precision = passing[-1].precision
         return Pass(
             name=self.name,
@@ -82,7 +82,7 @@ class Prune(OptimizerPass):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """A short training at least."""
+        """At least a short training."""
         return 20.0 + _LEAST_STEPS * _step_s(context)
 
     def run(self, context: Context) -> Pass:
@@ -102,7 +102,7 @@ class Prune(OptimizerPass):
                 reason = str(error)
                 break
             except ConfigError as error:
-                # So few units that rounding leaves all of them.
+                # Of so few units that rounding keeps them all.
                 facts.append((words, str(error)))
                 continue
             found.append(candidate)
@@ -115,7 +115,7 @@ class Prune(OptimizerPass):
         return Pass(
             name=self.name,
             title=self.title,
-            # What is skipped goes on where a later call has more time.
+            # A skipped pass continues when a later call has more time.
             status="skipped" if skipped else "done",
             reason=reason if skipped else "",
             decision="" if skipped else _decision(context, passing, found),
@@ -128,11 +128,11 @@ class Prune(OptimizerPass):
     def _pruned(
         self, context: Context, model: keras.Model, share: float, words: str
     ) -> tuple[Candidate, str, list[Curve]]:
-        """The candidate that keeps a share of the units, what is said of it, and how it was trained."""
+        """Gives the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
         precision = context.state.choices.precision
         name = f"pruned-{round(100 * share)}-{precision}"
         if before := context.candidate(name):
-            # By an earlier call, whose time ended before another share was tried.
+            # Made by an earlier call, which ran out of time before it tried another share.
             return before, _said(before), []
         steps = _steps(context, 0.4)
         context.listener.note(words)
@@ -148,7 +148,7 @@ class Prune(OptimizerPass):
 
 
 class Distill(OptimizerPass):
-    """A small model of the same layers, taught by the original; and its twin, which had no teacher."""
+    """A small model of the same layers, taught by the original; and its twin, trained without a teacher."""
 
     name = "distill"
     title = "Distil"
@@ -157,7 +157,7 @@ class Distill(OptimizerPass):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """A short training of two models at least."""
+        """At least a short training of two models."""
         return 20.0 + 3 * _LEAST_STEPS * _step_s(context)
 
     def run(self, context: Context) -> Pass:
@@ -165,7 +165,7 @@ class Distill(OptimizerPass):
         teacher, precision = context.to_train(), context.state.choices.precision
         student, goal_ms = _student(context, teacher)
         share = percent(student.count_params() / teacher.count_params())
-        # The twin takes as long as a plain training, the student as long as that and a forward pass of the teacher.
+        # The twin takes as long as a plain training; the student needs a forward pass of the teacher on top.
         steps = _steps(context, 0.35)
         found: list[Candidate] = []
         curves, facts = [], [("latency goal", milliseconds(goal_ms))]
@@ -193,7 +193,7 @@ class Distill(OptimizerPass):
             )
             curves += _losses(record, title)
             facts.append((title, f"{_said(found[-1])}, after {steps} steps"))
-        # The better one last.
+        # The better one comes last.
         passing = sorted((one for one in found if one.passes_gate), key=_loss_of, reverse=True)
         return Pass(
             name=self.name,
@@ -208,7 +208,7 @@ class Distill(OptimizerPass):
 
 
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
-    """A model with new weights that is about as fast as is wanted, and what is wanted, in milliseconds."""
+    """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
     packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
     whole = [one for one in packed if one.parameters == context.before.parameters]
     precision = context.state.choices.precision
@@ -219,13 +219,13 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     goal = context.settings.latency_goal_ms or latency / 2
     if goal >= latency:
         raise NotNeededError(
-            f"{milliseconds(goal)} are asked for, and the model takes {milliseconds(latency)}"
+            f"{milliseconds(goal)} are requested, and the model takes {milliseconds(latency)}"
         )
-    # What one step takes is reading the weights, so it goes with their number.
+    # A step spends its time reading the weights, so its time is proportional to their number.
     wanted = teacher.count_params() * goal / latency
     made = []
     for sixteenths in range(2, 16):
-        # Where rounding leaves a layer all of its units there is no such student.
+        # If rounding leaves a layer all its units, there is no student of this size.
         with contextlib.suppress(ModelError):
             made.append(smaller(teacher, sixteenths / 16, seed=context.settings.seed))
     if not made:
@@ -234,13 +234,13 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
 
 
 def _data(context: Context, model: keras.Model) -> Any:
-    """What a model is trained on further: batches as large as those of its own training."""
+    """Gives the data to train a model further on: batches as large as in its own training."""
     batch_size = context.state.training_steps[0].batch_size
     return KerasBatches(context.workload.source(model, batch_size))
 
 
 def _common(context: Context, model: keras.Model) -> dict[str, Any]:
-    """What all calls of `compress` are told alike."""
+    """Gives the arguments that all calls of `compress` share."""
     return {
         "loss": context.workload.loss(model),
         "judge": context.judge,
@@ -251,14 +251,14 @@ def _common(context: Context, model: keras.Model) -> dict[str, Any]:
 
 
 def _step_s(context: Context) -> float:
-    """Seconds of a training step of the original on the fastest kernels, as it was trained."""
+    """The seconds per training step of the original on the fastest kernels, with its own batch size."""
     first = context.state.training_steps[0]
     alike = [step for step in context.state.training_steps if step.batch_size == first.batch_size]
     return min(step.step_ms for step in alike) / 1e3
 
 
 def _steps(context: Context, share: float, *, least: int = _LEAST_STEPS) -> int:
-    """How many steps may be trained in a share of the time that is left."""
+    """Gives how many training steps fit into a share of the time left."""
     fitting = int(share * max(0.0, context.seconds_left() - 20) / _step_s(context))
     if fitting < least:
         raise NotNeededError(f"there is no time for {least} steps of training: give a larger time_budget")
@@ -266,7 +266,7 @@ def _steps(context: Context, share: float, *, least: int = _LEAST_STEPS) -> int:
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:
-    # Of the true labels, where the loss also holds what a teacher says: that is another quantity.
+    # On the true labels alone: a loss that also compares with a teacher is another quantity.
     losses = record.details.get("hard_losses") or record.details.get("losses") or ()
     if len(losses) < 2:
         return []
@@ -285,13 +285,13 @@ def _losses(record: CompressionRecord, name: str) -> list[Curve]:
 
 
 def _loss_of(candidate: Candidate) -> float:
-    """By how much worse than the original it is."""
+    """Gives how much worse than the original a candidate is."""
     assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
     return candidate.loss.value
 
 
 def _said(candidate: Candidate) -> str:
-    """How good and how fast a candidate is."""
+    """Says how good and how fast a candidate is."""
     change = _loss_of(candidate)
     worse = (
         "as good" if abs(change) < 5e-5 else f"{percent(abs(change))} {'worse' if change > 0 else 'better'}"

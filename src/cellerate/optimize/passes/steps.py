@@ -1,4 +1,4 @@
-"""Training steps: how long one takes, and what another gains."""
+"""Training steps: how long one takes, and what a change to it gains."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ def training_step(
     length: int | None,
     **options: Any,
 ) -> TrainingStep:
-    """Has a probe train its model for a while.
+    """Lets a probe train its model for a while.
 
     Args:
         probe: The process.
-        implementation: Of the LSTM layers.
+        implementation: The implementation of the LSTM layers.
         policy: Keras's dtype policy.
-        batch_size: Rows of a batch.
-        length: Time steps of a row; None where the task has no choice of them.
-        options: Of `Probe.ask`, and what else the probe takes: "seconds", "steps".
+        batch_size: Rows per batch.
+        length: Time steps per row; None if the task has no choice of length.
+        options: Options of `Probe.ask`, and others that the probe takes: "seconds", "steps".
 
     Raises:
-        ProbeError: It could not.
+        ProbeError: The probe could not.
     """
     found = probe.ask(
         "train",
@@ -43,12 +43,12 @@ def training_step(
 
 
 def batch_items(of: TrainingStep | Choices) -> int:
-    """How much a batch holds: rows, or ids where the length of a row is a choice."""
+    """Gives the size of a batch: in rows, or in ids if the length of a row is a choice."""
     return of.batch_size * (of.length or 1)
 
 
 def step_gain(before: TrainingStep, after: TrainingStep, label: str = "training step") -> Change:
-    """What one kind of step is worth against another on batches of the same shape."""
+    """Gives the gain of one kind of step over another on batches of the same shape."""
     return Change(
         quantity="training",
         label=label,

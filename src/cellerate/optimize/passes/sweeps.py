@@ -1,4 +1,4 @@
-"""Batch size, sequence length and pipeline: curves of speed and memory, and what they say."""
+"""Batch size, sequence length and pipeline: measures curves of speed and memory, and chooses from them."""
 
 from collections.abc import Callable
 
@@ -15,17 +15,17 @@ from cellerate.optimize.training import learning_rate_of, policy_of, settings_of
 from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
 from cellerate.training.trial import try_training
 
-_HEADROOM = 0.8  # of the memory that is free
-_FLAT = 1.03  # a doubling that brings less is the end of the curve
-_WORTH = 1.1  # what another batch size must bring to be proposed
-_BETTER = 0.01  # by how much another length must surely be better, as a share
+_HEADROOM = 0.8  # the usable share of free memory
+_FLAT = 1.03  # a doubling that brings less than this factor ends the curve
+_WORTH = 1.1  # another batch size must bring this factor to be proposed
+_BETTER = 0.01  # another length must certainly be better by this share
 _LARGEST_BATCH = 65536
 _BISECTIONS = 3
 _PROBE_S = 1.0
 
 
 class BatchSize(OptimizerPass):
-    """Doubles the batch until the speed no longer grows or memory ends, and then looks for the largest that fits."""
+    """Doubles the batch until speed stops growing or memory ends, and then looks for the largest batch that fits."""
 
     name = "batch"
     title = "Batch size"
@@ -62,9 +62,9 @@ class BatchSize(OptimizerPass):
             raise ProbeError(f"no batch fits: {limit}", memory=True)
         fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free]
         best = max(point.items_per_s for point in fits or points[:1])
-        # Data may have fewer rows, and memory room for fewer.
+        # The data may have fewer rows, or memory may not allow as many.
         now = min(points, key=lambda point: abs(point.batch_size - before))
-        # The smallest that is as fast as the fastest: larger ones take memory, and make fewer updates an epoch.
+        # The smallest of the fastest: larger ones take more memory and make fewer updates per epoch.
         chosen = min(
             (point for point in fits or points[:1] if point.items_per_s * _FLAT >= best),
             key=lambda point: point.batch_size,
@@ -142,21 +142,21 @@ class BatchSize(OptimizerPass):
 def sweep(
     measure: Callable[[int], TrainingStep], usual: int, free: int | None, go_on: Callable[[], bool]
 ) -> tuple[list[TrainingStep], str]:
-    """Measures batch sizes, each twice the one before; where memory ends, looks for the largest that fits.
+    """Measures batch sizes, doubling each time; when memory ends, looks for the largest size that fits.
 
     Args:
         measure: Measures a size; raises `ProbeError`.
-        usual: The size that is in use: a quarter of it is the first, and itself is measured however little time
-            there is.
-        free: Bytes of memory that are free; None: not known. A size is not tried where the two before it foretell
-            that it would take more than four fifths of that.
-        go_on: Whether there is time for another.
+        usual: The size in use. The sweep starts at a quarter of it, and measures the size itself however
+            little time is left.
+        free: Bytes of free memory; None if unknown. A size is not tried if the two before it predict that it
+            would take more than four fifths of this.
+        go_on: Whether there is time for another size.
 
     Returns:
-        The points, ascending, and why it ended, where that was memory or time.
+        The points, ascending, and why the sweep ended, if memory or time was the reason.
 
     Raises:
-        ProbeError: A size failed for another reason than memory.
+        ProbeError: A size failed for a reason other than memory.
     """
     points: list[TrainingStep] = []
     halved = filter(None, (usual >> 2, usual >> 1))
@@ -203,7 +203,7 @@ def sweep(
 
 
 def _foretold(points: list[TrainingStep], size: int) -> float:
-    """The memory that a batch will take, from the two before it; 0 where nothing is known."""
+    """Predicts the memory a batch will take from the last two sizes; 0 if nothing is known."""
     known = [(point.batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
     if len(known) < 2:
         return 0.0
@@ -226,7 +226,7 @@ def _item(context: Context) -> str:
 
 
 class SequenceLength(OptimizerPass):
-    """Short trainings from new weights, on rows half and twice as long, with as many characters a batch."""
+    """Trains briefly from new weights on rows half and twice as long, with the same number of characters per batch."""
 
     name = "length"
     title = "Sequence length"
@@ -250,13 +250,13 @@ class SequenceLength(OptimizerPass):
         steps = 0
         found = {}
         lengths = {max(8, choices.length // 2), choices.length, 2 * choices.length}
-        # Where a batch has a single row, there is none of as many characters in rows twice as long.
+        # If a batch has a single row, no batch with rows twice as long has as many characters.
         for length in sorted(length for length in lengths if length <= tokens):
             context.listener.note(f"rows of {length}")
             model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
             if not steps:
-                # As many characters for each length, as many as fit into the time of one.
+                # All lengths get the same number of characters, chosen to fit into the time for one length.
                 speed = max(step.items_per_s for step in context.state.training_steps)
                 seconds = min(self._CHARACTERS_S, max(1.0, context.seconds_left() / 10))
                 steps = max(8, int(speed * seconds / tokens))
@@ -321,7 +321,7 @@ class SequenceLength(OptimizerPass):
 
 
 class Pipeline(OptimizerPass):
-    """What share of a step the loader has."""
+    """Measures the loader's share of a training step."""
 
     name = "pipeline"
     title = "Pipeline"

@@ -1,4 +1,4 @@
-"""The verdict: the best of all candidates that are good enough, measured once more in a process of its own."""
+"""The verdict: the best of all candidates that are good enough, measured again in a new process."""
 
 import dataclasses
 import itertools
@@ -17,12 +17,12 @@ from cellerate.report.effects import effect
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
 
 _NAME = "optimized"
-_ALIKE = 1.05  # by how much two speeds may differ and be called the same
-_NOISE = 1.5  # by how much two timings of the same thing may differ
+_ALIKE = 1.05  # two speeds within this factor count as the same
+_NOISE = 1.5  # two timings of the same thing may differ by this factor
 
 
 def verdict(context: Context) -> Verdict:
-    """Chooses, copies what was chosen to where it is used from, and measures it again.
+    """Chooses a model, copies its files to their final place, and measures it again.
 
     Raises:
         OutputError: A file cannot be written.
@@ -73,7 +73,7 @@ def verdict(context: Context) -> Verdict:
 
 
 def _train_as_before(context: Context) -> None:
-    """Measures what was chosen for training on batches like those of the baseline, unless it was."""
+    """Measures the chosen way of training on batches like the baseline's, unless that is already measured."""
     state, choices = context.state, context.state.choices
     first = state.training_steps[0]
     way = way_of(choices.implementation, choices.policy)
@@ -94,14 +94,14 @@ def _train_as_before(context: Context) -> None:
 
 
 def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
-    """The best of those that pass the gate, the original among them; for training, one that changes nothing."""
+    """Gives the best candidate that passes the gate, or the original; for training, one with an unchanged model."""
     passing = [one for one in candidates if one.passes_gate or one.id == ORIGINAL]
     if objective == "training":
         changing = {name for name, kind in load_passes().items() if kind.changes_model}
         passing = [one for one in passing if one.made_by not in changing]
 
     def small(one: Candidate) -> tuple[int, float]:
-        # A student and its twin are of one size.
+        # A student and its twin have the same size.
         return one.file_bytes, one.loss.value if one.loss else 0.0
 
     if objective == "size":
@@ -111,13 +111,13 @@ def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
         first = one.speeds[0]
         return (objective == "throughput" and first.throughput_per_s) or first.per_s
 
-    # Of those that a second timing might order otherwise, the smallest.
+    # Among those that another timing might order differently, the smallest.
     fastest = max(map(rate, passing))
     return min((one for one in passing if rate(one) * _ALIKE >= fastest), key=small)
 
 
 def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
-    """The candidates, those marked that no other beats in both quality and latency."""
+    """Gives the candidates, marking those that no other beats in both quality and latency."""
     sign = -1 if higher_is_better else 1
 
     def beats(one: Candidate, other: Candidate) -> bool:
@@ -133,7 +133,7 @@ def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Ca
 
 
 def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
-    """Puts the files of the chosen model beside the report, and takes those of an earlier run away."""
+    """Puts the files of the chosen model beside the report, and removes those of an earlier run."""
     files = []
     source = context.model_file if chosen.file is None else context.folder / chosen.file
     names = [("the model in Keras, to train further", ".keras")]
@@ -146,19 +146,19 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
             shutil.copyfile(taken, beside)
         files.append((label, target.name))
     if len(names) == 1:
-        # Of an earlier run: it would be taken for what was chosen now.
+        # A file of an earlier run would be taken for the model chosen now.
         (context.folder / f"{_NAME}.cell").unlink(missing_ok=True)
     return tuple(files)
 
 
 def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: Judged) -> tuple[Change, ...]:
-    """The table of before and after."""
+    """The rows of the table of figures before and after."""
     state, work = context.state, context.workload
     original = context.before
     rate = f"{work.item}/s"
 
     def now(before: Speed) -> Speed:
-        """What stands against a way of Keras's: the same way, where the model still runs on Keras."""
+        """The speed to compare with a way of Keras's: the same way, if the model still runs on Keras."""
         return next((one for one in speeds if one.way == before.way), speeds[0])
 
     rows = []
@@ -247,12 +247,12 @@ def _training_rows(context: Context) -> list[Change]:
 
 
 def fastest_step(context: Context) -> TrainingStep:
-    """The training that reads most a second."""
+    """The training step that reads the most items per second."""
     return max(context.state.training_steps, key=lambda step: step.items_per_s)
 
 
 def _credit(context: Context, chosen: Candidate) -> None:
-    """Writes into the passes what each brought of the speed and the size of what was chosen, and who is kept."""
+    """Writes into each pass what it contributed to the chosen model's speed and size, and whether it is kept."""
     state, work = context.state, context.workload
     chain, kinds = [context.before], load_passes()
     for name, kind in kinds.items() if chosen.id != ORIGINAL else ():

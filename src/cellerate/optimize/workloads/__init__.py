@@ -1,1 +1,1 @@
-"""What `optimize` measures a model of each task with."""
+"""What `optimize` measures a model with, for each task."""

@@ -1,6 +1,6 @@
-"""What a task is to the optimizer: batches to train on, a quality, and a way to be used whose speed is measured.
+"""What the optimizer knows of a task: training batches, a quality, and a way of use whose speed is measured.
 
-Passes know nothing of texts, series or lines: they know this, and each task is one class beside it.
+Passes know nothing of texts, series or lines; they know only this class, and each task has a subclass.
 """
 
 import abc
@@ -18,20 +18,20 @@ class Workload(abc.ABC):
     """A trained model, its data, and what both are for.
 
     Args:
-        model: As it was loaded: in Keras's own layers.
-        record: What belongs to it.
-        seed: Of everything that is drawn.
+        model: The model as it was loaded, in Keras's own layers.
+        record: The model's record.
+        seed: The seed of everything random.
 
     Attributes:
-        model: The same; `copy` gives another.
-        record: The same.
-        item: What is made in use: "characters", "forecasts", "lines".
+        model: The given model.
+        record: The given record.
+        item: What the model makes in use: "characters", "forecasts", "lines".
         verb: What making it is called: "generation".
-        data: What the data are, in words.
-        fingerprint: Tells data apart.
-        metric: What the quality is.
-        batch_size: Rows of a training batch that the task has by default.
-        length: Time steps of a training row; None where it is not chosen.
+        data: The data, in words.
+        fingerprint: A text that tells data apart.
+        metric: The measure of quality.
+        batch_size: Rows per training batch by default in this task.
+        length: Time steps per training row; None if the task has no choice of length.
     """
 
     item: str
@@ -47,38 +47,38 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """Training batches.
+        """Gives training batches.
 
         Args:
-            model: Who is trained.
-            batch_size: Rows of a batch.
-            length: Time steps of a row; None for those of the model's training.
+            model: The model to train.
+            batch_size: Rows per batch.
+            length: Time steps per row; None for the length the model was trained with.
 
         Raises:
-            DataError: There are not enough data for one batch.
+            DataError: The data do not fill one batch.
         """
 
     @abc.abstractmethod
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """What training minimises."""
+        """Gives the loss that training minimises."""
 
     @abc.abstractmethod
     def judge(self, model: keras.Model | PackedModel) -> Judged:
-        """How good a model is on the held-out data: always the same ones."""
+        """Judges a model on the held-out data, which are always the same."""
 
     @abc.abstractmethod
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """How fast it is for someone who has Keras alone: "predict", and "predict_on_batch"."""
+        """Measures its speed for a user who has only Keras: "predict" and "predict_on_batch"."""
 
     @abc.abstractmethod
     def packed_speed(self, model: PackedModel) -> Speed:
-        """How fast it is packed."""
+        """Measures its speed when packed."""
 
     @abc.abstractmethod
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
-        """What it makes of an input that is always the same.
+        """Gives what the model makes of the sample input, which is always the same.
 
         Args:
             model: The model.
-            packed: The same, packed, if it could be.
+            packed: The same model packed, or None if it cannot be packed.
         """

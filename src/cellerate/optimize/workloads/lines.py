@@ -1,4 +1,4 @@
-"""The embed task to the optimizer: the share of characters that come back, and lines a second."""
+"""The workload of the embed task: the share of characters that come back, and lines per second."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,19 +28,19 @@ _SAMPLES = 6
 
 
 class LineWorkload(Workload):
-    """See `Workload`; a line is turned into a vector alone, or with 255 others.
+    """See `Workload`; lines are turned into vectors one at a time, or 256 at a time.
 
     Args:
         path: The model's file, for messages.
         model: The autoencoder.
         record: Its record.
         data: One file of lines.
-        seed: Of everything that is drawn.
+        seed: The seed of everything random.
 
     Raises:
         ConfigError: There are several files.
         DataError: The file cannot be used, or too few lines are held out.
-        ModelError: The model is no line autoencoder.
+        ModelError: The model is not a line autoencoder.
     """
 
     item = "lines"
@@ -84,7 +84,7 @@ class LineWorkload(Workload):
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """See `Workload.source`; `length` changes nothing."""
+        """See `Workload.source`; `length` has no effect."""
         size = min(batch_size, len(self._train))
         return LineBatches(
             self._train, self._model.vocabulary, batch_size=size, seed=self.seed, **self._common
@@ -95,7 +95,7 @@ class LineWorkload(Workload):
         return line_loss()
 
     def judge(self, model: keras.Model | PackedModel) -> Judged:
-        """The share of characters predicted rightly, of each line, all before them given."""
+        """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
         for inputs, target, weight in self._batches:
             if isinstance(model, PackedModel):
@@ -110,19 +110,19 @@ class LineWorkload(Workload):
         return judged(np.concatenate(shares), np.concatenate(weights))
 
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """`predict` and `predict_on_batch` of the encoder, of one line and of 256."""
+        """Measures `predict` and `predict_on_batch` of the encoder, with one line and with 256."""
         encode, _ = encoder_and_decoder(model)
         return predict_speeds(encode, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
     def packed_speed(self, model: PackedModel) -> Speed:
-        """`PackedModel.predict` of the vector of the same lines."""
+        """Measures `PackedModel.predict` of the vectors of the same lines."""
         one, many = {"source": self._inputs(1)}, {"source": self._inputs(_ROWS)}
         return speed(
             "packed", lambda: model.predict(one, ["vector"]), lambda: model.predict(many, ["vector"]), _ROWS
         )
 
     def _inputs(self, rows: int) -> np.ndarray:
-        """(rows, S) ids of lines of like length: the first bucket that is neither the shortest nor the longest."""
+        """(rows, S) ids of lines of similar length: the first bucket that is neither the shortest nor the longest."""
         batches = encode_batches(
             self._held_out,
             self._model.vocabulary,
@@ -137,7 +137,7 @@ class LineWorkload(Workload):
         return np.resize(chosen, (rows, chosen.shape[1]))
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
-        """Lines written back from their vectors, which for a packed model are its own."""
+        """Lines reconstructed from their vectors; for a packed model, from the vectors it makes."""
         lines = self._held_out[:_SAMPLES]
         known = line_model_of("the model", model, self.record)
         vectors = (

@@ -1,4 +1,4 @@
-"""Opens the workload of a trained model: each task is one row here and one class in a file of its own."""
+"""Opens the workload of a trained model; each task has a row here, and a class in its own file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ def open_workload(model: Path, data: Sequence[str | Path], *, seed: int) -> Work
     Raises:
         ConfigError: There are no data, or more files than the task reads.
         DataError: The data cannot be used.
-        ModelError: The model cannot be opened, or its task is not known.
+        ModelError: The model cannot be opened, or its task is unknown.
     """
     if not data:
-        raise ConfigError("there are no data: give what the model was trained on, or more like it (--data).")
+        raise ConfigError("there are no data: give the data that the model was trained on, or similar data (--data).")
     loaded, record = load_model(model)
     if record is None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The series task to the optimizer: the mean absolute error of forecasts, and forecasts a second."""
+"""The workload of the series task: the mean absolute error of forecasts, and forecasts per second."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -24,22 +24,22 @@ from cellerate.tasks.series_batches import check_series_model, count_windows, ra
 _ROWS = 256
 _MOST_BATCHES = 16
 _SAMPLES = 3
-_PAST_HORIZONS = 4  # how much of the past is shown
+_PAST_HORIZONS = 4  # how much of the past to show, in forecast lengths
 
 
 class SeriesWorkload(Workload):
-    """See `Workload`; a forecast is made of one window, or of 256 at a time.
+    """See `Workload`; forecasts are made for one window at a time, or for 256 at a time.
 
     Args:
         path: The model's file, for messages.
         model: (B, window, features) → (B, horizon, targets), (B, horizon) or (B, horizon, targets, Q).
         record: Its record.
         data: CSV, Parquet or .npy files.
-        seed: Of everything that is drawn.
+        seed: The seed of everything random.
 
     Raises:
-        DataError: The series have other columns, or no window fits into what was held out.
-        ModelError: The model's record is damaged, or is of another series.
+        DataError: The series have other columns, or no window fits into the held-out part.
+        ModelError: The model's record is damaged or belongs to another series.
     """
 
     item = "forecasts"
@@ -86,18 +86,18 @@ class SeriesWorkload(Workload):
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """See `Workload.source`; the window belongs to the model, so `length` changes nothing."""
+        """See `Workload.source`; `length` has no effect, because the window belongs to the model."""
         options = dataclasses.replace(self._options, batch_size=batch_size)
         return series_sources(model, self._split, options, self._scaler, self.seed)[0]
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
-        """That of the training."""
+        """Gives the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
     def judge(self, model: keras.Model | PackedModel) -> Judged:
         """The mean absolute error of each window, in standard deviations of the training part.
 
-        Where quantiles are forecast, that of the median.
+        If quantiles are forecast, it is the error of the median.
         """
         targets = list(self._data.target_columns)
         scale = self._scaler.scale[targets]
@@ -126,11 +126,11 @@ class SeriesWorkload(Workload):
         )
 
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """`predict` and `predict_on_batch` of one window and of 256."""
+        """Measures `predict` and `predict_on_batch`, with one window and with 256."""
         return predict_speeds(model, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
     def packed_speed(self, model: PackedModel) -> Speed:
-        """`PackedModel.predict` of the same windows."""
+        """Measures `PackedModel.predict` with the same windows."""
         one, many = self._inputs(1), self._inputs(_ROWS)
         return speed("packed", lambda: model.predict(one), lambda: model.predict(many), _ROWS)
 
@@ -140,7 +140,7 @@ class SeriesWorkload(Workload):
         return self._scaler.transform(np.resize(past, (rows, *past.shape[1:])), columns)
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
-        """Forecasts of windows spread over what was held out."""
+        """Forecasts for windows spread over the held-out part."""
         past, future, weight = self._judged[len(self._judged) // 2]
         rows = np.linspace(0, int((weight > 0).sum()) - 1, _SAMPLES).astype(int)
         made = self._forecast(_predict(packed or model), past)

@@ -1,4 +1,4 @@
-"""The text task to the optimizer: bits per character, and characters a second."""
+"""The workload of the text task: bits per character, and characters per second."""
 
 import math
 from collections.abc import Sequence
@@ -31,23 +31,23 @@ from cellerate.tasks.text_batches import check_text_model, predicts_every_step, 
 
 _MOST_WINDOWS = 1600
 _ROWS = 64
-_HELD_OUT = 0.05  # of a text of which nothing was held out
+_HELD_OUT = 0.05  # of a text, if nothing of it was held out
 _PROMPT, _SAMPLE, _PIECE = 60, 300, 32  # characters
 _TEMPERATURE = 0.8
 
 
 class TextWorkload(Workload):
-    """See `Workload`; generation is of one text at a time, and of 64 side by side.
+    """See `Workload`; texts are generated one at a time, or 64 side by side.
 
     Args:
         model: (B, T) ids → (B, T, V) or (B, V).
         record: Its record.
         data: Files, folders or glob patterns.
-        seed: Of everything that is drawn.
+        seed: The seed of everything random.
 
     Raises:
         DataError: The text is too short, or has characters that the model does not know.
-        ModelError: The model is no next-token model, or its record is damaged.
+        ModelError: The model is not a next-token model, or its record is damaged.
     """
 
     item = "characters"
@@ -68,7 +68,7 @@ class TextWorkload(Workload):
         except (KeyError, TypeError, ConfigError) as error:
             raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error
         check_text_model(model, self.tokenizer, self._options)
-        # One that cannot generate is refused at once, with the reason.
+        # Raises at once, with the reason, if the model cannot generate.
         StepGraph(model)
         self._text = open_text(
             data,
@@ -99,7 +99,7 @@ class TextWorkload(Workload):
         self._prompt = text[start : start + _PROMPT].strip() or text[:_PROMPT]
 
     def _held_out_windows(self) -> list[np.ndarray]:
-        """Ids to judge on: windows spread over what was held out, each predicted from its first id on."""
+        """Ids to judge on: windows spread over the held-out part, each predicted from its first id on."""
         assert self.length is not None  # noqa: S101 (set just before)
         whole = self.model.inputs[0].shape[1] is not None or not predicts_every_step(self.model)
         if len(self._tail) < 2 or (whole and len(self._tail) <= self.length):
@@ -113,7 +113,7 @@ class TextWorkload(Workload):
         return [np.asarray(self._tail[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
-        """See `Workload.source`; of a text too short for the batch, the largest batch that it fills."""
+        """See `Workload.source`; a text too short for the batch gives the largest batch it fills."""
         options = TextOptions(
             length=length or self.length or self._options.length, batch_size=batch_size, validation_fraction=0
         )
@@ -126,13 +126,13 @@ class TextWorkload(Workload):
     def judge(self, model: keras.Model | PackedModel) -> Judged:
         """Bits per character of each window, read from a state of zeros.
 
-        A packed model is judged as it generates, a step at a time, if it can.
+        A packed model is judged step by step, as it generates, if it can generate.
         """
         nats = self._nats_packed(model) if isinstance(model, PackedModel) else self._nats(model)
         return judged(nats / math.log(2) * self._tokens_per_character)
 
     def _nats(self, model: Any) -> np.ndarray:
-        """(windows,) by the outputs of a model for whole windows."""
+        """(windows,) nats from the outputs of a model for whole windows."""
         every_step = predicts_every_step(self.model)
         probabilities = gives_probabilities(self.model)
         rows = self.model.inputs[0].shape[0] or _ROWS
@@ -143,7 +143,7 @@ class TextWorkload(Workload):
             if not packed:
                 forget_states(model)
             windows = np.stack(self._windows[start : start + rows])
-            # Of one shape all of them: another would be compiled anew.
+            # All batches get the same shape, because another would be compiled again.
             filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
             outputs = np.asarray(predict(filled[:, :-1]), np.float32)[: len(windows)]
             targets = windows[:, 1:] if every_step else windows[:, -1]
@@ -164,10 +164,10 @@ class TextWorkload(Workload):
         return self._nats(model)
 
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """One call of `predict`, or `predict_on_batch`, a character; the state goes in and out.
+        """Measures one call of `predict`, or of `predict_on_batch`, per character, with the state going in and out.
 
-        It is the fastest way that these have: to predict on all the text so far, as many do, is slower by the
-        length of it.
+        This is the fastest way to use them. Predicting from all the text so far, as many do, is slower in
+        proportion to the length of the text.
         """
         single, several = step_model(model, 1), step_model(model, _ROWS)
         return (
@@ -181,7 +181,7 @@ class TextWorkload(Workload):
         )
 
     def _drawing(self, steps: keras.Model, method: str, rows: int) -> Any:
-        """A call that draws the next character of each of some rows."""
+        """Gives a call that draws the next character of each of `rows` rows."""
         random = np.random.default_rng(self.seed)
         state = [np.zeros([rows, *tensor.shape[1:]], np.float32) for tensor in steps.inputs[1:]]
         held: list[Any] = [np.zeros((rows, 1), np.int32), state]
@@ -196,7 +196,7 @@ class TextWorkload(Workload):
         return draw
 
     def packed_speed(self, model: PackedModel) -> Speed:
-        """`generate` of one text and of 64; the latency is that of a character in the pieces that a stream gives."""
+        """Measures `generate` for one text and for 64; the latency is per character within a stream's pieces."""
         try:
             stepper = model.stepper()
         except (BackendError, ModelError):
@@ -217,7 +217,7 @@ class TextWorkload(Workload):
         )
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
-        """A continuation of a line that was held out."""
+        """A continuation of a held-out line."""
         if packed is not None:
             text = packed.generate(
                 self._prompt, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore"
@@ -231,7 +231,7 @@ class TextWorkload(Workload):
 
 
 def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:
-    """-ln p of each target (...) by outputs (..., V)."""
+    """Gives -ln p of each target (...) from outputs (..., V)."""
     chosen = np.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0].astype(np.float64)
     if probabilities:
         return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))

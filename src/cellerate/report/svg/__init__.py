@@ -1,6 +1,6 @@
-"""Charts as SVG that stands in a page: no script, no image file, colours from the page's style sheet.
+"""Charts as SVG inside a page: no scripts, no image files, colours from the page's style sheet.
 
-`canvas` has what all charts are made of; `lines`, `scatter`, `waterfall` and `forecast` are a chart each.
+`canvas` has the parts that all charts use; `lines`, `scatter`, `waterfall` and `forecast` draw one kind each.
 """
 
 from cellerate.report.svg.canvas import Chart

@@ -1,7 +1,4 @@
-"""What every chart is made of: elements that cannot be broken out of, scales, round ticks, a frame, places for labels.
-
-A module of its own because a chart says what it shows, and how that becomes marks on paper is said here once.
-"""
+"""The parts of every chart: escaped elements, scales, round ticks, a frame, and placement of labels."""
 
 import abc
 import dataclasses
@@ -17,21 +14,24 @@ from markupsafe import Markup, escape
 from cellerate.format import bare, milliseconds, number
 
 FONT = 12.0
-"""The size of all text, in units of the drawing, which is shown about as large as it is drawn."""
+"""The size of all text, in units of the drawing, which is shown at about its drawn size."""
 SERIES = 6
-"""How many lines have a colour, a dash and a marker of their own."""
+"""How many lines have a colour, dash and marker of their own."""
 
-# What no XML document may hold: https://www.w3.org/TR/xml/#charsets
+# Characters that no XML document may contain: https://www.w3.org/TR/xml/#charsets
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MOST_TICKS = 12
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 5", "4 2")
 _LEAST_SPAN = 1e-12
 _LARGEST = 1e100
-_MOST_POINTS = 120  # of a line: more cannot be told apart at the width of a page
+_MOST_POINTS = 120  # per line: more cannot be told apart at the width of a page
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
-    """An element; children that are no markup are escaped, and so are attributes (`stroke_width` has a dash)."""
+    """Gives an element; attributes, and children that are not markup, are escaped.
+
+    An underscore in the name of an attribute becomes a dash: `stroke_width` becomes `stroke-width`.
+    """
     shown = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), clean(_attribute(value)))
         for key, value in attributes.items()
@@ -53,17 +53,17 @@ def _attribute(value: object) -> str:
 
 
 def tame(value: float, *, log: bool = False) -> float:
-    """A value that can be drawn: between them, any two of these have a difference and a quotient."""
+    """Limits a value so that it can be drawn: the difference and quotient of any two such values are finite."""
     return min(_LARGEST, max(1 / _LARGEST if log else -_LARGEST, value))
 
 
 def text_width(text: str, size: float = FONT) -> float:
-    """How wide text is, about: the fonts of a reader are not known."""
+    """The approximate width of text: the reader's fonts are unknown."""
     return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.56 for c in text)
 
 
 def shorten(text: str, width: float, size: float = FONT) -> str:
-    """Text that fits into a width, with an ellipsis where some is missing."""
+    """Shortens text to fit into a width, with an ellipsis if any is missing."""
     text = " ".join(text[:400].split())
     if text_width(text, size) <= width:
         return text
@@ -73,13 +73,13 @@ def shorten(text: str, width: float, size: float = FONT) -> str:
 
 
 class Scale(NamedTuple):
-    """Where a value lies on an axis.
+    """Maps values to positions on an axis.
 
     Attributes:
         low: The value at `start`.
         high: The value at `end`.
-        start: A place.
-        end: Another, which may be before it.
+        start: The position of one end.
+        end: The position of the other end, which may be less than `start`.
         log: Whether equal factors are equally far apart.
     """
 
@@ -90,13 +90,13 @@ class Scale(NamedTuple):
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a value; one outside of the axis lies at its end."""
+        """The position of a value; a value outside the axis gets the position of the nearer end."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             value = math.log(value) if value > 0 else low
         else:
             low, high = self.low, self.high
-        # Values so large that a step between them is less than their last digit share one place.
+        # If the values are so large that their difference rounds to 0, they share one position.
         share = min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
@@ -104,10 +104,10 @@ class Scale(NamedTuple):
     def around(
         values: Iterable[float], start: float, end: float, *, log: bool = False, zero_below: float = 0.7
     ) -> "Scale":
-        """A scale that holds all values, with a little space around them.
+        """Gives a scale that holds all values, with a little space around them.
 
-        A linear one begins at 0 if the lowest value is less than `zero_below` of the highest: a small difference
-        then looks small.
+        A linear scale starts at 0 if the lowest value is less than `zero_below` of the highest, so that a
+        small difference looks small.
         """
         known = [tame(v, log=log) for v in values if v > 0 or not log]
         low, high = (min(known), max(known)) if known else (1.0, 2.0)
@@ -121,7 +121,7 @@ class Scale(NamedTuple):
 
 
 def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """About so many ticks at round values: steps of 1, 2 or 5 times a power of ten."""
+    """Gives about `count` ticks at round values, with steps of 1, 2 or 5 times a power of ten."""
     span = max(scale.high - scale.low, abs(scale.high) * _LEAST_SPAN, 1e-300)
     raw = span / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -142,7 +142,7 @@ def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
 
 
 def log_ticks(scale: Scale, count: int, label: Callable[[float], str] = number) -> list[tuple[float, str]]:
-    """Ticks at powers of ten, and at 2 and 5 times them where there is space."""
+    """Gives ticks at powers of ten, and at 2 and 5 times them if there is space."""
     first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**p for p in range(first, last + 1) for f in factors]
@@ -154,14 +154,14 @@ def log_ticks(scale: Scale, count: int, label: Callable[[float], str] = number) 
 
 
 def log2_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Ticks at powers of two."""
+    """Gives ticks at powers of two."""
     first, last = math.ceil(math.log2(scale.low) - 1e-9), math.floor(math.log2(scale.high) + 1e-9)
     powers = range(first, last + 1, max(1, -(-(last - first + 1) // count)))
     return [(2.0**p, bare(number(2.0**p))) for p in powers]
 
 
 def time_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Those of a logarithmic axis in ms, each in the unit that fits."""
+    """Gives the ticks of a logarithmic axis in ms, each in the unit that fits."""
     return log_ticks(scale, count, milliseconds)
 
 
@@ -174,10 +174,10 @@ class Box(NamedTuple):
     bottom: float
 
     def overlap(self, other: "Box") -> float:
-        """The area that both cover."""
+        """The area that both rectangles cover."""
         left, top, right, bottom = self
         other_left, other_top, other_right, other_bottom = other
-        # Of most pairs this is all there is to do, and a label is held against hundreds.
+        # Most pairs end here, and each label is checked against hundreds of boxes.
         if other_top >= bottom or other_bottom <= top or other_left >= right or other_right <= left:
             return 0.0
         return (min(right, other_right) - max(left, other_left)) * (
@@ -196,7 +196,7 @@ def text(
     anchor: _Anchor = "start",
     class_: str | None = None,
 ) -> Markup:
-    """A line of text whose baseline is at y."""
+    """A line of text with its baseline at y."""
     return element("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
 
@@ -212,7 +212,7 @@ def path(points: Sequence[tuple[float, float]], class_: str, dash: str = "") -> 
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points of a long line that shape it: first, lowest, highest and last of each stretch."""
+    """Gives the points that shape a long line: the first, lowest, highest and last of each stretch."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     stretches = _MOST_POINTS // 4
@@ -226,7 +226,7 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def marker(kind: int, x: float, y: float, class_: str, radius: float = 3.5) -> Markup:
-    """One of the shapes that tell lines apart where colours do not."""
+    """Gives one of the shapes that tell lines apart where colours do not."""
     r = radius
     if kind % SERIES == 0:
         return element("circle", cx=x, cy=y, r=r, class_=class_)
@@ -243,16 +243,16 @@ def marker(kind: int, x: float, y: float, class_: str, radius: float = 3.5) -> M
 
 
 def dash(kind: int) -> str:
-    """How the line of a series is broken."""
+    """The dash pattern of a series."""
     return _DASHES[kind % SERIES]
 
 
 def place_label(
     words: str, x: float, y: float, taken: list[Box], within: Box, class_: str, gap: float = 8.0
 ) -> Markup:
-    """Text beside a point, where it covers least of what is there; its place is added to `taken`.
+    """Places text near a point, where it covers least, and adds its box to `taken`.
 
-    Where it stands further away, a line leads to the point.
+    If the text is further away from the point, a line connects the two.
     """
     wide = text_width(words)
     near: list[tuple[float, float, _Anchor]] = [
@@ -284,7 +284,7 @@ def place_label(
 
 
 def along(places: Sequence[tuple[float, float]]) -> list[Box]:
-    """Small boxes on a line, for labels to keep away from."""
+    """Gives small boxes along a line, for labels to avoid."""
     found = []
     for (x1, y1), (x2, y2) in pairwise(places):
         count = int(max(abs(x2 - x1), abs(y2 - y1)) / 6) + 1
@@ -302,7 +302,7 @@ def frame(
     x_label: str,
     y_label: str,
 ) -> Markup:
-    """Grid lines, ticks with their labels, and the titles of both axes: that of y above its ticks, to be read."""
+    """Grid lines, ticks with labels, and the titles of both axes; the y title is horizontal, above its ticks."""
     parts = []
     for value, label in y_ticks:
         place = y(value)
@@ -323,10 +323,10 @@ def frame(
 
 
 def legend(entries: Sequence[tuple[Markup, str]], width: float, top: float) -> tuple[Markup, float]:
-    """Signs and what they mean, in as many rows as that takes; each sign is drawn around (0, 0).
+    """Draws signs with their meanings, in as many rows as needed; each sign is drawn around (0, 0).
 
     Returns:
-        It, and where it ends.
+        The legend, and the position of its lower edge.
     """
     parts, left, y = [], 2.0, top + 10
     for sign, words in entries:
@@ -342,10 +342,10 @@ def legend(entries: Sequence[tuple[Markup, str]], width: float, top: float) -> t
 
 @dataclasses.dataclass(frozen=True)
 class Chart(abc.ABC):
-    """What is drawn, and what it shows in words, for those who do not see it.
+    """A drawing, with a description in words for readers who cannot see it.
 
     Attributes:
-        title: What it shows.
+        title: What the chart shows.
         description: What can be seen in it.
     """
 
@@ -354,14 +354,14 @@ class Chart(abc.ABC):
 
     @abc.abstractmethod
     def body(self, width: float) -> tuple[Markup, float]:
-        """The marks, and how high the drawing is."""
+        """The marks, and the height of the drawing."""
 
     def draw(self, width: float, name: str) -> Markup:
-        """The drawing.
+        """Draws the chart.
 
         Args:
-            width: Of it, in pixels; it shrinks where there is less space.
-            name: Unique in the page: what its title and description are found by.
+            width: The width in pixels; the drawing shrinks if there is less space.
+            name: A name unique in the page, which links the drawing to its title and description.
         """
         marks, height = self.body(width)
         return element(

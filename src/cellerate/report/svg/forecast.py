@@ -1,4 +1,4 @@
-"""A forecast: what was, what came, what was forecast, and between which bounds."""
+"""The chart of a forecast: the past, the values that came, the forecast, and its bounds."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from markupsafe import Markup
 from cellerate.report.svg import canvas
 from cellerate.report.svg.canvas import Box, Chart, Scale
 
-_PAST_HORIZONS = 2  # how much of the past is shown, so that the forecast is no sliver
+_PAST_HORIZONS = 2  # how much of the past to show, in forecast lengths, so that the forecast is not a sliver
 _MOST_PAST = 1200
 
 
@@ -16,12 +16,12 @@ class ForecastChart(Chart):
     """A forecast.
 
     Attributes:
-        past: Up to now.
-        truth: From then on; may be shorter than the forecast.
-        forecast: From then on.
-        low: Its lower bounds, or ().
-        high: Its upper bounds, or ().
-        span: Further values that the axis holds: charts that are compared share one.
+        past: Values up to now.
+        truth: Values from now on; may be shorter than the forecast.
+        forecast: Forecast values from now on.
+        low: Lower bounds, or ().
+        high: Upper bounds, or ().
+        span: Further values that the axis must hold, so that charts to be compared share one axis.
     """
 
     past: tuple[float, ...]
@@ -55,7 +55,7 @@ class ForecastChart(Chart):
             ),
             canvas.line(x(0), box.top, x(0), box.bottom, "now"),
         ]
-        # From the last known point on, so that the lines join, and the band of a single step covers an area.
+        # Starts at the last known point, so that the lines join and the band of a single step covers an area.
         joint = [(x(0), y(past[-1]))] if past else []
         if self.low and self.high:
             count = min(len(self.low), len(self.high))

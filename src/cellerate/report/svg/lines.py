@@ -1,4 +1,4 @@
-"""Lines over one axis, each with a dash and a marker of its own and its name beside it."""
+"""A chart of lines, each with its own dash and marker and with its name beside it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ _ROW = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line: its name, its points, and what to say of some of them.
+    """A line: its name, its points, and labels for some of them.
 
     Attributes:
-        name: Stands beside it.
-        points: x ascending.
-        marks: A place in `points` and a text each.
+        name: The name shown beside the line.
+        points: Points with ascending x.
+        marks: Labels of points: an index into `points` and a text each.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class LineChart(Chart):
-    """Lines.
+    """A chart of lines.
 
     Attributes:
-        lines: At least one that has points.
-        x_label: With its unit.
-        y_label: With its unit.
+        lines: The lines, at least one of which has points.
+        x_label: The label of x, with its unit.
+        y_label: The label of y, with its unit.
         log_x: Whether x doubles from tick to tick.
     """
 
@@ -58,7 +58,7 @@ class LineChart(Chart):
         if several and not beside:
             head, top = canvas.legend([(_sign(n), one.name) for n, one in enumerate(lines)], width, 0)
         bottom = top + 26 + max(170.0, min(240.0, 0.44 * width))
-        # Over sizes a half must look like a half; over time it is the course that counts.
+        # Over sizes, a half must look like a half; over time, the shape of the curve matters.
         zero_below = 0.7 if self.log_x else 0.3
         y = Scale.around([value for _, value in points], bottom, top + 26, zero_below=zero_below)
         y_ticks = canvas.linear_ticks(y, 5)
@@ -66,7 +66,7 @@ class LineChart(Chart):
         box = Box(left, top + 26, width - (longest if beside else 8.0), bottom)
         x = Scale.around([value for value, _ in points], box.left + 6, box.right - 4, log=self.log_x)
         if not self.log_x and points:
-            # What is measured fills the width; only y wants space above it.
+            # The measured range fills the width; only y needs space above it.
             low, high = min(p[0] for p in points), max(p[0] for p in points)
             x = Scale(low, high if high > low else low + 1.0, box.left + 6, box.right - 4)
         count = int((box.right - box.left) / 60) + 1
@@ -112,7 +112,7 @@ def _mark(words: str, place: tuple[float, float], taken: list[Box], box: Box) ->
 
 
 def _spread(ends: Sequence[tuple[float, int]], box: Box) -> list[tuple[float, int]]:
-    """Heights of the names of lines: near their ends, and never one over another."""
+    """Gives heights for the names of lines: near the lines' ends, without overlap."""
     order = sorted(ends)
     places = [place for place, _ in order]
     for n in range(1, len(places)):

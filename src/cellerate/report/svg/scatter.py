@@ -1,4 +1,4 @@
-"""Quality against latency: each model a dot with its interval, the gate a line, and the front through the best."""
+"""The chart of quality against latency: a dot with an interval for each model, the gate as a line, and the front."""
 
 import dataclasses
 from typing import Literal
@@ -24,13 +24,13 @@ class Dot:
     """A model.
 
     Attributes:
-        name: Stands beside it; where there are too many, it is shown where one points at the dot.
-        latency_ms: Of one call; above 0.
-        quality: Where it stands.
-        low: Where the interval of the quality begins.
-        high: Where it ends.
-        kind: How it is marked.
-        on_front: Whether the front runs through it.
+        name: The name shown beside the dot, or only on hover if there are too many dots.
+        latency_ms: The latency of one call; above 0.
+        quality: The quality.
+        low: The lower end of the quality's interval.
+        high: The upper end of the quality's interval.
+        kind: How the dot is marked.
+        on_front: Whether the front passes through it.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Dot:
 
 @dataclasses.dataclass(frozen=True)
 class ScatterChart(Chart):
-    """Models.
+    """A chart of models.
 
     Attributes:
-        dots: At least one.
-        gate: The quality that is just allowed; None: not drawn.
-        y_label: With its unit.
-        higher_is_better: What the quality says.
+        dots: The models, at least one.
+        gate: The worst quality that passes; None to leave out the line.
+        y_label: The label of y, with its unit.
+        higher_is_better: Whether more quality is better.
     """
 
     dots: tuple[Dot, ...]
@@ -69,7 +69,7 @@ class ScatterChart(Chart):
         bottom = top + 30 + max(230.0, min(340.0, 0.42 * width))
         values = [canvas.tame(value) for dot in self.dots for value in (dot.quality, dot.low, dot.high)]
         values += [canvas.tame(self.gate)] if self.gate is not None else []
-        # Small differences are what the chart is for: its axis need not begin at 0.
+        # The chart is for showing small differences: its axis need not start at 0.
         space = 0.12 * (max(values) - min(values)) or 0.02 * abs(values[0]) or 1.0
         y = Scale(min(values) - space, max(values) + space, bottom, top + 30)
         y_ticks = canvas.linear_ticks(y, 6)
@@ -116,7 +116,7 @@ class ScatterChart(Chart):
         for dot in others:
             title = canvas.element("title", dot.name)
             parts.append(canvas.element("g", title, _marker(dot.kind, x(dot.latency_ms), y(dot.quality))))
-        # What counts most is drawn last, so that nothing covers it.
+        # The most important dots are drawn last, so that nothing covers them.
         parts += [_marker(dot.kind, x(dot.latency_ms), y(dot.quality)) for dot in reversed(named)]
         for dot in named:
             name = canvas.shorten(dot.name, 0.55 * (box.right - box.left))
@@ -128,7 +128,7 @@ class ScatterChart(Chart):
 
 
 def _rank(dot: Dot) -> tuple[bool, bool]:
-    """What comes first counts most."""
+    """A sort key that puts the most important dots first."""
     return dot.kind not in ("original", "chosen"), not dot.on_front
 
 

@@ -1,4 +1,4 @@
-"""What each step multiplied a quantity by, and what that comes to: bars on an axis of factors, one below another."""
+"""A chart of the factors by which steps changed a quantity, and their product: bars on an axis of factors."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ class Step:
 
     Attributes:
         name: Such as "Packed as int8".
-        factor: How many times better it made it; below 1 is worse.
-        words: The same in words: "2.1x faster".
+        factor: How many times better it made the quantity; below 1 is worse.
+        words: The factor in words: "2.1x faster".
     """
 
     name: str
@@ -30,11 +30,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class WaterfallChart(Chart):
-    """Steps.
+    """A chart of steps.
 
     Attributes:
-        steps: At least one.
-        total: What all of them come to, in words: "12x faster in all".
+        steps: The steps, at least one.
+        total: The effect of all steps together, in words: "12x faster in all".
     """
 
     steps: tuple[Step, ...]
@@ -50,7 +50,7 @@ class WaterfallChart(Chart):
         low, high = min(1.0, *(b for _, b in spans)), max(1.0, *(b for _, b in spans))
         low, high = (low, high) if high / low > 1.3 else (low / 1.15, high * 1.15)
         box = Box(2, _TOP, width - 2, _TOP + _ROW * (len(spans) + 1))
-        # The ends of the axis have labels too.
+        # The labels at the ends of the axis need space, too.
         x = Scale(low, high, box.left + 14, box.right - 18, log=True)
         parts = []
         for value, label in canvas.log_ticks(x, int(width / 70), times):
@@ -92,7 +92,7 @@ class WaterfallChart(Chart):
             rx=2.0,
             class_=f"bar {class_}",
         )
-        # Text stands on the colour of the page: grid lines end before it.
+        # Text has the page's colour behind it, so that grid lines do not cross it.
         under = canvas.element("rect", x=0.0, y=top + 2, width=width, height=18.0, class_="under")
         return (
             under

@@ -1,1 +1,1 @@
-"""Generation on NVIDIA GPUs, from Hopper on: one kernel that reads, scores and draws."""
+"""Generation on NVIDIA GPUs, Hopper or later: one kernel that reads, scores and draws ids."""

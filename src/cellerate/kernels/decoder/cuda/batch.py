@@ -1,6 +1,6 @@
 """A model on a GPU, and a batch of rows that it computes: memory, and one kernel after another.
 
-A module of its own because it knows where things lie on the GPU; what is asked of a model is `stepping`'s.
+This module knows where arrays lie on the GPU. `decoder.contract` defines the calls of a model.
 """
 
 import dataclasses
@@ -16,29 +16,29 @@ from cellerate.kernels.decoder.cuda import plan
 from cellerate.kernels.decoder.cuda.plan import Generator
 from cellerate.kernels.decoder.cuda.records import GenerateArguments
 
-# Seconds of a step until one was measured, and the fewest steps of a kernel.
+# The seconds that a step is taken to need until one was measured, and the fewest steps of a kernel.
 _SECONDS_A_STEP, _LEAST_STEPS = 5e-6, 16
 
 
 class Loaded:
-    """A model's weights on a GPU, and memory that its calls use one after another.
+    """A model's weights on a GPU, and the memory that its calls use one after another.
 
     Args:
-        generator: Its kernel, with any number of rows.
-        weights: By the names of the kernel's arguments.
+        generator: The model's kernel, with any number of rows.
+        weights: The weights by the names of the kernel's arguments.
         state_size: S.
         device: The GPU's number.
 
     Attributes:
-        generator: The same.
-        state_size: The same.
-        device: The same.
-        weights: The memory of each.
-        seconds_a_step: Of the kernel that ran last, its start and the wait for it included.
-        seconds_a_wave: Of each kernel that has run, what a step of all clusters that run at once takes.
+        generator: As given.
+        state_size: As given.
+        device: As given.
+        weights: The memory of each array of weights.
+        seconds_a_step: The time per step of the kernel that ran last, including its start and the wait for it.
+        seconds_a_wave: For each kernel that has run, how long a step takes for the clusters that run at once.
 
     Raises:
-        BackendError: There is no room.
+        BackendError: There is not enough memory.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Loaded:
                 self.weights[name].write(array)
 
     def room(self, name: str, count: int) -> launch.Memory:
-        """Memory of so many bytes at least, the same for the same name."""
+        """Memory of at least `count` bytes; calls with the same name share it."""
         found = self._rooms.get(name)
         if found is None or found.count < count:
             self._rooms.pop(name, None)
@@ -62,7 +62,7 @@ class Loaded:
         return found
 
     def filled(self, name: str, array: np.ndarray) -> launch.Memory:
-        """Such memory that begins with an array."""
+        """The memory of `room`, with an array copied to its beginning."""
         memory = self.room(name, array.nbytes)
         if array.size:
             memory.write(np.ascontiguousarray(array))
@@ -73,10 +73,10 @@ class Batch:
     """Rows whose states and logits stay on the GPU from one kernel to the next.
 
     Args:
-        model: Whose; nobody else may use it meanwhile.
+        model: The model; nobody else may use it meanwhile.
         state: (B, S) float32, B at least 1.
-        logits: (B, V) float32, of the first id; None where an id is read before one is drawn.
-        every_step: Whether logits are wanted in each step: to draw, or to score.
+        logits: (B, V) float32, those of the first id; None where an id is read before one is drawn.
+        every_step: Whether every step needs logits: to draw, or to score.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Batch:
             self._logits = model.filled("logits", logits)
 
     def steps(self, seconds: float) -> int:
-        """How many steps the next kernel is to have, to run for about so long."""
+        """How many steps the next kernel should have, to run for about `seconds`."""
         each = self._model.seconds_a_wave.get(self._kernel, _SECONDS_A_STEP) * self._waves
         return max(_LEAST_STEPS, int(seconds / each))
 
@@ -105,9 +105,9 @@ class Batch:
         """Reads ids.
 
         Args:
-            asked: (B,) of `ROW`, how many each row has.
+            asked: (B,) of `ROW`; `length` says how many ids each row has.
             ids: (B, T) int32.
-            wants_logits: Whether the next kernel or `finish` asks for logits.
+            wants_logits: Whether the next kernel or `finish` needs the logits.
         """
         rest = {"given": self._model.filled("given", ids)}
         self._run(asked, ids.shape[1], rest, wants_logits=wants_logits)
@@ -118,11 +118,11 @@ class Batch:
         Args:
             asked: (B,) of `ROW`.
             steps: T, how many ids at most.
-            stop_ids: (N,) int32, of all rows.
-            penalty: What the penalty has seen.
+            stop_ids: (N,) int32, those of all rows.
+            penalty: What the penalty has seen; None if no row has one.
 
         Returns:
-            (B,) int32, how many were drawn of each, or -1 where the logits were no numbers.
+            (B,) int32, how many ids each row drew, or -1 where the logits were not finite.
         """
         room, kernel = self._model.room, self._kernel
         rest = {
@@ -148,12 +148,12 @@ class Batch:
         recent: int = 0,
         wants_logits: bool,
     ) -> np.ndarray:
-        """Runs a kernel with what all calls have and the rest; returns how many ids were drawn."""
+        """Runs a kernel with the arguments that all calls have and `rest`; returns how many ids each row drew."""
         model, kernel = self._model, self._kernel
         held = {
             "rows": model.filled("rows", asked),
             "drawn": model.room("drawn", 4 * self._rows),
-            # All blocks of a cluster have read them before one writes any.
+            # The same memory: all blocks of a cluster have read the states before any block writes them.
             "state": self._state,
             "new_state": self._state,
             **model.weights,
@@ -188,11 +188,11 @@ class Batch:
         return drawn
 
     def results(self, name: str, to: np.ndarray) -> None:
-        """Copies "ids" or "log_probabilities" of the last kernel's steps into a contiguous array (B, T)."""
+        """Copies the "ids" or "log_probabilities" of the last kernel's steps into a contiguous array (B, T)."""
         self._model.room(name, to.nbytes).read(to, 0)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """The states (B, S), and the logits (B, V), which the last kernel was asked for."""
+        """The states (B, S) and the logits (B, V); the last kernel must have been asked for the logits."""
         state = np.empty((self._rows, self._model.state_size), np.float32)
         logits = np.empty((self._rows, self._model.generator.outputs), np.float32)
         self._state.read(state, 0)
@@ -202,21 +202,26 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the penalty has seen: (B, V) how often each id, and (B, W) the last ids, number n at n modulo the window."""
+    """What the penalty has seen.
+
+    Attributes:
+        times: (B, V) how often it has seen each id.
+        ring: (B, W) the last ids; the n-th of all is at n modulo the row's window.
+    """
 
     times: np.ndarray
     ring: np.ndarray
 
 
 def window_of(row: Row) -> int:
-    """Of the last ids that the penalty sees; 0 for all. A window that all ids fit into forgets none."""
+    """How many of the last ids the penalty sees; 0 for all, and where the window has room for all ids."""
     window = row.rules.penalty_window or 0
     forgets = row.rules.repetition_penalty != 1 and window < len(row.previous) + row.count
     return window if forgets else 0
 
 
 def seen_by(rows: Sequence[Row], ids: np.ndarray, drawn: np.ndarray, outputs: int) -> Seen | None:
-    """What the penalty of each row has seen after so many of its ids (B, T) were drawn; None where no row has one."""
+    """What the penalty has seen once each row has drawn `drawn` of its ids (B, T); None if no row has a penalty."""
     if all(row.rules.repetition_penalty == 1 for row in rows):
         return None
     windows = [window_of(row) for row in rows]

@@ -1,22 +1,23 @@
-// Generation of a next-token model in one kernel: an embedding with its first layer as a table, LSTM layers, logits, and the
-// drawing of the next id, step after step without leaving the device.
+// Generation with a next-token model in one kernel: the embedding and the first layer's kernel as a table, LSTM
+// layers, logits, and drawing the next id, step after step without leaving the GPU.
 //
-// A header of its own beside the recurrence of one layer: here all layers take a step together, since the next id hangs on
-// the last of them. A cluster owns `kRows` rows for all steps. Each of its blocks has some units of every layer (those
-// beyond the units of a layer have none of it) and some of the logits; it keeps as many weights as it can in registers
-// and shared memory, and reads the rest from the second-level cache in each step. h goes from block to block as in
-// lstm_forward.cuh, and so do the logits; then every block draws the ids of all rows for itself, which costs nothing that
-// it could use otherwise, and saves a third exchange: all come to the same, for they have the same numbers.
+// Unlike in the recurrence of one layer, all layers take a step together, because the next id depends on the last of
+// them. A cluster owns `kRows` rows for all steps. Each of its blocks has some units of every layer (blocks beyond
+// the units of a layer have none of it) and some of the logits. A block keeps as many weights as it can in registers
+// and shared memory, and reads the rest from the second-level cache in each step. Blocks exchange h as in
+// lstm_forward.cuh, and the logits in the same way. Then every block draws the ids of all rows itself. That uses only
+// time in which it would wait, and saves a third exchange; all blocks draw the same ids, because they have the same
+// numbers.
 //
 // A step: logits of h → (meanwhile recurrent_kernel·h of the first layer) → ids → first layer → (meanwhile
-// recurrent_kernel·h of the second) → second layer → … So nothing waits for an exchange that has something to do.
+// recurrent_kernel·h of the second) → second layer → … So no block waits for an exchange while it can compute.
 #pragma once
 
 #include "generate_plan.cuh"
 
 namespace cellerate::gpu {
 
-// All matrices up to one.
+// The weights of the matrices 0 to `matrix`.
 template <class P, int matrix>
 struct Matrices : Matrices<P, matrix - 1> {
   typename P::template Matrix<matrix> own;
@@ -24,13 +25,13 @@ struct Matrices : Matrices<P, matrix - 1> {
 template <class P>
 struct Matrices<P, -1> {};
 
-// The generation of a block: its units and logits of the rows of its cluster.
+// The generation in one block: its units and logits, for the rows of its cluster.
 template <class P>
 class GenerateBlock {
   using Number = typename P::Number;
   using L = Layout<Number>;
   using Panel = typename GenerateShared<P>::Panel;
-  static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a part of a panel
+  static constexpr int kNumbers = P::kRows * kPanelUnits;  // in a part of a panel
   using Sums = float[P::kTiles][4];
 
  public:
@@ -56,7 +57,7 @@ class GenerateBlock {
       const int now = step & 1;
       const bool scored = finishing || (in_.every_step != 0 && step > 0);
       if (scored) send_logits(now);
-      // What the first layer makes of its own h needs no id yet.
+      // The first layer's product with its own h needs no id yet.
       Sums sums = {};
       if (here_.rank < P::blocks(0)) {
         weights<0>().read_ahead();
@@ -69,7 +70,7 @@ class GenerateBlock {
       sync_block();
       const int token = here_.lane < P::kRows ? shared_.tokens[here_.lane] : -1;
       if (lanes_where(token >= 0) == 0) {
-        // All rows are over; logits of the last h are wanted all the same.
+        // All rows are over, but the logits of the last h may still be wanted.
         if (in_.every_step != 0 || in_.new_logits == nullptr) break;
         finishing = true;
         continue;
@@ -82,7 +83,7 @@ class GenerateBlock {
     }
     finish_layer<0>();
     finish_rows();
-    // No block ends while another may still send to it, or read from it.
+    // No block may end while another may still send to it or read from it.
     sync_cluster();
   }
 
@@ -102,14 +103,14 @@ class GenerateBlock {
     if constexpr (matrix < P::kHead) load<matrix + 1>();
   }
 
-  // Row of the batch of a tile that this thread computes.
+  // The row that this thread computes in a tile.
   CELLERATE_DEVICE int row(int tile) const {
     return tile * 8 + 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1);
   }
   CELLERATE_DEVICE bool there(int layer, int tile) const {
     return unit_ < P::units(layer) && here_.first_row + row(tile) < in_.batch;
   }
-  // Where h of a layer begins in a state; c comes after.
+  // Where h of a layer begins in a state; c follows it.
   CELLERATE_DEVICE static constexpr int state_before(int layer) {
     int found = 0;
     for (int n = 0; n < layer; ++n) found += 2 * P::units(n);
@@ -121,7 +122,7 @@ class GenerateBlock {
     return found;
   }
 
-  // Which of the rows' ids and numbers this block writes, since all have them.
+  // Whether this block writes the results of a row; all blocks have them.
   CELLERATE_DEVICE bool writes(int r) const { return r % P::kBlocks == here_.rank; }
 
   // The table's gates of a unit of this block, for an id.
@@ -140,11 +141,11 @@ class GenerateBlock {
   CELLERATE_DEVICE void begin_bias() {
     for (int n = here_.thread; n < 16 * P::kBlockTiles; n += P::kThreads) {
       const int id = 16 * P::kBlockTiles * here_.rank + n;
-      // Tiles beyond the last are nobody's.
+      // There are no biases for tiles beyond the last.
       shared_.head_bias[n] = id < 16 * P::kLogitTiles ? in_.head_bias[id] : 0.0f;
     }
   }
-  // What the table has for the rows of this thread.
+  // The table's gates for the rows of this thread.
   CELLERATE_DEVICE void look_up(Gates<Number> (&found)[P::kTiles]) const {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -170,7 +171,7 @@ class GenerateBlock {
     sync_block();
     next_given_ = given_at(0);
     if (in_.times == nullptr) return;
-    // What the penalty has seen changes with each id, and every block draws: each has its own.
+    // What the penalty has seen changes with each id, and every block draws, so each has its own copy.
     for (int r = here_.warp; r < P::kRows; r += P::kWarps) {
       const long b = here_.first_row + r;
       if (b >= in_.batch) continue;
@@ -185,7 +186,7 @@ class GenerateBlock {
     return in_.own_ring + (static_cast<long>(block_index()) * P::kRows + r) * in_.recent;
   }
 
-  // The place of a logit; those of a tile and row lie together.
+  // The place of a logit; the logits of a tile and a row lie together.
   CELLERATE_DEVICE static int logit_at(int r, int id) { return id / 16 * P::kTileNumbers + r * 16 + id % 16; }
   CELLERATE_DEVICE void begin_logits() {
     if (in_.logits == nullptr) return;
@@ -200,7 +201,7 @@ class GenerateBlock {
     }
   }
 
-  // Fills h of a layer and those after it with the states of all units, and takes what this thread has of them.
+  // Fills h of a layer and the layers after it with the states of all units, and loads the states of this thread.
   template <int layer>
   CELLERATE_DEVICE void begin_layer() {
     constexpr int kUnits = P::units(layer);
@@ -241,8 +242,8 @@ class GenerateBlock {
     sync_cluster();
   }
 
-  // Adds weights · h of a layer to the sums: of `pairs` pairs of products from `first_pair` on, `stride` apart. Two sums,
-  // of even ones and odd ones, so that a product need not wait for the one before; split numbers need no second one.
+  // Adds weights · h of a layer to the sums: `pairs` pairs of products from `first_pair` on, `stride` apart. Even and
+  // odd products have separate sums, so that none waits for the one before; split numbers do not need that.
   template <int matrix, int layer, int pairs>
   CELLERATE_DEVICE void multiply(int now, int first_product, int first_pair, int stride, Sums& sums) {
     float other[P::kTiles][4] = {};
@@ -250,7 +251,7 @@ class GenerateBlock {
     const Panel* h = shared_.h[now] + P::panels_before(layer);
     CELLERATE_UNROLL
     for (int n = 0; n < pairs; ++n) {
-      // Where parts of h come out uneven, the last has weights of zero.
+      // If the parts of h are uneven, the weights beyond the last pair are zeros.
       const int pair = first_pair + n * stride < P::pairs(layer) ? first_pair + n * stride : 0;
       const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
       unsigned parts[L::kSplit][P::kTiles][4];
@@ -285,7 +286,7 @@ class GenerateBlock {
     if constexpr (layer + 1 < P::kLayers) expect_layer<layer + 1>(next);
   }
 
-  // A step of a layer and those after it. `sums` are recurrent_kernel·h, of the first layer.
+  // A step of a layer and the layers after it. For the first layer, `sums` has recurrent_kernel·h.
   template <int layer>
   CELLERATE_DEVICE void advance_layer(int step, Sums& sums) {
     const int now = step & 1, next = now ^ 1;
@@ -296,7 +297,7 @@ class GenerateBlock {
         multiply_layer<2 * layer>(now, sums);
         weights<2 * layer - 1>().read_ahead();
       }
-      // Blocks without units of this layer wait, too: so none is ever two steps behind another.
+      // Blocks without units of this layer wait too, so that no block is ever two steps behind another.
       wait_for(shared_.arrived[layer - 1][next], (step >> 1) & 1);
       if (mine) multiply_layer<2 * layer - 1>(next, sums);
     }
@@ -318,7 +319,7 @@ class GenerateBlock {
     }
   }
 
-  // Computes a step of this thread's unit in one row, and leaves h where it is sent from.
+  // Computes a step of this thread's unit in one row, and puts h where it is sent from.
   template <int layer>
   CELLERATE_DEVICE void advance(int next, int tile, const float (&mine)[4], const Gates<Number>& looked_up) {
     constexpr Activation kGate = P::recurrent_activation(layer), kValue = P::activation(layer);
@@ -333,7 +334,7 @@ class GenerateBlock {
     const float h = o.value * activate<kValue, Number>(c);
     if (live_ >> row(tile) & 1) {
       c_[layer][tile] = c;
-      // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
+      // Units beyond H stay zero, whatever the activation of zero is: weights of zero would not hide an infinity.
       h_[layer][tile] = known ? h : 0.0f;
     }
     store_split(h_[layer][tile],
@@ -342,7 +343,7 @@ class GenerateBlock {
                 kNumbers);
   }
 
-  // Computes this block's logits of h and sends them to the others.
+  // Computes this block's logits from h and sends them to the other blocks.
   CELLERATE_DEVICE void send_logits(int now) {
     constexpr int kChunk = P::kBlockTiles * P::kTileNumbers;
     if (P::kSharedLogits && here_.thread == 0) {
@@ -395,7 +396,7 @@ class GenerateBlock {
           }
         }
       }
-      // The compiler would begin all rounds at once, for which there are no registers.
+      // Otherwise the compiler would begin all rounds at once, for which there are no registers.
       if constexpr (P::kRounds > 1) sync_warp();
     }
     if constexpr (P::kDepthWarps > 1) {
@@ -411,24 +412,24 @@ class GenerateBlock {
       }
     }
   }
-  // `id` is of the tile, which is of the block.
+  // `id` counts within the tile, and `block_tile` within the block.
   CELLERATE_DEVICE void store_logit(int block_tile, int row, int id, float sum) {
     const int tile = here_.rank * P::kBlockTiles + block_tile;
     logits_[tile * P::kTileNumbers + row * 16 + id] = sum + shared_.head_bias[block_tile * 16 + id];
   }
 
-  // The row that this lane prepares, for its warp to choose an id for.
+  // The row that this lane prepares; its warp then chooses the row's id.
   CELLERATE_DEVICE int prepared_row() const { return here_.warp + here_.lane * P::kWarps; }
-  // The id that it reads in a step, if it does.
+  // The id that the row reads in a step, or 0 if it reads none.
   CELLERATE_DEVICE int given_at(int step) const {
     const int r = prepared_row();
     if (r >= P::kRows || shared_.over[r] != 0 || step >= shared_.rows[r].length) return 0;
     const int id = in_.given[static_cast<long>(here_.first_row + r) * in_.steps + step];
-    // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
+    // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
     return id < 0 ? 0 : id < P::kVocabulary ? id : P::kVocabulary - 1;
   }
-  // What is known of a warp's rows before the logits are there: the random numbers, and the ids to read, which were read
-  // from memory a step before.
+  // Prepares what is known about a warp's rows before the logits arrive: the random numbers, and the ids to read,
+  // which were loaded a step before.
   CELLERATE_DEVICE void prepare(int step) {
     const int r = prepared_row();
     if (r < P::kRows && shared_.over[r] == 0) {
@@ -441,7 +442,7 @@ class GenerateBlock {
     sync_warp();
   }
 
-  // The id of each row for a step: the one that is given, or one that is drawn; a warp a row.
+  // The id of each row for a step, given or drawn; one warp per row.
   CELLERATE_DEVICE void choose(int step) {
     for (int r = here_.warp; r < P::kRows; r += P::kWarps) {
       const int token = shared_.over[r] != 0 ? -1 : choose_for(r, step);
@@ -487,7 +488,7 @@ class GenerateBlock {
     return token;
   }
 
-  // Tells the penalty of an id; `came` is how many it has seen before.
+  // Tells the penalty about an id; `came` is how many ids it has seen before.
   CELLERATE_DEVICE void remember(int r, int id, int came) {
     const int window = shared_.rows[r].window;
     ++times(r)[id];
@@ -531,7 +532,7 @@ class GenerateBlock {
   float c_[P::kLayers][P::kTiles], h_[P::kLayers][P::kTiles], bias_[P::kLayers][4];
   unsigned live_ = 0;  // a bit for each row that takes the step
   int logits_came_ = 0;
-  int next_given_ = 0;  // of the row that this lane prepares
+  int next_given_ = 0;  // for the row that this lane prepares
 };
 
 template <class P>

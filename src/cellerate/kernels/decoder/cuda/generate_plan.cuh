@@ -1,6 +1,7 @@
-// What the kernel that generates is given and compiled for: its arguments, its sizes, and what it has in shared memory.
+// What the generating kernel is given and compiled for: its arguments, its sizes, and its shared memory.
 //
-// A header of its own because cellerate.kernels.decoder.cuda.plan works out the same sizes, and records the same bytes.
+// cellerate.kernels.decoder.cuda.plan computes the same sizes, and cellerate.kernels.decoder.cuda.records defines the
+// same structures.
 #pragma once
 
 #include "lstm.cuh"
@@ -11,51 +12,51 @@ namespace cellerate::gpu {
 // What a row of the batch asks for.
 struct Row {
   Sampling sampling;
-  unsigned long long position;  // which id of its sequence the first drawn one is
+  unsigned long long position;  // the position in its sequence of the first id that it draws
   int length;                   // how many ids it reads first
-  int count;                    // how many it draws then, at most
-  int window;                   // the penalty sees so many of the last ids; 0 for all
+  int count;                    // how many ids it then draws, at most
+  int window;                   // how many of the last ids the penalty sees; 0 for all
   int came;                     // how many ids the penalty has seen
-  int first_stop, stops;        // its stop ids among all
+  int first_stop, stops;        // where its stop ids begin in `stop_ids`, and how many they are
 };
 
 struct GenerateArguments {
-  int batch, steps;     // B, and T: the width of ids and log_probabilities
-  int states;           // S: the width of a state
-  int recent;           // W: the widest window
-  int every_step;       // not 0 where logits are wanted in every step: to draw, or to say how likely ids are
-  const void* table;    // (V, H of the first layer, 4): embeddings·kernel + bias
-  const void* weights;  // matrix after matrix as cellerate.kernels.decoder.cuda.plan packs them
-  const float* biases;  // of each layer but the first (units, 4), one after another
+  int batch, steps;        // B, and T: the width of ids and log_probabilities
+  int states;              // S: the width of a state
+  int recent;              // W: the widest window
+  int every_step;          // not 0 if every step needs logits: to draw, or to score ids
+  const void* table;       // (V, H of the first layer, 4): embeddings·kernel + bias
+  const void* weights;     // matrix after matrix, as cellerate.kernels.decoder.cuda.weights packs them
+  const float* biases;     // (units, 4) of each layer but the first, one after another
   const float* head_bias;  // (tiles, 16)
   const Row* rows;         // (B)
   const int* stop_ids;
   const int* given;    // (B, T) the ids to read, or null
-  const int* times;    // (B, V) how often the penalty has seen each id, or null: no row has one
+  const int* times;    // (B, V) how often the penalty has seen each id, or null if no row has a penalty
   const int* ring;     // (B, W) the last ids that it has seen, number n at n modulo the row's window; or null
   const float* state;  // (B, S)
-  const float* logits;       // (B, V) of the first id, where any is drawn before one is read; or null
+  const float* logits;       // (B, V) for the first id, if any is drawn before one is read; or null
   float* new_state;          // (B, S)
-  float* new_logits;         // (B, V), or null: not wanted
-  int* ids;                  // (B, T) those drawn, each at its step
+  float* new_logits;         // (B, V), or null if they are not wanted
+  int* ids;                  // (B, T) the ids drawn, each at its step
   float* log_probabilities;  // (B, T) of the ids drawn or given, each at its step; or null
-  int* drawn;                // (B) how many, or -1 where the logits were no numbers
-  int* own_times;            // for each block (kRows, V), where there is a penalty
-  int* own_ring;             // for each block (kRows, W)
-  float* all_logits;         // for each cluster, where there is no room for them in shared memory
+  int* drawn;                // (B) how many ids were drawn, or -1 if the logits were not finite
+  int* own_times;            // (kRows, V) for each block, if there is a penalty
+  int* own_ring;             // (kRows, W) for each block
+  float* all_logits;         // for each cluster, if shared memory has no room for logits
 };
 
-// What a kernel is compiled for, worked out from `Chain`, which the kernel's source defines:
+// What a kernel is compiled for. It follows from `Chain`, which the generated source defines with:
 //   Number, kBlockUnits, kRows, kLayers, kOutputs (V'), kVocabulary (V), kMasksZero, kSharedLogits, kSharedTable,
 //   units(layer) (H itself), activation(layer), recurrent_activation(layer),
 //   registers(matrix) and shared(matrix), as in `Tiers`.
-// Matrices are numbered as they come: recurrent_kernel 0; kernel 1, recurrent_kernel 1; ...; the head.
+// Matrices are numbered in their order: recurrent_kernel 0; kernel 1, recurrent_kernel 1; ...; the head.
 template <class Chain>
 struct GeneratePlan : Chain {
   using Number = typename Chain::Number;
   using L = Layout<Number>;
 
-  static constexpr int kThreads = 8 * Chain::kBlockUnits;  // a warp for each 4 units
+  static constexpr int kThreads = 8 * Chain::kBlockUnits;  // a warp per 4 units
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kTiles = Chain::kRows / 8;
   static constexpr int kBlockPanels = Chain::kBlockUnits / kPanelUnits;
@@ -74,13 +75,14 @@ struct GeneratePlan : Chain {
     for (int n = 0; n < Chain::kLayers; ++n) found = blocks(n) > found ? blocks(n) : found;
     return found;
   }
-  static constexpr int kBlocks = widest();  // of a cluster
+  static constexpr int kBlocks = widest();  // per cluster
 
-  // The logits: tiles of 16, shared among the blocks; in a block either a warp has a tile, or several have parts of h.
+  // The logits are tiles of 16, divided among the blocks. In a block, either each warp has tiles of its own, or
+  // several warps share a tile, each with a part of h.
   static constexpr int kHead = 2 * Chain::kLayers - 1;
   static constexpr int kLogitTiles = (Chain::kOutputs + 15) / 16;
   static constexpr int kBlockTiles = (kLogitTiles + kBlocks - 1) / kBlocks;
-  static constexpr int kSenders = (kLogitTiles + kBlockTiles - 1) / kBlockTiles;  // blocks that have some
+  static constexpr int kSenders = (kLogitTiles + kBlockTiles - 1) / kBlockTiles;  // blocks that have logits
   CELLERATE_DEVICE static constexpr int tile_warps() {
     int warps = 1;
     while (warps < kBlockTiles && warps < kWarps) warps *= 2;
@@ -90,10 +92,10 @@ struct GeneratePlan : Chain {
   static constexpr int kDepthWarps = kWarps / kTileWarps;
   static constexpr int kRounds = (kBlockTiles + kTileWarps - 1) / kTileWarps;
   static constexpr int kTileNumbers = 16 * Chain::kRows;
-  // Of a tile's sums, rows are so far apart that the lanes of a warp store theirs in as many banks.
+  // The distance of the rows of a tile's sums, so that each lane of a warp stores to another bank.
   static constexpr int kPartRow = 20;
 
-  // Pairs of products of a warp with one row of weights: 2 · kProduct numbers each.
+  // Pairs of products of a warp with one row of weights, 2 · kProduct numbers each.
   CELLERATE_DEVICE static constexpr int pairs(int layer) {
     return panels(layer) * kPanelUnits / (2 * L::kProduct);
   }
@@ -102,14 +104,14 @@ struct GeneratePlan : Chain {
   CELLERATE_DEVICE static constexpr int products(int matrix) {
     return matrix == kHead ? kRounds * kHeadPairs * 2 : 2 * pairs(matrix / 2);
   }
-  // The blocks that have some of a matrix.
+  // How many blocks have a part of a matrix.
   CELLERATE_DEVICE static constexpr int owners(int matrix) {
     return matrix == kHead ? kSenders : blocks((matrix + 1) / 2);
   }
   template <int matrix>
   using Matrix = Weights<Number, Tiers<Chain::registers(matrix), Chain::shared(matrix)>, kThreads,
                          products(matrix), 1, kWarps>;
-  // In words, of all blocks and of one.
+  // In words: the first for all blocks, the second for one.
   CELLERATE_DEVICE static constexpr long memory_before(int matrix) {
     long found = 0;
     for (int n = 0; n < matrix; ++n) found += static_cast<long>(owners(n)) * products(n) * kThreads;
@@ -127,14 +129,14 @@ struct GenerateShared {
   using Number = typename P::Number;
   static constexpr int kSplit = Layout<Number>::kSplit;
   static constexpr int kWords = P::shared_before(P::kHead + 1);
-  // By `in_panel`; the split parts of a panel lie one behind the other.
+  // Ordered by `in_panel`; the split parts of a panel lie one after the other.
   using Panel = Number[kSplit][P::kRows * kPanelUnits];
 
-  // The h of all units of all layers, of this step and of the next, as the matrix units take it.
+  // The h of all units of all layers, for this step and for the next, in the form that the matrix units take.
   alignas(128) Panel h[2][P::panels_before(P::kLayers)];
   Panel sent[2][P::kLayers][P::kBlockPanels];
   alignas(16) float logits[P::kSharedLogits ? P::kSenders * P::kBlockTiles * P::kTileNumbers : 4];
-  // The sums of parts of h, where several warps have them.
+  // The sums over parts of h, if several warps share a tile.
   float parts[P::kDepthWarps > 1 ? P::kWarps : 1][P::kDepthWarps > 1 ? P::kRows * P::kPartRow : 4];
   float head_bias[16 * P::kBlockTiles];  // of this block
   Row rows[P::kRows];
@@ -142,12 +144,12 @@ struct GenerateShared {
   int given[P::kRows];   // the ids to read in this step
   int tokens[P::kRows];  // -1 for none
   int over[P::kRows];    // not 0 once a row draws no more
-  int drawn[P::kRows];   // -1 where the logits were no numbers
+  int drawn[P::kRows];   // -1 if the logits were not finite
   Barrier arrived[P::kLayers][2];
   Barrier logits_arrived;
   alignas(16) Words weights[kWords > 0 ? kWords : 1];
-  // What the table has of the units of the block. Memory would be far away: who waits for a copy empties the first-level
-  // cache.
+  // The table's gates of the block's units. In global memory they would be far away, because waiting for a copy
+  // empties the first-level cache.
   Gates<Number> table[P::kSharedTable ? P::kVocabulary * P::kBlockUnits : 1];
 };
 

@@ -1,7 +1,6 @@
-"""The next-token chain on an NVIDIA GPU, as `kernels.stepping.StepModel` has it on the CPU: NumPy in and out.
+"""The next-token chain on an NVIDIA GPU, like `decoder.cpu.StepModel` on the CPU: NumPy arrays in and out.
 
-A module of its own because it is the face of the generating kernel: what is checked stands in `kernels.steps`, which
-kernel it is in `generation`, and what lies where on the GPU in `batch`.
+`decoder.contract` checks the arguments, `plan` says which kernel runs, and `batch` knows where arrays lie on the GPU.
 """
 
 import threading
@@ -21,24 +20,25 @@ from cellerate.kernels.decoder.cuda.weights import parts, weights
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-"""What the weights are kept in, and what is multiplied."""
+"""The number types of the weights, and of the factors of products."""
 
-# Beyond this, what the penalty counts, for each block of the GPU, is shared out among several calls.
+# Every block of the GPU counts what the penalty sees. Where the counts would take more than this, several calls share
+# the rows, each with at least `_LEAST_ROWS`.
 _MOST_COUNTS_BYTES = 1 << 30
 _LEAST_ROWS = 8
-# A kernel runs so long: what is shorter costs what it takes to start one, and who cancels, or interrupts, waits for its
-# end. Its ids take memory.
+# How long a kernel runs, in seconds, and the most ids that it draws: its start must not cost much beside it, whoever
+# cancels or interrupts waits for its end, and its ids take memory.
 _SECONDS_A_LAUNCH, _SECONDS_UNCANCELLED, _MOST_IDS = 0.04, 1.0, 1 << 25
 
 
 class CudaStepModel(Steps):
-    """A next-token model on an NVIDIA GPU from Hopper on: an embedding, LSTMs, and a linear dense layer.
+    """A next-token model on an NVIDIA GPU, Hopper or later: an embedding, LSTMs, and a linear dense layer.
 
-    It never changes after it is made, and any number of threads may use it: they take turns. Its numbers depend
-    neither on the rows beside a row nor on how many steps a call has.
+    It never changes after it is made, and any number of threads may use it: they take turns. The results of a row
+    depend neither on the other rows nor on the number of steps per call.
 
     Rounding: bfloat16 and float16 round weights, the table of the first layer, and h where it is multiplied. Sums, c,
-    and the state are float32 always. In float32 products are those of `kernels/cuda/lstm.cuh`.
+    and the state are always float32. `Layout` in `kernels/lstm/cuda/lstm.cuh` says how float32 is multiplied.
 
     Args:
         chain: As `StepModel` takes it: an embedding, LSTMs of at most 1024 units, a dense.
@@ -46,17 +46,17 @@ class CudaStepModel(Steps):
         device: The GPU's number.
 
     Attributes:
-        device: The same.
-        generator: What its kernel is compiled for, but for the number of rows.
-        packed_bytes: What weights and table take on the GPU.
+        device: As given.
+        generator: What its kernel is compiled for, except for the number of rows.
+        packed_bytes: The size of weights and table on the GPU.
 
     Raises:
-        ConfigError: The chain is none, or a shape, a dtype or an option does not fit.
+        ConfigError: The chain is not valid, or a shape, a dtype or an option does not fit.
         ModelError: A weight is a NaN or an infinity, or the chain has a node that only the CPU runs.
-        BackendError: There is no such GPU, or no room on it, or a package is missing.
+        BackendError: There is no such GPU, its memory is too small, or a package is missing.
     """
 
-    # Starting a kernel costs as much as some steps, and a wave of clusters little more than one row.
+    # Starting a kernel costs as much as some steps, and a full wave of clusters little more than a single row.
     rows_at_once = 8192
     most_drawn = 4096
 
@@ -94,7 +94,7 @@ class CudaStepModel(Steps):
 
     @property
     def seconds_a_step(self) -> float:
-        """What a step of the kernel that ran last took, of all rows; its start and the wait for it included."""
+        """The time per step of the kernel that ran last, for all rows, including its start and the wait for it."""
         return self._model.seconds_a_step
 
     def _run(
@@ -112,7 +112,7 @@ class CudaStepModel(Steps):
     def _read(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None, *, scored: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The state after the ids (B, T), the logits, and where they are scored the log probability of each."""
+        """The state after the ids (B, T), the logits, and, if `scored`, the log probability of each id."""
         if not np.isfinite(state).all():
             raise ConfigError("state holds a NaN or an infinity.")
         rows, width = ids.shape
@@ -156,7 +156,7 @@ class CudaStepModel(Steps):
         return drawn
 
     def _most_rows(self, rows: Sequence[Row]) -> int:
-        """Of a call: so many that what the penalty counts has room."""
+        """The most rows of a call for which there is room to count what the penalty sees."""
         if all(row.rules.repetition_penalty == 1 for row in rows):
             return len(rows)
         each = 4 * self.generator.blocks * (self.outputs + max(window_of(row) for row in rows))
@@ -203,13 +203,13 @@ class CudaStepModel(Steps):
             drawn += got
             ended |= (got < asked["count"]) | (drawn == counts)
         after[:], found = batch.finish()
-        # Those that read nothing keep the logits that they were given.
+        # Rows that read nothing keep the logits that they were given.
         logits[drawn > 0] = found[drawn > 0]
         return list(zip(drawn.tolist(), diverged.tolist(), strict=True))
 
 
 def _take(batch: Batch, name: str, steps: int, drawn: np.ndarray, got: np.ndarray, to: np.ndarray) -> None:
-    """Puts what a kernel of so many steps has drawn behind what was drawn before."""
+    """Appends what the last kernel, of `steps` steps, has drawn to what each row drew before."""
     if steps == to.shape[1]:
         batch.results(name, to)
         return
@@ -224,7 +224,7 @@ def _take(batch: Batch, name: str, steps: int, drawn: np.ndarray, got: np.ndarra
 
 
 def check_gpu(device: int) -> None:
-    """Raises `BackendError` unless there is a GPU of this number that the kernels run on, and all that they need."""
+    """Raises `BackendError` unless the kernels, and all that they need, can run on the GPU with this number."""
     reason = launch.why_unavailable(device)
     if reason is not None:
         raise BackendError(

@@ -1,7 +1,6 @@
 """Which kernel generates from a model: what it is compiled for, and where its weights lie.
 
-A module of its own because this is arithmetic about sizes, and needs neither a GPU nor a compiler; its source is
-generate.cuh.
+This is arithmetic about sizes; it needs neither a GPU nor a compiler. The kernel's source is generate.cuh.
 """
 
 import dataclasses
@@ -22,19 +21,19 @@ from cellerate.kernels.lstm.cuda.plan import (
     block_units,
 )
 
-# Rows of the batch that a cluster may have; each warp draws for an eighth of them, one after the other.
+# The numbers of rows that a cluster may have; each warp draws for an eighth of them, one after the other.
 ROWS = (8, 16, 32)
-# Of h, and of the logits: those of a tile, and where their parts are added up, how far apart rows are.
+# Units of h per panel, logits per tile, and how far apart the rows are where the parts of logits are added up.
 _PANEL_UNITS, _TILE, _PART_ROW = 32, 16, 20
 _NUMBERS = ("bfloat16", "float16", "float32")
 # The products whose weights a thread keeps in registers, by the threads of a block.
 _PRODUCTS_IN_REGISTERS = {256: 36, 512: 12}
-# Tiles of logits of a warp, one after the other in the kernel's code: more take minutes to compile.
+# The most tiles of logits per warp. They are unrolled in the kernel's code: more would take minutes to compile.
 MOST_ROUNDS = 64
-# Logits of a cluster that are worth the shared memory; more go through memory.
+# The most bytes of a cluster's logits that are worth the shared memory; more go through global memory.
 _MOST_SHARED_LOGITS_BYTES = 64 << 10
 ROW_BYTES = 80
-"""Of what a row asks for: `Row` of generate_plan.cuh."""
+"""The size of `Row` in generate_plan.cuh, what a row asks for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Layer:
     Attributes:
         units: H.
         activation: One of `spec.ACTIVATIONS`.
-        recurrent_activation: One of them.
+        recurrent_activation: One of `spec.ACTIVATIONS`.
     """
 
     units: int
@@ -54,13 +53,13 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """What a kernel that generates is compiled for.
+    """What a generating kernel is compiled for.
 
     Attributes:
         number: The type of weights and of h where it is multiplied: "bfloat16", "float16" or "float32"; c and all sums
             are float32.
         layers: The LSTMs.
-        vocabulary: V, the ids that it reads.
+        vocabulary: V, the number of ids that it can read.
         outputs: The number of logits.
         masks_zero: Whether id 0 leaves the state as it is.
         rows: Rows of the batch that a cluster computes: 8, 16 or 32.
@@ -87,12 +86,12 @@ class Generator:
 
     @property
     def name(self) -> str:
-        """The function in what is compiled."""
+        """The name of the compiled function."""
         return "cellerate_generate"
 
     @property
     def source(self) -> str:
-        """All of the source, as one text."""
+        """The whole source as one text."""
         layers, tiers = self.layers, self.tiers
         tables: dict[str, list[Any]] = {
             "int units": [layer.units for layer in layers],
@@ -134,21 +133,21 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @property
     def block_units(self) -> int:
-        """Units of a thread block."""
+        """Units per thread block, in each layer."""
         return block_units(max(layer.units for layer in self.layers))
 
     @property
     def threads(self) -> int:
-        """Of a block: a warp for each four of its units."""
+        """Threads per block: one warp for every four of its units."""
         return 8 * self.block_units
 
     @property
     def blocks(self) -> int:
-        """Thread blocks of a cluster."""
+        """Thread blocks per cluster."""
         return max(self.blocks_of(layer) for layer in self.layers)
 
     def blocks_of(self, layer: Layer) -> int:
-        """The blocks that have units of a layer."""
+        """How many blocks have units of a layer."""
         return -(-layer.units // self.block_units)
 
     def padded_units(self, layer: Layer) -> int:
@@ -157,7 +156,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @functools.cached_property
     def head(self) -> "Head":
-        """How the logits are cut up."""
+        """How the logits are divided among blocks and warps."""
         warps, tiles = self.threads // 32, -(-self.outputs // _TILE)
         block_tiles = -(-tiles // self.blocks)
         tile_warps = 1
@@ -174,12 +173,12 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
         )
 
     def _products(self, layer: Layer) -> int:
-        """Of a warp with a matrix whose columns are the units of a layer."""
+        """The products of a warp with a matrix whose columns are the units of a layer."""
         return self.padded_units(layer) * NUMBER_BYTES[self.number][0] // PRODUCT_BYTES
 
     @functools.cached_property
     def products(self) -> tuple[int, ...]:
-        """Of a warp with each matrix: recurrent_kernel 0; kernel 1, recurrent_kernel 1; ...; the head."""
+        """The products of a warp per matrix: recurrent_kernel 0; kernel 1, recurrent_kernel 1; ...; the head."""
         layers = [self._products(layer) for layer in self.layers]
         found = [layers[0]]
         for below, layer in itertools.pairwise(layers):
@@ -188,15 +187,15 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @functools.cached_property
     def tiers(self) -> tuple[Tiers, ...]:
-        """Where the weights of each matrix lie: as near as there is room."""
+        """Where the weights of each matrix lie: in the nearest place with room."""
         count = len(self.products)
         registers, left = [], _PRODUCTS_IN_REGISTERS[self.threads]
         for place, products in enumerate(self.products):
-            # The kernel asks for one of each at least.
+            # The kernel needs at least one of each matrix.
             registers.append(max(1, min(products, left - (count - place - 1))))
             left -= registers[-1]
-        # A step waits for products with what another layer, or another block, has just made: for those of the kernels
-        # and the head. Those of the recurrent kernels are computed meanwhile.
+        # A step waits for the products of the kernels and the head, whose inputs another layer or block has just
+        # computed; so their weights come first. Products of the recurrent kernels are computed during such waits.
         order = [*range(1, count - 1, 2), *range(0, count - 1, 2)]
         order = [count - 1, *order] if self.head.rounds == 1 else [*order, count - 1]
         shared = [0] * count
@@ -212,13 +211,13 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @property
     def shared_logits(self) -> bool:
-        """Whether the logits go from block to block, and not through memory, for which there is always room."""
+        """Whether blocks send logits to each other's shared memory; if not, they go through global memory."""
         room = SHARED_BYTES - self._gates_bytes - WORDS_BYTES - self._beside_logits_bytes
         return self._logits_bytes <= min(room, _MOST_SHARED_LOGITS_BYTES)
 
     @property
     def logits_scratch_bytes(self) -> int:
-        """The memory that a cluster needs for logits."""
+        """The bytes of global memory that a cluster needs for logits."""
         return 0 if self.shared_logits else self._logits_bytes
 
     @property
@@ -227,12 +226,12 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @property
     def _exchange_bytes(self) -> int:
-        """What stands in shared memory before the weights."""
+        """The bytes of shared memory before the weights."""
         return self._beside_logits_bytes + (self._logits_bytes if self.shared_logits else 16)
 
     @property
     def _beside_logits_bytes(self) -> int:
-        """What stands in shared memory beside logits, weights and table."""
+        """The bytes of shared memory besides logits, weights and table."""
         number, split = NUMBER_BYTES[self.number]
         panel = number * split * self.rows * _PANEL_UNITS
         panels = sum(self.padded_units(layer) for layer in self.layers) // _PANEL_UNITS
@@ -245,7 +244,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @functools.cached_property
     def shared_table(self) -> bool:
-        """Whether the table of the first layer is in shared memory, where the weights leave room."""
+        """Whether the table of the first layer is in shared memory: if the weights leave room for it."""
         return self._weights_bytes + self._table_bytes <= SHARED_BYTES
 
     @property
@@ -254,33 +253,33 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     @property
     def _gates_bytes(self) -> int:
-        """Of a unit, which the table has at least."""
+        """The size of the gates of one unit, the least size of the table in shared memory."""
         return 4 * NUMBER_BYTES[self.number][0]
 
     @property
     def _weights_bytes(self) -> int:
-        """What stands in shared memory up to the end of the weights."""
+        """The bytes of shared memory up to the end of the weights."""
         shared = sum(tiers.shared for tiers in self.tiers) * self.threads
         return self._exchange_bytes + WORDS_BYTES * max(1, shared)
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block; the kernel's source checks that it is this."""
+        """Bytes of shared memory per block; the kernel's source asserts the same."""
         table = self._table_bytes if self.shared_table else self._gates_bytes
         return -(-(self._weights_bytes + table) // 128) * 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """How the logits are cut up, in tiles of 16.
+    """How the logits, in tiles of 16, are divided among blocks and warps.
 
     Attributes:
-        block_tiles: Those of a block.
-        senders: The blocks that have some.
-        tile_warps: Warps of a block with tiles of their own.
-        depth_warps: Warps that share the units of a tile.
-        rounds: Tiles of a warp, one after another.
-        pairs: Pairs of products of a tile that a warp has.
+        block_tiles: Tiles per block.
+        senders: How many blocks have tiles.
+        tile_warps: How many tiles the warps of a block compute at once.
+        depth_warps: How many warps share a tile, each with some of the units of h.
+        rounds: Tiles per warp, one after another.
+        pairs: Pairs of products per tile and warp.
     """
 
     block_tiles: int
@@ -292,21 +291,21 @@ class Head:
 
 
 def fitting(generator: Generator) -> list[Generator]:
-    """The kernel with each number of rows whose shared memory a block has, ascending."""
+    """The kernel with each number of rows for which a block has enough shared memory, in ascending order."""
     found = [dataclasses.replace(generator, rows=rows) for rows in ROWS]
     return [one for one in found if one.shared_bytes <= SHARED_BYTES]
 
 
 def choose(generator: Generator, batch: int, resident: Callable[[Generator], int]) -> Generator:
-    """The kernel with the number of rows that is likely the fastest for a batch, as `plan.choose` does.
+    """The kernel with the number of rows that is likely fastest for a batch: the fewest waves, then the fewest rows.
 
     Args:
-        generator: With any number of rows.
+        generator: The kernel, with any number of rows.
         batch: B.
-        resident: How many clusters of a kernel the GPU runs at once.
+        resident: Gives how many clusters of a kernel the GPU runs at once.
 
     Raises:
-        ConfigError: It fits with no number of rows.
+        ConfigError: No number of rows fits.
     """
     fit = fitting(generator)
     if not fit:
@@ -317,6 +316,6 @@ def choose(generator: Generator, batch: int, resident: Callable[[Generator], int
     def waves(one: Generator) -> int:
         return -(-clusters(one.rows, batch) // max(1, resident(one)))
 
-    # None has fewer waves than one; those after it need not even be compiled.
+    # Nothing has fewer waves than one; the kernels after it need not even be compiled.
     alone = next((one for one in fit if waves(one) == 1), None)
     return alone or min(fit, key=lambda one: (waves(one), one.rows))

@@ -1,7 +1,6 @@
 """What the generating kernel reads, byte for byte: its arguments, and what rows ask for.
 
-A module of its own because generate.cuh and sampling.cuh say the same in their language; what is computed with it is
-elsewhere.
+generate_plan.cuh and sampling.cuh define the same structures; change both sides together.
 """
 
 import ctypes
@@ -39,7 +38,7 @@ _FLOAT = np.finfo(np.float32)
 
 
 class GenerateArguments(Arguments):
-    """`GenerateArguments` of generate_plan.cuh, field by field; there are the shapes."""
+    """`GenerateArguments` of generate_plan.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("batch", "steps", "states", "recent", "every_step")),
@@ -71,7 +70,7 @@ class GenerateArguments(Arguments):
 
 
 def sampling_record(rules: SamplingRules, outputs: int) -> tuple[float, ...]:
-    """The rules as the kernel reads them, in the order of `SAMPLING`, for so many logits."""
+    """The rules as the kernel reads them, in the order of `SAMPLING`, for `outputs` logits."""
     largest, least = float(_FLOAT.max), float(_FLOAT.tiny)
     greedy = rules.temperature == 0
     inverse = 1.0 if greedy else 1 / max(rules.temperature, 1 / largest)

@@ -1,29 +1,29 @@
-// Choosing the next token of a row from its logits, by one warp: the rules and the random numbers of csrc/sampler.cpp.
+// One warp chooses the next token of a row from its logits, with the rules and the random numbers of
+// csrc/sampler.cpp.
 //
-// A header of its own because it knows nothing of models: logits in, a token out. Where the rules want the likeliest
-// first, the logits of a small vocabulary are put in order, and of a large one the place is found by halving the range of
-// scores that it is in. Weights are float and their sums double, so that another token than there is drawn only where the
-// random number is within their rounding of the border between two.
+// If the rules need the likeliest tokens first, a small vocabulary is sorted; in a large one the cut is found by
+// bisecting the range of scores. Weights are float and their sums double, so the token differs from
+// csrc/sampler.cpp's only if the random number is within the weights' rounding of the border between two tokens.
 #pragma once
 
 #include "device.cuh"
 
 namespace cellerate::gpu {
 
-// As in csrc/sampler.h, but for what is easier with other numbers.
+// As in csrc/sampler.h, except where other numbers are easier here.
 struct Sampling {
   double top_p;  // 1 for all
   unsigned long long seed, stream;
-  float inverse_temperature;  // at most the largest float; 0 is none of the likeliest only, but all alike
+  float inverse_temperature;  // at most the largest float; 0 makes all ids equally likely
   float min_p;                // 0 for all
   float penalty;              // of repetition, 1 for none; neither zero nor an infinity
   int top_k;                  // the number of logits for all
-  int greedy;                 // not 0 where the temperature is 0: the likeliest, of equals the lowest id
+  int greedy;                 // not 0 if the temperature is 0: the likeliest, and the lowest id of equals
 };
 
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// A number in [0, 1) of 53 random bits: Philox4x32-10 of the seed as key, position and stream as counter.
+// A number in [0, 1) with 53 random bits: Philox4x32-10 with the seed as key, and position and stream as counter.
 // Source: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
 CELLERATE_DEVICE double uniform(unsigned long long seed, unsigned long long stream,
                                 unsigned long long position) {
@@ -45,40 +45,41 @@ CELLERATE_DEVICE double uniform(unsigned long long seed, unsigned long long stre
   return static_cast<double>((Wide{c1} << 32 | c0) >> 11) * 0x1p-53;
 }
 
-// The logits of a row as they lie: 16 after one another, then `stride` further the next 16.
+// The logits of a row as they lie in memory: 16 side by side, and the next 16 `stride` further on.
 struct Logits {
   const float* first;
   int stride;
   CELLERATE_DEVICE float operator[](int id) const { return first[id / 16 * stride + id % 16]; }
 };
 
-// One row of `outputs` logits; all lanes of a warp make it together, and call all of it together.
+// One row of `outputs` logits. All lanes of a warp must construct it, and call each function, together.
 template <int outputs>
 class RowSampler {
-  // Lane n has the ids n, n + 32, n + 64 and so on: of a small vocabulary in registers, else they are read each time.
+  // Lane n has the ids n, n + 32, n + 64 and so on. A small vocabulary's scores stay in registers; else each use
+  // reads the logits again.
   static constexpr int kChunks = (outputs + 31) / 32;
   static constexpr int kGroup = kChunks < 8 ? kChunks : 8;  // chunks added up at once
   static constexpr bool kHeld = kChunks == kGroup;
 
   struct Item {
-    unsigned key;  // in the order of the scores; 0 is none, and below all
+    unsigned key;  // ordered like the scores; 0 is no item, and below all keys
     float weight;  // e^((score - largest) / temperature), of at most 1
   };
-  // Items up to this one stay, the likeliest first, of equals the lower id.
+  // In the order of the likeliest first, and the lower id of equals, the items up to this one stay.
   struct Cut {
     unsigned key;
     int id;
   };
 
  public:
-  // `times` is how often the penalty has seen each id, or null where there is none.
+  // `times` is how often the penalty has seen each id, or null if there is no penalty.
   CELLERATE_DEVICE RowSampler(Logits logits, const int* times, const Sampling& rules)
       : logits_(logits), times_(rules.penalty == 1.0f ? nullptr : times), rules_(rules) {
     float largest = -kLargestFloat;
     bool bad = false;
     for_chunks([&]([[maybe_unused]] int chunk, int id) {
       const float logit = id < outputs ? logits_[id] : -kLargestFloat;
-      // A NaN is not at most the largest, either.
+      // Written so that it is also true for a NaN.
       bad |= !(fabsf(logit) <= kLargestFloat);
       largest = fmaxf(logit, largest);
       if constexpr (kHeld) scores_[chunk] = logit;
@@ -89,17 +90,18 @@ class RowSampler {
     if (times_ != nullptr) penalise();
   }
 
-  // Whether there is a distribution: whether no logit is a NaN or an infinity.
+  // Whether there is a distribution: no logit is a NaN or an infinity.
   CELLERATE_DEVICE bool finite() const { return finite_; }
 
-  // ln softmax(logits)[id], without any of the rules; a NaN where they are not finite. Before an id is drawn, or after.
+  // ln softmax(logits)[id], without any of the rules; a NaN if the logits are not finite. May be called before or
+  // after an id is drawn.
   CELLERATE_DEVICE float log_probability(int id) {
     if (!finite_) return from_bits(0x7fffffffu);
     if (model_sum_ == 0) model_sum_ = model_sum();
     return logits_[id] - largest_ - logf(static_cast<float>(model_sum_));
   }
 
-  // The id that a random number in [0, 1) draws. `reported` is whether its log probability is wanted afterwards.
+  // Draws an id with a random number in [0, 1). `reported` says whether its log probability is wanted afterwards.
   CELLERATE_DEVICE int choose(double random, bool reported) {
     if (rules_.greedy == 0 && rules_.top_k >= outputs && rules_.top_p >= 1) {
       const bool plain = rules_.inverse_temperature == 1 && times_ == nullptr && rules_.min_p == 0;
@@ -124,7 +126,7 @@ class RowSampler {
     }
   }
 
-  // Numbers as whole ones in the same order; both zeros are one.
+  // Maps floats to unsigned integers in the same order; both zeros become the same.
   CELLERATE_DEVICE static unsigned key_of(float x) {
     const unsigned bits = bits_of(x + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -149,7 +151,7 @@ class RowSampler {
     return fminf(fmaxf(score, -kLargestFloat), kLargestFloat);
   }
   CELLERATE_DEVICE float weight_of(float score) const {
-    // An infinity times zero would be none.
+    // An infinity times zero would be a NaN.
     return expf(fmaxf(score - top_, -kLargestFloat) * rules_.inverse_temperature);
   }
   CELLERATE_DEVICE float score(int chunk, int id) const {
@@ -157,7 +159,7 @@ class RowSampler {
     return penalised(logits_[id], id);
   }
 
-  // The id of the largest score, of equals the lowest.
+  // The id of the largest score, and the lowest id of equals.
   CELLERATE_DEVICE int first_of_largest() const {
     int found = -1;
     for_chunks([&](int chunk, int id) {
@@ -167,13 +169,13 @@ class RowSampler {
     return found;
   }
 
-  // The id of a random place where the likeliest come first, of equals the lower id: all are put in that order, and lane
-  // n has the kEach of them from n * kEach on.
-  // Source of the way of sorting: Batcher, "Sorting networks and their applications", 1968.
+  // Draws an id with the likeliest first, and the lower id of equals: sorts all ids in that order, where lane n has
+  // kEach of them from n * kEach on.
+  // Source of the sorting network: Batcher, "Sorting networks and their applications", 1968.
   CELLERATE_DEVICE int choose_in_order(double random) const {
     constexpr int kEach = kChunks <= 1 ? 1 : kChunks <= 2 ? 2 : kChunks <= 4 ? 4 : 8;
     const int lane = thread_index() % 32;
-    unsigned long long items[kEach];  // the score's key, and the id turned round; zero for none
+    unsigned long long items[kEach];  // the score's key, and the id's complement; zero for none
     CELLERATE_UNROLL
     for (int n = 0; n < kEach; ++n) {
       const int id = n * 32 + lane;
@@ -183,7 +185,7 @@ class RowSampler {
     }
     sort<kEach, 2, 1>(items);
 
-    // Each rule leaves those up to some place.
+    // Each rule keeps the ids up to some place.
     float weights[kEach];
     double running[kEach], sum = 0;
     CELLERATE_UNROLL
@@ -198,7 +200,8 @@ class RowSampler {
     unsigned count = 0;
     CELLERATE_UNROLL
     for (int n = 0; n < kEach; ++n) {
-      // An id stays while the mass before it is short of top_p, so the one that reaches it stays too, and the first.
+      // An id stays if the mass before it is short of top_p. So the id that reaches top_p stays, and always the
+      // first.
       const bool short_of = before + (n == 0 ? 0.0 : running[n - 1 < 0 ? 0 : n - 1]) < mass;
       const bool first = lane * kEach + n == 0;
       count += weights[n] > 0 && weights[n] >= rules_.min_p && (rules_.top_p >= 1 || short_of || first);
@@ -216,7 +219,7 @@ class RowSampler {
     for (int n = 0; n < kEach; ++n) ids[n] = ~static_cast<unsigned>(items[n]);
     return static_cast<int>(nth<kEach>(ids, above < left ? above : left - 1));
   }
-  // Puts numbers in descending order: sorts them in pieces of `size`, by passes of strides size / 2, size / 4 and so on.
+  // Sorts numbers in descending order: in pieces of `size`, with passes of strides size / 2, size / 4 and so on.
   template <int count, int size, int stride>
   CELLERATE_DEVICE static void sort(unsigned long long (&numbers)[count]) {
     CELLERATE_UNROLL
@@ -240,31 +243,31 @@ class RowSampler {
       sort<count, 2 * size, size>(numbers);
     }
   }
-  // The number at a place of those that lane n has `count` of, from n * count on.
+  // The number at a place; lane n has `count` numbers, from place n * count on.
   template <int count, class T>
   CELLERATE_DEVICE static T nth(const T (&numbers)[count], int place) {
     T found = numbers[0];
-    // Of n == place % count the compiler makes an index, and puts the numbers into memory.
+    // If this compared n == place % count, the compiler would make it an index, and put the numbers into memory.
     CELLERATE_UNROLL
     for (int n = 1; n < count; ++n) found = n <= place % count ? numbers[n] : found;
     return from_lane(found, place / count);
   }
 
-  // The same where there are too many to put in order: the place is found by halving the range of scores that it is in.
+  // Draws the same when there are too many ids to sort: finds each place by bisecting the range of scores.
   CELLERATE_DEVICE int choose_by_halves(double random) {
     if (rules_.top_k < outputs) cut_ = cut_at(rules_.top_k, true, false);
     if (rules_.top_p < 1) cut_ = cut_at(rules_.top_p * total(), false, false);
-    // Only now, for top-p counts what min-p rules out. The likeliest has weight 1.
+    // Only now, because top-p counts ids that min-p rules out. The likeliest id has weight 1.
     least_ = rules_.min_p;
     return cut_at(place_of(random, total()), false, true).id;
   }
-  // An item of this lane, if the rules so far leave it.
+  // An item of this lane, if the rules applied so far keep it.
   CELLERATE_DEVICE Item at(int id) const {
     if (id >= outputs) return {0, 0};
     const float mine = score(0, id), weight = weight_of(mine);
     const unsigned key = key_of(mine);
     const bool stays = key > cut_.key || (key == cut_.key && id <= cut_.id);
-    // What can never be drawn is not counted.
+    // Ids that can never be drawn are not counted.
     return stays && weight > 0 && weight >= least_ ? Item{key, weight} : Item{0, 0};
   }
 
@@ -278,21 +281,21 @@ class RowSampler {
     for_chunks([&](int, int id) { sum += id < outputs ? expf(logits_[id] - largest_) : 0.0f; });
     return sum_in_warp(sum);
   }
-  // A place in a sum of weights: below all of it, so that there is one at which the sum goes above.
+  // A place in a sum of weights, always below the whole sum, so that the running sum goes above it somewhere.
   CELLERATE_DEVICE static double place_of(double random, double all) {
     const double product = random * all;
     return product < all ? product : all * (1 - 0x1p-52);
   }
 
-  // The weight of an id where none but the smallest are ruled out.
+  // The weight of an id where only min-p rules ids out.
   CELLERATE_DEVICE float unordered_weight(int chunk, int id) const {
     if (chunk >= kChunks || id >= outputs) return 0;
     const float weight = weight_of(score(chunk, id));
     return weight >= rules_.min_p ? weight : 0.0f;
   }
 
-  // The first id, in ascending order, at which the sum of the weights goes above a random place. The sum that a log
-  // probability needs is another one, if the rules are not `plain`; added up along with these it costs little.
+  // The first id, in ascending order, at which the sum of the weights goes above a random place. Unless the rules are
+  // `plain`, a log probability needs a different sum, which costs little if it is computed along with this one.
   template <bool reported>
   CELLERATE_DEVICE int walk(double random, bool plain) {
     const int lane = thread_index() % 32;
@@ -300,7 +303,7 @@ class RowSampler {
     double running[kGroup];
     if constexpr (kHeld) {
       double before = 0;
-      // All sums at once, for what they wait for is one another's lanes.
+      // All sums at once, because each of them waits for other lanes.
       CELLERATE_UNROLL
       for (int n = 0; n < kChunks; ++n) {
         weights[n] = unordered_weight(n, n * 32 + lane);
@@ -348,8 +351,8 @@ class RowSampler {
     bool above;
     int id;
   };
-  // The first id of some chunks whose running sum is above a place. Sums in another order are another number: where the
-  // place is next to the end there may be none, and the last id that has a weight is given.
+  // The first id of some chunks whose running sum is above a place. Sums in another order differ slightly, so if the
+  // place is close to the end there may be no such id; then it gives the last id that has a weight.
   CELLERATE_DEVICE static Found first_above(const float (&weights)[kGroup], const double (&running)[kGroup],
                                             int first_chunk, double place) {
     int id = -1, last = 0;
@@ -364,8 +367,8 @@ class RowSampler {
     return {id >= 0, id >= 0 ? id : last};
   }
 
-  // The item at which, the likeliest first and of equals the lower id, the sum of the weights (or the number of items)
-  // has come to `target`, or gone above it. If it never does, the last.
+  // With the likeliest first, and the lower id of equals: the item at which the sum of the weights (`counted`: the
+  // number of items) reaches `target` (`above`: goes above it). If none does, the last item.
   CELLERATE_DEVICE Cut cut_at(double target, bool counted, bool above) const {
     const auto reaches = [&](double sum) { return above ? sum > target : sum >= target; };
     unsigned low = ~0u, high = 0;
@@ -376,7 +379,8 @@ class RowSampler {
     });
     low = smallest_in_warp(low);
     high = largest_in_warp(high);
-    // The largest key for which what has it or a larger one reaches the target; both ends are keys that there are.
+    // Finds the largest key for which the items with that key or a larger one reach the target. `low` and `high` are
+    // always keys that occur.
     while (low < high) {
       const unsigned middle = low + (high - low) / 2 + 1;
       double sum = 0;
@@ -396,7 +400,7 @@ class RowSampler {
         high = largest_in_warp(down);
       }
     }
-    // Of several with this key, as many as it takes.
+    // Of several items with this key, takes as many as are needed.
     double before = 0;
     unsigned ties = 0;
     for_chunks([&](int, int id) {
@@ -417,7 +421,7 @@ class RowSampler {
     return {low, one_of(low, taken)};
   }
 
-  // Of the items with a key the one that is number `number`, from 1.
+  // The `number`-th item with a key, counted from 1.
   CELLERATE_DEVICE int one_of(unsigned key, unsigned number) const {
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       unsigned lanes = lanes_where(at(chunk * 32 + thread_index() % 32).key == key);
@@ -440,7 +444,7 @@ class RowSampler {
   float scores_[kHeld ? kChunks : 1];
   Cut cut_{0, outputs};
   float least_ = 0;
-  double model_sum_ = 0;  // of e^(logit - largest); 0 where it is not known yet
+  double model_sum_ = 0;  // of e^(logit - largest); 0 while it is not known
 };
 
 }  // namespace cellerate::gpu

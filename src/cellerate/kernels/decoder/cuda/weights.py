@@ -1,6 +1,6 @@
-"""Which chains a GPU generates from, and their weights in the order in which the kernel reads them.
+"""Which chains a GPU can generate from, and their weights in the order in which the kernel reads them.
 
-A module of its own because generate.cuh defines that order, and nothing after this looks at a weight again.
+generate.cuh defines that order.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _refusal(reason: str) -> ModelError:
 def weights(
     generator: Generator, embedding: ChainNode, lstms: Sequence[ChainNode], dense: ChainNode
 ) -> dict[str, np.ndarray]:
-    """The arrays that the kernel reads, by the names of its arguments."""
+    """The arrays of weights that the kernel reads, by the names of its arguments."""
     first, layers = lstms[0], generator.layers
     table = _array(embedding.kernel) @ _array(first.kernel)
     if first.bias is not None:
@@ -85,10 +85,10 @@ def _array(array: np.ndarray | None) -> np.ndarray:
 
 
 def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer: Layer) -> np.ndarray:
-    """A matrix of an LSTM as the warps read it, in the generator's type, flat.
+    """A matrix of an LSTM in the order in which the warps read it, in the generator's number type, flat.
 
-    As `kernels.lstm.cuda.plan.Packing` has it for the forward recurrence, but that there may be more units than
-    columns: (block, product, tile, lane, part, number).
+    The order is that of `kernels.lstm.cuda.plan.Packing` for the forward recurrence, (block, product, tile, lane, part,
+    number), except that the layer below may have another number of units.
 
     Args:
         weights: (units below, 4H).
@@ -107,9 +107,9 @@ def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer
 
 
 def _packed_head(kernel: np.ndarray, generator: Generator) -> np.ndarray:
-    """The matrix of the logits (H, V) as the warps read it, in the generator's type, flat.
+    """The matrix of the logits (H, V) in the order in which the warps read it, in the generator's number type, flat.
 
-    As `_packed_layer`, where the tiles of a block are those of its warps, one round after the other.
+    Ordered as in `_packed_layer`; the tiles of a block are those of its warps, one round after the other.
     """
     head = generator.head
     values = numbers(kernel, generator.number)
@@ -128,7 +128,7 @@ def _packed_head(kernel: np.ndarray, generator: Generator) -> np.ndarray:
 
 
 def _head_bias(bias: np.ndarray | None, generator: Generator) -> np.ndarray:
-    """The bias of the logits, zeros where there is none and up to a whole tile."""
+    """The bias of the logits, padded with zeros to whole tiles; zeros if there is none."""
     padded = np.zeros(-(-generator.outputs // 16) * 16, np.float32)
     if bias is not None:
         padded[: generator.outputs] = bias

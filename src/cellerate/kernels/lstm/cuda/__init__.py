@@ -1,1 +1,1 @@
-"""The recurrence of an LSTM layer on NVIDIA GPUs, from Hopper on."""
+"""The recurrence of an LSTM layer on NVIDIA GPUs, Hopper or later."""

@@ -1,4 +1,4 @@
-"""The arguments of the kernels, byte for byte as their sources have them."""
+"""The arguments of the kernels, with the same layout as the structures in the CUDA sources."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ from cellerate.kernels.cuda.launch import Arguments
 
 
 class ForwardArguments(Arguments):
-    """`ForwardArguments` of lstm_forward.cuh, field by field; there are the shapes."""
+    """`ForwardArguments` of lstm_forward.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("batch", "steps", "units", "vocabulary", "masked_output")),
@@ -33,7 +33,7 @@ class ForwardArguments(Arguments):
 
 
 class BackwardArguments(Arguments):
-    """`BackwardArguments` of lstm_backward.cuh, field by field; there are the shapes."""
+    """`BackwardArguments` of lstm_backward.cuh, field by field; the shapes are documented there."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("batch", "steps", "units", "masked_output")),

@@ -1,4 +1,4 @@
-"""One call of an LSTM layer on a GPU, as every framework makes it: its kernels, and what they read and write."""
+"""One call of an LSTM layer on a GPU, the same for every framework: its kernels, and what they read and write."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,8 +12,8 @@ class Result(NamedTuple):
     """An array that a kernel writes.
 
     Attributes:
-        shape: Of it.
-        float32: Whether it is float32 whatever the layer's type; the others are of that type.
+        shape: The shape of the array.
+        float32: Whether it is float32 whatever the layer's type is; if not, it has the layer's type.
     """
 
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class Result(NamedTuple):
 
 
 Results = dict[str, Result]
-"""By the names of the kernels' arguments, in the order in which they are kept."""
+"""The results by the names of the kernels' arguments, in the order in which they are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class LayerPlan:
 
     Attributes:
         shape: (B, T, H).
-        number: What products are computed in: the layer's type, or "tf32" for float32.
+        number: The number type of the products: the layer's type, or "tf32" for a float32 layer.
         options: Activations, direction and masked outputs.
-        return_sequences: Whether all outputs are wanted or the last.
+        return_sequences: Whether all outputs are wanted or only the last.
         masked: Whether there is a mask.
         dropped: Whether there are masks of recurrent dropout.
         device: The GPU's number.
@@ -47,7 +47,7 @@ class LayerPlan:
     device: int
 
     def kernel(self, direction: Direction) -> Variant:
-        """The kernel that is the fastest on the GPU. Raises `ConfigError` and `BackendError` as `select` does."""
+        """The fastest kernel on the GPU. Raises `ConfigError` and `BackendError` as `select.variant_of` does."""
         return select.variant_of(
             direction,
             self.number,
@@ -59,27 +59,27 @@ class LayerPlan:
         )
 
     def packing(self, kernel: Variant) -> tuple[int, Packing]:
-        """How many units of zeros the recurrent kernel (H, 4, H) gets on both axes, and the order it is read in."""
+        """How many units of zeros pad both H axes of the recurrent kernel (H, 4, H), and its order for the kernel."""
         return kernel.units - self.shape[2], packing(kernel)
 
     @property
     def outputs(self) -> str:
-        """The name of the outputs among the arguments of the forward kernel; with "d_" in front, of the backward."""
+        """The name of the outputs among the forward kernel's arguments; the backward kernel's has the prefix "d_"."""
         return "outputs" if self.return_sequences else "last_output"
 
     @property
     def h_of_steps(self) -> str:
-        """The name of h after each step among what is kept and the outputs: these, unless they differ from it."""
+        """The result that holds h after each step: "outputs", or "states" where the outputs are not that."""
         return "states" if self.masked or not self.return_sequences else "outputs"
 
     def kept(self) -> Results:
-        """What the forward kernel writes for the backward one, beside the outputs."""
+        """What the forward kernel writes for the backward kernel, besides the outputs."""
         batch, steps, units = self.shape
         found = {"gates": Result((batch, steps, units, 4)), "cells": Result(self.shape, float32=True)}
         return found | ({"states": Result(self.shape)} if self.h_of_steps == "states" else {})
 
     def forward_results(self) -> Results:
-        """What else it writes."""
+        """What else the forward kernel writes."""
         batch, _, units = self.shape
         state = (batch, units)
         outputs = Result(self.shape if self.return_sequences else state)
@@ -93,7 +93,7 @@ class LayerPlan:
         return {"d_projected": d_projected, "d_h0": Result(state), "d_c0": Result(state, float32=True)}
 
     def integers(self) -> dict[str, int]:
-        """The arguments of both kernels that are numbers, by their names."""
+        """The integer arguments of both kernels, by name."""
         batch, steps, units = self.shape
         masked_output = MASKED_OUTPUTS.index(self.options.masked_output)
         return {"batch": batch, "steps": steps, "units": units, "masked_output": masked_output}

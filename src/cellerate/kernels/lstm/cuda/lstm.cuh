@@ -1,26 +1,27 @@
-// What the forward and the backward recurrence of one LSTM layer have in common: their sizes and how they lay things out.
+// What the forward and the backward recurrence of one LSTM layer share: sizes, and the layout of their data.
 //
-// Only the recurrence is here; the products over all steps (x·kernel, and the gradients of weights and inputs) are
-// matrix products of the framework's. Dimensions: B batch, T steps, H units. The four gates of a unit, in Keras's order
-// i, f, c, o, stand side by side, so that a thread reads them at once: (…, H, 4).
+// Only the recurrence is here; the framework computes the products over all steps (x·kernel, and the gradients of
+// weights and inputs). Dimensions: B batch, T steps, H units. The four gates of a unit, in Keras's order i, f, c, o,
+// lie side by side, so that a thread reads them at once: (…, H, 4).
 //
-// A cluster of thread blocks owns `kRows` rows of the batch for all steps, and each of its blocks `kBlockUnits` units. A
-// block keeps the recurrent weights of its units as near as it can; in every step it multiplies them with the h of all
-// units, and sends the h of its own to all blocks of the cluster. No step waits for another cluster.
+// A cluster of thread blocks owns `kRows` rows of the batch for all steps, and each of its blocks owns `kBlockUnits`
+// units. A block keeps the recurrent weights of its units as near as it can. In every step it multiplies them with
+// the h of all units, and sends the h of its own units to all blocks of the cluster. No step waits for another
+// cluster.
 #pragma once
 
 #include "activations.cuh"
 
 namespace cellerate::gpu {
 
-// h, and what the blocks send of its gradient, lies in panels of so many units.
+// The number of units in a panel. h lies in panels.
 constexpr int kPanelUnits = 32;
 
-// What stands in the output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
+// The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
 
-// Where the weights of a thread lie: those of so many products in registers, of so many in shared memory, and the others
-// in memory, where each step reads them anew.
+// Where the weights of a thread lie: for how many products in registers and in shared memory. The others are in
+// global memory, and each step reads them anew.
 template <int registers, int shared>
 struct Tiers {
   static constexpr int kRegisters = registers;
@@ -31,8 +32,8 @@ struct Tiers {
 //   Number: Bfloat16, Float16, float or Tf32, of weights, inputs, outputs and h; c and all sums are float.
 //   units: H, rounded up to a multiple of block_units.
 //   block_units: units of a block, 32 or 64.
-//   rows: rows of the batch that a cluster has, a multiple of 8.
-//   masked: whether there is a mask. dropped: whether h is multiplied by another mask for each gate.
+//   rows: rows of the batch per cluster, a multiple of 8.
+//   masked: whether there is a mask. dropped: whether h is multiplied by a separate mask for each gate.
 template <class Number_, int units, int block_units, int rows, Activation activation,
           Activation recurrent_activation, bool masked, bool dropped, class Tiers_>
 struct Plan {
@@ -46,26 +47,26 @@ struct Plan {
   static constexpr bool kMasked = masked;
   static constexpr bool kDropped = dropped;
 
-  static constexpr int kThreads = 8 * block_units;  // a warp for each 4 units, or for each 16 of one gate
+  static constexpr int kThreads = 8 * block_units;  // a warp per 4 units, or per 16 units of one gate
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kBlocks = units / block_units;  // of a cluster
+  static constexpr int kBlocks = units / block_units;  // per cluster
   static constexpr int kPanels = units / kPanelUnits;  // of all units
   static constexpr int kBlockPanels = block_units / kPanelUnits;
-  static constexpr int kTiles = rows / 8;  // of 8 rows: a product of a warp
+  static constexpr int kTiles = rows / 8;  // of 8 rows, as a product of a warp has
   static_assert(units % block_units == 0 && block_units % kPanelUnits == 0 && rows % 8 == 0);
 };
 
-// How numbers reach the matrix units: a float as the sum of two numbers of 19 bits, whose three larger products are
-// added up ("3xTF32": Ootomo & Yokota, "Recovering single precision accuracy from Tensor Cores", 2022).
+// How numbers reach the matrix units. A float is split into the sum of two numbers of 19 bits, and the three larger
+// of their four products are added up ("3xTF32": Ootomo & Yokota, "Recovering single precision accuracy from Tensor
+// Cores", 2022).
 template <class Number>
 struct Layout {
   static constexpr int kSplit = 1;
-  // Whether the matrix units cut off what a number is too long by, which would make all products smaller; so it is
-  // rounded before.
+  // Whether numbers are rounded before the matrix units cut off their last bits, which would make all products smaller.
   static constexpr bool kRounds = false;
-  static constexpr int kWord = 4 / sizeof(Number);      // numbers of a lane's part of a product
-  static constexpr int kChunk = 16 / sizeof(Number);    // of a row of a matrix
-  static constexpr int kProduct = 32 / sizeof(Number);  // of the sums of a product
+  static constexpr int kWord = 4 / sizeof(Number);      // numbers in a lane's part of a product
+  static constexpr int kChunk = 16 / sizeof(Number);    // numbers in a row of a matrix
+  static constexpr int kProduct = 32 / sizeof(Number);  // numbers in each sum of a product
   static constexpr int kRowChunks = kPanelUnits / kChunk;
 };
 
@@ -82,15 +83,15 @@ struct Layout<float> : Layout<Tf32> {
   static constexpr bool kRounds = false;
 };
 
-// Splits the number in `bits`: what stays there is the larger part.
+// Splits the number in `bits`; the larger part stays there.
 CELLERATE_DEVICE void split(unsigned& bits, unsigned& rest) {
   const float whole = from_bits(bits), large = upper_part(whole);
   bits = bits_of(large);
   rest = bits_of(whole - large);
 }
 
-// Stores a number as the matrix units take it, the second part of a split one `distance` further: what is left of that,
-// the units cut off.
+// Stores a number in the form that the matrix units take. If it is split, the second part goes to `distance` further
+// on; of that, the units cut off the last bits.
 template <class Number>
 CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   if constexpr (Layout<Number>::kSplit == 2) {
@@ -101,8 +102,8 @@ CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
   }
 }
 
-// Where unit `unit` of row `row` stands in a panel: the chunks of a row change places from row to row, so that reading a
-// matrix takes all banks once.
+// Where unit `unit` of row `row` lies in a panel. The chunks of a row change places from row to row, so that reading
+// a matrix uses each bank once.
 template <class Number>
 CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
   using L = Layout<Number>;
@@ -110,29 +111,29 @@ CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
   return row * kPanelUnits + chunk * L::kChunk + unit % L::kChunk;
 }
 
-// The four words that a thread has of the weights of one product.
+// A thread's four words of the weights of one product.
 struct alignas(16) Words {
   unsigned of[4];
 };
 
-// The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows that the matrix of its block is cut into, and of
-// each as many products as there are. They are used product after product, and in each tile after tile; those that lie
-// in memory are spread evenly over that order, and read a few uses ahead, so that memory is busy all the time. The first
-// of a step `read_ahead` begins to read, called where nothing has to wait for that.
+// The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows into which the matrix of its block is cut,
+// with all their products. They are used product after product, and within a product tile after tile. Those in global
+// memory are spread evenly over that order and read a few uses ahead, so that memory is always busy. `read_ahead`
+// starts to read the first of them for a step; call it where nothing has to wait for that.
 template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
 class Weights {
   static constexpr int kCount = products * tiles;
   static constexpr int kRegisters = Tiers::kRegisters;
-  static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // those in memory
+  static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // in global memory
   static constexpr int kMostAhead = 3;
   static constexpr int kAhead = kStreamed < kMostAhead ? kStreamed : kMostAhead;
   static_assert(kRegisters > 0 && Tiers::kShared >= 0 && kStreamed >= 0);
 
  public:
-  static constexpr int kSharedWords = Tiers::kShared * threads;  // of a block
+  static constexpr int kSharedWords = Tiers::kShared * threads;  // per block
 
-  // Puts the weights where they will be.
-  //   packed: those of this block, (products, block_tiles, 32), as cellerate.kernels.lstm.cuda.plan.Packing has them.
+  // Puts the weights into registers and shared memory.
+  //   packed: this block's, (products, block_tiles, 32), in the order of cellerate.kernels.lstm.cuda.plan.Packing.
   //   shared: room for kSharedWords.
   CELLERATE_DEVICE void load(const Words* packed, int first_tile, Words* shared) {
     packed_ = packed + first_tile * 32 + thread_index() % 32;
@@ -148,15 +149,15 @@ class Weights {
     }
   }
 
-  // Begins to read what is used first of that in memory.
+  // Starts to read the first weights that come from global memory.
   CELLERATE_DEVICE void read_ahead() {
     CELLERATE_UNROLL
     for (int n = 0; n < kAhead; ++n) load_words(ahead_[n].of, at(streamed_use(n)));
   }
 
-  // Adds the weights of a product times the parts b0 and b1 of h to `sum`. The second parts are of split numbers alone.
-  // Each step uses all weights, in their order.
-  //   b: of this product and of the one that it is a pair with.
+  // Adds the weights of a product times h to `sum`. Each step must use all weights, in their order.
+  //   b: this thread's words of h, for this product and the other one of its pair; only split numbers have a second
+  //   part.
   template <int count>
   CELLERATE_DEVICE void multiply(int product, int tile, const unsigned (&b)[Layout<Number>::kSplit][count][4],
                                  float (&sum)[count][4]) {
@@ -172,8 +173,8 @@ class Weights {
       }
       CELLERATE_UNROLL
       for (int n = 0; n < count; ++n) {
-        // The matrix units cut off the last bits of each sum, always towards zero. So they add up no more than a product,
-        // its small parts first.
+        // The matrix units cut off the last bits of each sum, always towards zero. So they only add up a single
+        // product, small parts first.
         float few[4] = {};
         multiply_add(Number{}, few, lower, b[0][n][first], b[0][n][first + 1]);
         multiply_add(Number{}, few, upper, b[1][n][first], b[1][n][first + 1]);
@@ -190,17 +191,17 @@ class Weights {
   }
 
  private:
-  // How many of the first n are chosen where `some` of `all` are, evenly.
+  // If `some` of `all` are chosen, evenly spread: how many of the first n are.
   CELLERATE_DEVICE static constexpr int chosen(int n, int all, int some) { return n * some / all; }
   CELLERATE_DEVICE static constexpr bool is_streamed(int use) {
     return chosen(use + 1, kCount, kStreamed) > chosen(use, kCount, kStreamed);
   }
-  // Of those that are not streamed.
+  // `near` counts the uses that are not streamed.
   CELLERATE_DEVICE static constexpr bool is_shared(int near) {
     constexpr int kNear = kCount - kStreamed;
     return chosen(near + 1, kNear, Tiers::kShared) > chosen(near, kNear, Tiers::kShared);
   }
-  // The use of which that is the n-th in memory.
+  // The use that takes the n-th weights from global memory.
   CELLERATE_DEVICE static constexpr int streamed_use(int n) {
     return kStreamed == 0 ? 0 : ((n + 1) * kCount + kStreamed - 1) / kStreamed - 1;
   }
@@ -233,7 +234,7 @@ class Weights {
   Words ahead_[kAhead > 0 ? kAhead : 1];
 };
 
-// Where a thread stands: in its block, and with what its block and its cluster own.
+// A thread's place in its block, and the first row and unit that its block and cluster own.
 template <class P>
 struct Place {
   const int thread = thread_index();
@@ -244,8 +245,7 @@ struct Place {
   const int first_unit = rank * P::kBlockUnits;
 };
 
-// Calls `work` for each block of the cluster, in one thread: a warp starts its copies one after the other, so that all
-// warps share them.
+// Calls `work` once for each block of the cluster. A warp starts copies one after the other, so the warps share them.
 template <class P, class Work>
 CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
   CELLERATE_UNROLL
@@ -255,7 +255,8 @@ CELLERATE_DEVICE void for_each_block(const Place<P>& here, const Work& work) {
   }
 }
 
-// What two lanes 4 apart have of the gates of a unit, i and c, and f and o, for two rows: each gets all of one row.
+// Two lanes, 4 apart, have the gates i and c, and f and o, of a unit in two rows. Each lane gets all gates of one
+// row.
 struct UnitGates {
   float of[4];
 };
@@ -267,7 +268,7 @@ CELLERATE_DEVICE UnitGates gates_of_unit(const float (&mine)[4], int lane) {
   return {{mine[0], low, mine[2], high}};
 }
 
-// Makes the barriers of the even steps and of the odd ones; on return those of all blocks of the cluster are there.
+// Makes the barriers of the even and the odd steps; on return, the barriers of all blocks of the cluster exist.
 CELLERATE_DEVICE void make_barriers(Barrier (&arrived)[2]) {
   if (thread_index() == 0) {
     init_barrier(arrived[0]);
@@ -283,8 +284,8 @@ struct alignas(4 * sizeof(Number)) Gates {
   Number of[4];
 };
 
-// Numbers that are read some time before they are needed, and left as they come until then: what is done with them sooner
-// waits for the memory sooner, and the other blocks wait along.
+// Numbers that are read some time before they are needed, and not touched until then: using them earlier would wait
+// for the memory, and the other blocks would wait too.
 template <class Number, int count>
 class Awaited {
   static constexpr int kBytes = count * sizeof(Number), kWords = (kBytes + 3) / 4;
@@ -323,15 +324,15 @@ class Awaited {
   Bits bits_ = {};
 };
 
-// A gate's value, and what backward needs of it.
+// A gate's value, and what is kept of it for backward.
 struct Gate {
   float value, kept;
 };
 
-// What is kept of a gate is its value, or what it was computed from where the derivative cannot be told from that. Of a
-// sigmoid s it is the smaller of s and 1 - s, negative where s is the larger: in few bits 1 - s, which the derivative has
-// as a factor, could not be told from an s near 1. In 16 bits, of a tanh beyond 1/2 it is likewise the distance from 1 or
-// -1, with its sign, and `kFar` times as large, by which it can be told from a value.
+// What is kept of a gate is its value, or its pre-activation if the derivative cannot be computed from the value. For
+// a sigmoid s it is the smaller of s and 1 - s, negative where s is the larger: with few bits, an s near 1 would not
+// tell 1 - s, which is a factor of the derivative. Likewise, in 16 bits, for a tanh beyond 1/2 it is the distance
+// from 1 or -1, with the sign of the tanh, and multiplied by `kFar`, which distinguishes it from a value.
 template <class Number>
 constexpr float kFar = 0x1p32f;
 template <>
@@ -340,7 +341,7 @@ inline constexpr float kFar<Float16> = 0x1p16f;
 CELLERATE_DEVICE Gate sigmoid_gate(float z, float smaller) {
   return z < 0 ? Gate{smaller, smaller} : Gate{1.0f - smaller, -smaller};
 }
-// Of tanh(z), by the smaller part of sigmoid(2 z).
+// tanh(z), from `smaller_of_sigmoid(2 z)`.
 template <class Number>
 CELLERATE_DEVICE Gate tanh_gate(float z, float smaller) {
   const float distance = 2.0f * smaller, size = 1.0f - distance;
@@ -375,15 +376,15 @@ CELLERATE_DEVICE void all_gates(const UnitGates& z, Gate& i, Gate& f, Gate& g, G
   }
 }
 
-// An activation's value, and the derivative there.
+// An activation's value and derivative.
 struct ValueAndSlope {
   float value, slope;
 };
-// Of c.
+// Those of the activation of c.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {
-    // 1 - tanh² from a tanh in few bits would be wrong wherever c is large.
+    // Computing 1 - tanh² from a tanh of few bits would be wrong wherever c is large.
     float smaller[1] = {2.0f * c};
     short_smaller_of_sigmoids(smaller);
     const float size = 1.0f - 2.0f * smaller[0];
@@ -392,12 +393,12 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope_of_cell(float c) {
   const float value = activate<kKind, Number>(c);
   return {value, derivative<kKind>(c, value)};
 }
-// Of a gate, from what is kept of it.
+// Those of a gate, from what was kept of it.
 template <Activation kKind, class Number>
 CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   if constexpr (kKind == Activation::kSigmoid) {
     const float smaller = fabsf(kept), larger = 1.0f - smaller;
-    // By its bit: there is a zero of either sign.
+    // By the sign bit, because zero can have either sign.
     return {bits_of(kept) >> 31 ? larger : smaller, smaller * larger};
   }
   if constexpr (kKind == Activation::kTanh && sizeof(Number) == 2) {

@@ -1,10 +1,10 @@
 // The backward recurrence of one LSTM layer: from the gradients of the outputs to those of the pre-activations.
 //
-// The gradients of weights and inputs are products over all steps of what comes out here, and the framework's.
+// The framework computes the gradients of weights and inputs, as products over all steps, from what this computes.
 //
-// As in the forward recurrence a cluster owns some rows of the batch, and each of its blocks some units. A block turns the
-// gradient of the h of its units into that of their gates, multiplies that with its weights, which gives its part of the
-// gradient of the h before of all units, and sends every block the part of that block's units.
+// As in the forward recurrence, a cluster owns some rows of the batch, and each of its blocks some units. In every
+// step, a block turns the gradients of h of its units into those of their gates. These times its weights are its part
+// of the gradient of the previous h of all units; each block gets the part for its units.
 #pragma once
 
 #include "lstm.cuh"
@@ -16,12 +16,12 @@ struct BackwardArguments {
   int batch, steps, units;     // B, T and H itself
   MaskedOutput masked_output;  // only with a mask
   const Number* gates;         // (B, T, H, 4) as forward wrote them
-  const float* cells;          // (B, T, H), too
+  const float* cells;          // (B, T, H) as forward wrote them
   const Words* weights;        // (kBlocks, kProducts, kBlockTiles, 32): the recurrent kernel, zeros beyond H
   const float* c0;             // (B, H), or null: zeros
   const unsigned char* mask;   // (B, T), zero where masked; only with a mask
-  const float* recurrent_dropout;  // (4, B, H); only with one
-  const Number* d_outputs;         // (B, T, H), or null: zeros, as for the next three
+  const float* recurrent_dropout;  // (4, B, H); only with dropout
+  const Number* d_outputs;         // (B, T, H), or null for zeros, like the next three
   const Number* d_last_output;     // (B, H)
   const Number* d_h_T;             // (B, H)
   const float* d_c_T;              // (B, H)
@@ -33,25 +33,27 @@ struct BackwardArguments {
 template <class P>
 struct BackwardShared {
   using Number = typename P::Number;
-  static constexpr int kBlockTiles = P::kUnits / 16;                            // of 16 units
-  static constexpr int kUnitTiles = (kBlockTiles + P::kWarps - 1) / P::kWarps;  // of a warp
-  static constexpr int kOwnTiles = P::kBlockUnits / 16;                         // of the units of a block
-  // Sums of 16 units and 8 rows, by `in_sums`; as narrow as the gradients of the gates that they become.
+  static constexpr int kBlockTiles = P::kUnits / 16;                            // tiles of 16 units
+  static constexpr int kUnitTiles = (kBlockTiles + P::kWarps - 1) / P::kWarps;  // tiles per warp
+  static constexpr int kOwnTiles = P::kBlockUnits / 16;                         // tiles of the block's units
+  // A tile has the sums of 16 units and 8 rows, ordered by `in_sums`, as narrow as the gradients of the gates that
+  // they become.
   struct alignas(4 * sizeof(Number)) Sums {
     Number of[4];
   };
   using Tile = Sums[32];
 
-  // What the blocks of the cluster have sent of the gradient of h, of this step and of the next.
+  // The parts of the gradient of h that the blocks of the cluster have sent, for this step and for the next.
   alignas(128) Tile come[2][P::kBlocks][kOwnTiles][P::kTiles];
   Tile sent[2][kBlockTiles][P::kTiles];
-  // Of the gates of this block's units as the matrix units take them, (rows, 4, kBlockUnits), by `in_gates`.
+  // The gradients of the gates of this block's units in the form that the matrix units take, (rows, 4, kBlockUnits),
+  // ordered by `in_gates`.
   alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
-  // With a mask for each gate: those of all units, (4, kUnits, rows). Of many units there is no room for floats.
+  // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
   Barrier arrived[2];
-  // What there are no registers for.
+  // The weights for which there are no registers.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
   using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
@@ -100,16 +102,16 @@ class BackwardBlock {
     }
     collect(in_.steps, in_.steps & 1);
     finish();
-    // No block ends while a copy from it is on its way.
+    // No block may end while a copy from it is on its way.
     sync_cluster();
   }
 
  private:
-  // A warp has 16 units of two rows of each tile.
+  // A warp has 16 units in two rows of each tile.
   CELLERATE_DEVICE int row_in_tile() const { return here_.warp % 4 * 2 + here_.lane / 16; }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
-  // Where the four sums stand that a lane of a warp has of a product: of the units `group` and `group` + 8, and for each
-  // of them of the rows 2 * quarter and the next. Both those who write and those who read take all banks.
+  // Where a lane's four sums of a product lie: for each of the units `group` and `group` + 8, those of the rows
+  // 2 * quarter and 2 * quarter + 1. In this order both writing and reading use all banks.
   CELLERATE_DEVICE static int in_sums(int group, int quarter) { return quarter * 8 + (group ^ 2 * quarter); }
   // The chunks of a row change places from row to row.
   CELLERATE_DEVICE static int in_gates(int row, int gate_unit) {
@@ -126,7 +128,7 @@ class BackwardBlock {
     const Words* of_block = in_.weights + here_.rank * kProducts * kBlockTiles * 32;
     weights_.load(of_block, unit_tile(0), shared_.weights);
   }
-  // Where the tiles cannot be divided evenly, warps compute some of the same, and write the same sums.
+  // If the tiles cannot be divided evenly, some tiles are computed by two warps, which write the same sums.
   CELLERATE_DEVICE int unit_tile(int tile) const {
     const int first = here_.warp * kUnitTiles, last = kBlockTiles - kUnitTiles;
     return (first < last ? first : last) + tile;
@@ -157,7 +159,7 @@ class BackwardBlock {
     return in_.recurrent_dropout[(static_cast<long>(gate) * in_.batch + b) * in_.units + unit];
   }
 
-  // Reads what a step needs from memory, a step before it is needed.
+  // Starts to read from memory what a step needs, one step ahead.
   CELLERATE_DEVICE void read_ahead(int step) {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -189,8 +191,9 @@ class BackwardBlock {
     }
   }
 
-  // Goes back through a step of this thread's unit in one row: from the gradients of h and c after it to those of its
-  // gates and of c before it. That of h before it is 0 where the step counts, but for what the blocks will send.
+  // Goes back through a step of this thread's unit in one row: from the gradients of h and c after the step to those
+  // of its gates and of c before it. If the step counts, the gradient of h before it starts at 0; the blocks send all
+  // of it.
   CELLERATE_DEVICE void retreat(int step, int tile) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     float d_z[4] = {};
@@ -238,7 +241,7 @@ class BackwardBlock {
     if (inside_[tile]) *reinterpret_cast<Gates<Number>*>(in_.d_projected + 4 * at(tile, step)) = gates;
   }
 
-  // This block's part of the gradient of the h before, of all units: weights · d_gates.
+  // This block's part of the gradient of the previous h of all units: weights · d_gates.
   CELLERATE_DEVICE void multiply(int next) {
     const int group = here_.lane / 4, quarter = here_.lane % 4;
     float sums[kUnitTiles][P::kTiles][4] = {};
@@ -277,7 +280,7 @@ class BackwardBlock {
       for (int tile = 0; tile < P::kTiles; ++tile) work(unit_tile, tile);
     }
   }
-  // The part of one gate.
+  // The part that comes from one gate.
   CELLERATE_DEVICE void multiply_gate(int gate, float (&sums)[kUnitTiles][P::kTiles][4]) {
     constexpr int kPairs = kProducts / 4 / 2;
     CELLERATE_UNROLL
@@ -314,7 +317,7 @@ class BackwardBlock {
   BackwardShared<P>& shared_;
   const Place<P> here_;
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
-  const bool there_;             // whether it is one
+  const bool there_;             // whether the layer has that unit
 
   typename BackwardShared<P>::Weights weights_;
   Awaited<Number, 4> gates_[P::kTiles];

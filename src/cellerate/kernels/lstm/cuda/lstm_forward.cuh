@@ -1,18 +1,18 @@
 // The forward recurrence of one LSTM layer in one direction.
 //
-// Source of the idea that weights stay in registers and clusters exchange h: persistent RNNs (Diamos et al., "Persistent
-// RNNs: Stashing Recurrent Weights On-Chip", 2016), on the distributed shared memory of Hopper.
+// Source of the idea that weights stay in registers and blocks exchange h: persistent RNNs (Diamos et al.,
+// "Persistent RNNs: Stashing Recurrent Weights On-Chip", 2016), here on Hopper's distributed shared memory.
 #pragma once
 
 #include "lstm.cuh"
 
 namespace cellerate::gpu {
 
-// Rows beyond the batch and units beyond H are computed with zeros and not written.
+// Rows beyond the batch and units beyond H are computed with zeros, and not written.
 template <class Number>
 struct ForwardArguments {
   int batch, steps, units;         // B, T and H itself
-  int vocabulary;                  // V, the rows of the table, where there are ids
+  int vocabulary;                  // V, the rows of the table, if there are ids
   MaskedOutput masked_output;      // only with a mask
   const Number* projected;         // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
   const int* ids;                  // (B, T), or null
@@ -20,7 +20,7 @@ struct ForwardArguments {
   const Number* h0;                // (B, H), or null: zeros
   const float* c0;                 // (B, H), or null: zeros
   const unsigned char* mask;       // (B, T), zero where masked; only with a mask
-  const float* recurrent_dropout;  // (4, B, H); only with one
+  const float* recurrent_dropout;  // (4, B, H); only with dropout
   Number* outputs;                 // (B, T, H), or null
   Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
   Number* gates;                   // (B, T, H, 4) what backward needs, or null
@@ -34,27 +34,27 @@ template <class P>
 struct ForwardShared {
   using Number = typename P::Number;
   using Panel = Number[P::kRows * kPanelUnits];  // by `in_panel`
-  // h is sent as the matrix units take it; but where it is multiplied with masks first, that is for who receives it.
+  // h is sent in the form that the matrix units take; but if masks multiply it first, the receiver splits it.
   static constexpr int kParts = P::kDropped ? 1 : Layout<Number>::kSplit;
 
   // The h of all units, of this step and of the next.
   alignas(128) Panel h[2][P::kPanels][kParts];
-  // What this block sends, and what it writes where that is something else: of even steps and of odd ones.
+  // What this block sends, and what it writes if that differs: for the even steps and for the odd ones.
   Panel sent[2][P::kBlockPanels][kParts];
-  Panel state[2][P::kBlockPanels];   // not used where the same as what is sent
-  Panel output[2][P::kBlockPanels];  // not used where the same as the state
-  // With a mask for each gate: those of all units, (4, kPanels) panels.
+  Panel state[2][P::kBlockPanels];   // not used if `sent` is the same
+  Panel output[2][P::kBlockPanels];  // not used if the state is the same
+  // With a mask for each gate: the masks of all units, (4, kPanels) panels.
   Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
   Barrier arrived[2];
-  // And the sums of all gates, units and rows.
+  // With a mask for each gate: the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
-  // What there are no registers for.
+  // The weights for which there are no registers.
   static constexpr int kProducts = P::kUnits / Layout<Number>::kProduct;
   using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, 1, P::kWarps>;
   Words weights[Weights::kSharedWords > 0 ? Weights::kSharedWords : 1];
 };
 
-// The recurrence of a block: its units of the rows of its cluster.
+// The recurrence in one block: its units, for the rows of its cluster.
 template <class P>
 class ForwardBlock {
   using Number = typename P::Number;
@@ -62,7 +62,7 @@ class ForwardBlock {
   static constexpr int kProducts = ForwardShared<P>::kProducts;
   static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
   static constexpr int kParts = ForwardShared<P>::kParts;
-  // What is sent is h as it is, if it is neither split nor rounded.
+  // Whether the panel that is sent does not hold plain h, because h is split or rounded.
   static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
 
@@ -98,32 +98,32 @@ class ForwardBlock {
                         sizeof shared_.sent[0], shared_.arrived[next]);
         });
       }
-      // What memory has to do is not begun before the copies are: their fence might wait for it.
+      // Only after the copies have started does memory get other work: the fence before them might wait for it.
       if (!last) read_ahead(step + 1);
       keep(step);
       write(step, next);
     }
     finish();
-    // No block ends while another may still send to it, or read from it.
+    // No block may end while another may still send to it or read from it.
     sync_cluster();
   }
 
  private:
-  // Row of the batch of a tile that this thread computes.
+  // The row that this thread computes in each tile.
   CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
   CELLERATE_DEVICE long at(int tile, int step) const {
     return static_cast<long>(here_.first_row + row(tile)) * in_.steps + step;
   }
 
-  // The 16 rows of a product are of four units all gates, so that two lanes together have those of a unit. With a mask
-  // for each gate they are 16 units of one gate, since they are multiplied with h under that mask.
+  // The 16 rows of a product are all gates of four units, so that two lanes together have the gates of a unit. With a
+  // mask for each gate, they are one gate of 16 units, because they are multiplied with h under that gate's mask.
   CELLERATE_DEVICE void load_weights() {
     const Words* of_block = in_.weights + here_.rank * kProducts * P::kThreads;
     weights_.load(of_block, here_.warp, shared_.weights);
   }
 
-  // Fills h with the initial states of all units, and takes those of this thread.
+  // Fills h with the initial states of all units, and loads the states of this thread.
   CELLERATE_DEVICE void begin() {
     for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
       const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
@@ -162,10 +162,10 @@ class ForwardBlock {
     return shared_.dropout + (gate * P::kPanels + panel) * kNumbers;
   }
 
-  // Reads what a step needs from memory, a step before it is needed.
+  // Starts to read from memory what a step needs, one step ahead.
   CELLERATE_DEVICE void read_ahead(int step) {
     weights_.read_ahead();
-    // All ids before the first is needed.
+    // Reads all ids before the first is needed.
     int id[P::kTiles];
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -176,7 +176,7 @@ class ForwardBlock {
       if (!inside_[tile]) continue;
       long from = at(tile, step);
       if constexpr (P::kMasked) mask_[tile].read(in_.mask + from);
-      // Whoever calls checks ids; one that is wrong all the same must not read beyond the table.
+      // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
       const int most = in_.vocabulary - 1;
       if (in_.ids != nullptr) from = id[tile] < 0 ? 0 : id[tile] < most ? id[tile] : most;
       projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
@@ -185,8 +185,8 @@ class ForwardBlock {
 
   // weights · h.
   CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
-    // Two sums, of even products and odd ones, so that none waits for the one before. Split numbers need no second one;
-    // with many tiles and warps others are under way meanwhile, and the registers are worth more.
+    // Even and odd products have separate sums, so that none waits for the one before. Split numbers do not need
+    // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
     constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
     float other[P::kTiles][4] = {};
     constexpr int kPairUnits = 2 * L::kProduct;
@@ -223,7 +223,7 @@ class ForwardBlock {
     }
   }
 
-  // With a mask for each gate the gates of a unit are with four warps.
+  // With a mask for each gate, four warps have the gates of a unit; this passes their sums through shared memory.
   CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
     const int gate = here_.warp % 4;
     CELLERATE_UNROLL
@@ -247,7 +247,7 @@ class ForwardBlock {
     return gates_of_unit(mine, here_.lane);
   }
 
-  // Computes a step of this thread's unit in one row, and leaves what comes of it where it is sent and written from.
+  // Computes a step of this thread's unit in one row, and puts the results where they are sent and written from.
   CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
     Number projected[4];
@@ -266,7 +266,7 @@ class ForwardBlock {
     }
     if (live) {
       c_[tile] = c;
-      // Units beyond H are zero, whatever the activation makes of that: weights of zero do not hide an infinity.
+      // Units beyond H stay zero, whatever the activation of zero is: weights of zero would not hide an infinity.
       h_[tile] = inside_[tile] ? h : 0.0f;
     }
     const int panel = block_unit_ / kPanelUnits;
@@ -287,7 +287,7 @@ class ForwardBlock {
     narrow(o.kept, gates_[tile].of[3]);
   }
 
-  // Writes what backward needs of a step.
+  // Writes what backward needs to know about a step.
   CELLERATE_DEVICE void keep(int step) {
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
@@ -341,7 +341,7 @@ class ForwardBlock {
   ForwardShared<P>& shared_;
   const Place<P> here_;
   const int block_unit_, unit_;  // the unit that this thread computes, in its block and in the layer
-  const bool there_;             // whether it is one
+  const bool there_;             // whether the layer has that unit
 
   typename ForwardShared<P>::Weights weights_;
   Awaited<Number, 4> projected_[P::kTiles];

@@ -1,6 +1,6 @@
 """Which kernel a call of an LSTM layer gets: what it is compiled for, and how it is cut into clusters.
 
-A module of its own because this is arithmetic about sizes, and needs neither a GPU nor a compiler.
+This is arithmetic about sizes; it needs neither a GPU nor a compiler.
 """
 
 import dataclasses
@@ -13,17 +13,18 @@ from cellerate.kernels.cuda.kernel import SHARED_BYTES, clusters
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 Direction = Literal["forward", "backward"]
-# The units of a block, up to so many that a cluster of 16 blocks has, and beyond.
+# Units per block for layers of up to 512 units, the most that 16 small blocks of a cluster hold, and for wider layers.
 _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 ROWS = (8, 16, 24, 32, 40)
-# Bytes of a number, and the numbers that it is split into for the matrix units.
+# Bytes per number, and how many numbers each is split into for the matrix units.
 NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
-# A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, a thread.
+# A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, per thread.
 PRODUCT_BYTES = 32
 WORDS_BYTES = 16
 _WORDS_REGISTERS = 4
-# The threads of a block share so many registers, and keep the weights of at most so many products there.
+# The registers that the threads of a block share, and the most products whose weights they keep in them, summed over
+# the threads.
 _REGISTERS = 65_536
 _PRODUCTS_IN_REGISTERS = 32 * 256
 _FEWEST_PRODUCTS_IN_REGISTERS = 4
@@ -31,12 +32,12 @@ _FEWEST_PRODUCTS_IN_REGISTERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """Where the weights of a warp lie, in products; `Weights` of lstm.cuh spreads them over their order of use.
+    """For how many products a warp's weights lie where; `Weights` of lstm.cuh mixes the three over the order of use.
 
     Attributes:
-        registers: Those in registers.
-        shared: Those in shared memory.
-        streamed: Those in memory, which is too far away to be asked only when they are needed.
+        registers: In registers.
+        shared: In shared memory.
+        streamed: In global memory, which is so far away that they are requested before they are needed.
     """
 
     registers: int
@@ -46,16 +47,16 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How the recurrent kernel becomes what a kernel reads: `weights.reshape(shape).transpose(axes)`, contiguous.
+    """How the weights are ordered for a GPU kernel: `weights.reshape(shape).transpose(axes)`, made contiguous.
 
-    `weights` are Keras's, (H, 4, H), padded with zeros to (units, 4, units). What comes out are the parts of 16 bytes
-    that a thread has of the operands of `multiply_add` in device.cuh: (block, product, tile, lane, part, number), where
-    each axis but block is one or several of `shape`. A block's weights are a matrix, cut into tiles of 16 rows and
-    products of 32 bytes of each row. With w the numbers of 4 bytes, lane l has as number n of part p, of its tile and
-    its product, row l // 4 + 8 * (p % 2) and column (l % 4 + 4 * (p // 2)) * w + n. The matrix of the block with the
-    units u is
+    `weights` is Keras's recurrent kernel (H, 4, H), padded with zeros to (units, 4, units). The result holds what a
+    thread passes to `multiply_add` of device.cuh, 16 bytes per product: (block, product, tile, lane, part, number).
+    Each of these axes except block is one or more axes of `shape`. The weights of a block are a matrix, cut into tiles
+    of 16 rows and products of 32 bytes of each row. Where 4 bytes hold w numbers, number n of part p of lane l, in its
+    tile and product, is in row l // 4 + 8 * (p % 2) and column (l % 4 + 4 * (p // 2)) * w + n. The matrix of a block,
+    whose units count from 0:
 
-    - forward: columns are the units of h; tile t has of the units 4 * t to 4 * t + 3 all gates, its row r is gate
+    - forward: columns are the units of h; tile t has all gates of the units 4 * t to 4 * t + 3, and its row r is gate
       r // 8 * 2 + r % 2 of unit 4 * t + r % 8 // 2.
     - forward with masks of recurrent dropout: columns are the units of h; tile t is gate t % 4 of the 16 units from
       t // 4 * 16 on.
@@ -72,14 +73,14 @@ class Variant:
 
     Attributes:
         direction: The forward or the backward recurrence.
-        number: The type of weights, inputs, outputs and h: "bfloat16", "float16", "float32", or "tf32": float32, of
-            which products take the first 19 bits; c and all sums are float32.
+        number: The type of weights, inputs, outputs and h: "bfloat16", "float16", "float32", or "tf32": float32 of
+            which products take the first 19 bits. c and all sums are float32.
         units: H, as `padded_units` rounds it up.
         rows: Rows of the batch that a cluster computes: one of `ROWS`.
         activation: One of `spec.ACTIVATIONS`.
-        recurrent_activation: One of them.
+        recurrent_activation: One of `spec.ACTIVATIONS`.
         masked: Whether there is a mask.
-        dropped: Whether h is multiplied by a mask of its own for each gate (recurrent_dropout).
+        dropped: Whether h is multiplied by a separate mask for each gate (recurrent_dropout).
 
     Raises:
         ConfigError: There is no such kernel.
@@ -110,12 +111,12 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The function in what is compiled."""
+        """The name of the compiled function."""
         return f"cellerate_lstm_{self.direction}"
 
     @property
     def source(self) -> str:
-        """All of the source, as one text."""
+        """The whole source as one text."""
         tiers = self.tiers
         options = ", ".join(
             [
@@ -144,22 +145,22 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
     @property
     def block_units(self) -> int:
-        """Units of a thread block."""
+        """Units per thread block."""
         return block_units(self.units)
 
     @property
     def threads(self) -> int:
-        """Of a block: a warp for each four of its units."""
+        """Threads per block: one warp for every four of its units."""
         return 8 * self.block_units
 
     @property
     def blocks(self) -> int:
-        """Thread blocks of a cluster."""
+        """Thread blocks per cluster."""
         return self.units // self.block_units
 
     @property
     def tiers(self) -> Tiers:
-        """Where the weights lie: as near as there is room."""
+        """Where the weights lie: in the nearest place with room."""
         number, _ = NUMBER_BYTES[self.number]
         if self.direction == "forward":
             products = self.units * number // PRODUCT_BYTES
@@ -173,14 +174,14 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
     @property
     def fits(self) -> bool:
-        """Whether a block has the shared memory, and registers for what it computes and some weights."""
+        """Whether a block has enough shared memory, and enough registers for what it computes and some weights."""
         return self.shared_bytes <= SHARED_BYTES and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
 
     @property
     def _register_room(self) -> int:
-        """About how many products' weights a thread has registers for: of more, the compiler keeps some in memory."""
+        """For about how many products a thread has registers for weights; with more, the compiler spills some."""
         number, split = NUMBER_BYTES[self.number]
-        # Of each tile of eight rows: what is multiplied, the sums, and the states.
+        # Registers for each tile of eight rows: the factors, the sums and the states.
         each = 4 * split + self.masked
         if self.direction == "forward":
             each += 4 * split + number + 1 + 4 * self.dropped
@@ -191,23 +192,23 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
     @property
     def _masks_shared(self) -> bool:
-        """Whether backward has room in shared memory for the masks of recurrent dropout."""
+        """Whether the backward kernel has room in shared memory for the masks of recurrent dropout."""
         return NUMBER_BYTES[self.number][0] < 4 or self.block_units == _BLOCK_UNITS
 
     @property
     def _unit_tiles(self) -> int:
-        """Tiles of 16 units for each warp, in the backward recurrence."""
+        """Tiles of 16 units per warp, in the backward recurrence."""
         return -(-self.units // 16 // (self.threads // 32))
 
     @property
     def shared_bytes(self) -> int:
-        """The shared memory of a block; the kernel's source checks that it is this."""
+        """Bytes of shared memory per block; the kernel's source asserts the same."""
         total = self._exchange_bytes + WORDS_BYTES * max(1, self.tiers.shared * self.threads)
         return -(-total // 128) * 128
 
     @property
     def _exchange_bytes(self) -> int:
-        """What stands in shared memory before the weights."""
+        """The bytes of shared memory before the weights."""
         number, split = NUMBER_BYTES[self.number]
         block = number * self.rows * self.block_units
         masks = 4 * number * self.units * self.rows if self.dropped else 8
@@ -221,20 +222,20 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
 
 def block_units(units: int) -> int:
-    """Units of a thread block, of a layer with so many: a cluster has 16 blocks at most."""
+    """Units per thread block of a layer with `units` units: a cluster has at most 16 blocks."""
     return _BLOCK_UNITS if units <= _MOST_OF_SMALL_BLOCKS else _LARGE_BLOCK_UNITS
 
 
 def padded_units(units: int) -> int:
-    """H rounded up to what a cluster divides among its blocks."""
+    """H rounded up to whole blocks."""
     return -(-units // block_units(units)) * block_units(units)
 
 
 def packing(variant: Variant) -> Packing:
-    """In what order a kernel reads the recurrent kernel, whatever its rows are."""
+    """The order in which a GPU kernel reads the recurrent kernel; it does not depend on `rows`."""
     word = 4 // NUMBER_BYTES[variant.number][0]
     products = variant.units // (8 * word)
-    # The axes' names, in the order in which the numbers lie in (H, 4, H), and in the order in which they are read.
+    # The names of the axes, first in the order of (H, 4, H), then (`read`) in the order in which they are read.
     if variant.direction == "backward":
         of_h = {"tile": variant.units // 16, "upper": 2, "group": 8}
         of_gates = {"gate": 4}
@@ -261,7 +262,7 @@ def packing(variant: Variant) -> Packing:
 
 
 def fitting(variant: Variant) -> list[Variant]:
-    """The variant with each number of rows that fits a block, ascending: all fit with 8."""
+    """The variant with each number of rows that fits a block, in ascending order; 8 rows always fit."""
     found = [dataclasses.replace(variant, rows=rows) for rows in ROWS]
     return [one for one in found if one.fits]
 
@@ -271,14 +272,14 @@ def choose(
 ) -> Variant:
     """The variant with the number of rows that takes the least time for a batch.
 
-    Clusters that the GPU cannot run at once run in waves, one after the other. Where one wave is enough, the fewest
-    rows are the fastest, and nothing has to be measured.
+    Clusters that the GPU cannot run at once run in waves, one after the other. If one wave is enough, the fewest rows
+    are the fastest, and nothing has to be measured.
 
     Args:
-        variant: With any number of rows.
+        variant: The variant, with any number of rows.
         batch: B.
-        resident: How many clusters of a variant the GPU runs at once.
-        step_us: How long a step of a variant takes in a full wave, in microseconds.
+        resident: Gives how many clusters of a variant the GPU runs at once.
+        step_us: Gives how long a step of a variant takes in a full wave, in microseconds.
     """
     found = fitting(variant)
 

@@ -1,6 +1,6 @@
-"""Which kernel a call of an LSTM layer gets on a GPU, by what was measured there.
+"""Which kernel a call of an LSTM layer gets on a GPU, by measurements there.
 
-A module of its own because `plan` knows sizes, `launch` the GPU and `trials` times, and here they come together.
+It joins the sizes of `plan`, the GPU's limits from `launch` and the times from `selfcheck`.
 """
 
 import functools
@@ -12,8 +12,8 @@ from cellerate.kernels.lstm.cuda.plan import Direction, Variant
 from cellerate.kernels.lstm.spec import LstmOptions
 
 MOST_ONES = 1024
-"""Up to so many rows the gradient of a table is a product with the ids as ones and zeros; beyond, rows are added one by
-one, in an order that differs from run to run."""
+"""The most rows of a table for which its gradient is a product with the ids as ones and zeros. In larger tables rows
+are added one by one, in an order that differs from run to run."""
 
 
 def variant_of(
@@ -26,13 +26,13 @@ def variant_of(
     dropped: bool,
     device: int,
 ) -> Variant:
-    """The kernel for a call, with the number of rows that is the fastest.
+    """The kernel for a call, with the fastest number of rows.
 
     Args:
         direction: The forward or the backward recurrence.
-        number: The type of h: "bfloat16", "float16" or "float32".
+        number: The type of h: "bfloat16", "float16", "float32" or "tf32".
         shape: (B, T, H).
-        options: Activations.
+        options: The activations; the rest is not used.
         masked: Whether there is a mask.
         dropped: Whether there are masks of recurrent dropout.
         device: The GPU's number.
@@ -56,5 +56,5 @@ def _chosen(variant: Variant, batch: int, device: int) -> Variant:
     try:
         return plan.choose(variant, batch, resident, lambda one: selfcheck.step_us(one, device))
     except BackendError:
-        # There is no memory to measure in, say: the fewest waves are not far from the best.
+        # For example, there is no memory to measure in. The fewest waves are nearly the best choice.
         return plan.choose(variant, batch, resident, lambda one: 1.0)

@@ -1,10 +1,9 @@
 """Trials of the kernels on the GPU itself: whether they are right there, and how long a step of each takes.
 
-A module of its own because it is what runs them without a framework, on numbers that it makes up. What it finds is
-remembered (`timing_cache`).
+It runs the kernels without a framework, on made-up numbers. `timing_cache` remembers the findings.
 
-`python -m cellerate.kernels.lstm.cuda.selfcheck [GPU]` checks them and prints the worst error, as a
-share of what is allowed.
+`python -m cellerate.kernels.lstm.cuda.selfcheck [GPU]` checks the kernels and prints the worst error, as a share of
+the allowed error.
 """
 
 import dataclasses
@@ -25,18 +24,18 @@ from cellerate.kernels.lstm.cuda.arrays import by_unit, numbers
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS
 
-# Root mean squares of the error as shares of the results', and of the gradients'.
+# The allowed root mean square of the error, as a share of that of the results, and the same for the gradients.
 ALLOWED = {"bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3), "float32": (1e-6, 5e-6), "tf32": (1e-3, 5e-3)}
-# The check compiles two kernels a case, in a second each at most, and runs them in less.
+# The check compiles two kernels per case, each in at most a second, and runs them in less.
 _CHECK_SECONDS = 180
 _TIMED_STEPS, _TIMED_LAUNCHES = 32, 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer that is checked: every type, both sizes of blocks, the largest cluster, and all that varies.
+    """A layer to check. `CASES` cover every type, both block sizes, the largest cluster, masks and dropout.
 
-    Forget gates near 1 over many steps show what the GPU's approximations are worth.
+    Forget gates near 1 over many steps show how good the GPU's approximations are.
     """
 
     number: str
@@ -49,7 +48,7 @@ class Case:
     forget_bias: float = 0.0
 
     def variant(self, direction: Direction) -> Variant:
-        """Its kernel."""
+        """The layer's kernel, with 8 rows."""
         padded = plan.padded_units(self.units)
         return Variant(direction, self.number, padded, 8, masked=self.masked, dropped=self.dropped)
 
@@ -67,9 +66,9 @@ CASES = (
 
 @functools.cache
 def failure(device: int) -> str | None:
-    """Why the kernels are not to be trusted on a GPU, in words; None if they gave what they should.
+    """Why the kernels cannot be trusted on a GPU, in words; None if their results are right.
 
-    They are checked in a process of its own, which is ended if it hangs; once, unless that went wrong.
+    A separate process checks them, and is ended if it hangs. A check that passed is remembered and not repeated.
 
     Args:
         device: The GPU's number.
@@ -82,7 +81,7 @@ def failure(device: int) -> str | None:
 
 
 def _checked_apart(device: int) -> float:
-    """The worst error, as a share of what is allowed. Raises `BackendError` if it is too large, or there is none."""
+    """The worst error, as a share of the allowed one. Raises `BackendError` if it is too large or the check fails."""
     command = [sys.executable, "-m", "cellerate.kernels.lstm.cuda.selfcheck", str(device)]
     try:
         done = subprocess.run(  # noqa: S603 (our own program)
@@ -100,7 +99,7 @@ def _checked_apart(device: int) -> float:
 
 
 def check(case: Case, device: int) -> float:
-    """The largest error of a layer's results and gradients, as a share of what is allowed; both passes."""
+    """Runs both passes of a layer. Gives the largest error of results and gradients, as a share of the allowed one."""
     given = _given(case)
     done = reference.forward(**given)
     rng = np.random.default_rng(1)
@@ -162,12 +161,12 @@ def check(case: Case, device: int) -> float:
 
 
 def step_us(variant: Variant, device: int) -> float:
-    """Microseconds of a step while all clusters run that a GPU can run at once; measured once and remembered."""
+    """Microseconds per step while the GPU runs as many clusters as it can at once; measured once and remembered."""
 
     def measure() -> dict[str, float]:
         batch = launch.resident(variant, device) * variant.rows
         arguments = _arguments(variant, (batch, _TIMED_STEPS, variant.units))
-        # What stands in the memory makes no difference.
+        # The contents of the memory do not matter.
         held = {name: launch.Memory(count, device) for name, count in _bytes(variant, batch).items()}
         for name, memory in held.items():
             setattr(arguments, name, memory.address)
@@ -183,7 +182,7 @@ def step_us(variant: Variant, device: int) -> float:
 
 
 def _bytes(variant: Variant, batch: int) -> dict[str, int]:
-    """Of the arguments that training gives to a kernel, how many bytes are enough for each."""
+    """How many bytes are enough for each argument that training gives to a kernel."""
     state = 4 * batch * variant.units
     sequence = _TIMED_STEPS * state
     found = {"gates": 4 * sequence, "cells": sequence, "weights": 16 * variant.units**2}
@@ -202,7 +201,7 @@ def _arguments(variant: Variant, sizes: tuple[int, ...]) -> launch.Arguments:
 
 
 def _given(case: Case) -> dict[str, Any]:
-    """A layer's arguments, of numbers that its type has, but for x and kernel, which no kernel sees."""
+    """A layer's arguments. All but x and kernel, which no GPU kernel sees, are representable in the case's type."""
     rng = np.random.default_rng(0)
     b, t, d, h = case.batch, case.steps, case.inputs, case.units
     given: dict[str, Any] = {
@@ -228,7 +227,7 @@ def _run(
     sizes: tuple[int, ...],
     device: int,
 ) -> dict[str, np.ndarray]:
-    """Runs a kernel on arrays; its results by name, of bfloat16 the bits."""
+    """Runs a kernel on arrays and gives its results by name; bfloat16 as its bits."""
     arguments = _arguments(variant, sizes)
     held = {}
     for name, array in arrays.items():
@@ -248,7 +247,7 @@ def _run(
 
 
 def _packed(weights: np.ndarray, variant: Variant) -> np.ndarray:
-    """The recurrent kernel (H, 4H) in the order in which a kernel reads it."""
+    """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, packing = len(weights), plan.packing(variant)
     values = numbers(weights, variant.number)
     padded = np.zeros((variant.units, 4, variant.units), values.dtype)
@@ -263,17 +262,17 @@ def _widened(array: np.ndarray, number: str) -> np.ndarray:
 
 
 def _rounded(array: np.ndarray, number: str) -> np.ndarray:
-    """Numbers that a type has, as float32."""
+    """An array rounded to a number type, as float32."""
     return _widened(numbers(array.astype(np.float32), number), number).astype(np.float32)
 
 
 def _error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """The root mean square of the difference, as a share of that of what is wanted."""
+    """The root mean square of the difference, as a share of the root mean square of `wanted`."""
     return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks every case on a GPU, by its number, and prints the worst error."""
+    """Checks every case on the GPU with the given number, and prints the worst error."""
     device = int(arguments[0]) if arguments else 0
     try:
         print(float(np.max([check(case, device) for case in CASES])))
