@@ -171,7 +171,7 @@ def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_p
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["-t", "0.8"], "--temperature"),  # the default, but said
+        (["-t", "1"], "--temperature"),  # the default, but said
         (["--top-k", "3"], "--top-k"),
         (["--top-p", "0.9"], "--top-p"),
         (["--min-p", "0.1", "--implementation", "cellerate-cpu"], "--min-p"),
@@ -457,7 +457,7 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
             "c.png",
         ),
         (["train", "embed", "empty.txt", "-o", "m.keras"], 3, "empty.txt"),
-        (["train", "embed", "l.txt", "-o", "m.keras", "--column", "x"], 3, "no Parquet"),
+        (["train", "embed", "l.txt", "-o", "m.keras", "--column", "x"], 3, "not a Parquet"),
         (["train", "embed", "l.txt", "-o", "m.keras", "--resume"], 4, "no checkpoint"),
         (["generate", "{made}/text.keras", "the Z"], 3, "'Z'"),
         (["generate", "{made}/text.keras", ""], 2, "prompt is empty"),

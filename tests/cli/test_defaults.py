@@ -1,0 +1,57 @@
+"""An option that is left out means the same on the command line and in Python."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+pytestmark = pytest.mark.keras
+
+
+def plain(value):
+    """A default as both faces may write it: nothing chosen is None, (), or []."""
+    return None if value in ([], ()) else value
+
+
+def test_options_that_are_left_out_mean_the_same_in_both_faces():
+    from cellerate.cli import embed, evaluate, generate, pack
+    from cellerate.tasks import embed as tasks_embed
+    from cellerate.tasks import evaluation, generating, packing
+
+    pairs = (
+        (generate.generate, generating.generate),
+        (embed.embed, tasks_embed.embed_lines),
+        (evaluate.evaluate, evaluation.evaluate_model),
+        (pack.pack, packing.pack),
+    )
+    compared = 0
+    for command, function in pairs:
+        here, there = (inspect.signature(one).parameters for one in (command, function))
+        for name in set(here) & set(there):
+            if inspect.Parameter.empty not in (here[name].default, there[name].default):
+                assert plain(here[name].default) == plain(there[name].default), (command.__name__, name)
+                compared += 1
+    assert compared >= 15
+
+
+def test_settings_of_training_that_are_left_out_mean_the_same_in_both_faces():
+    from cellerate.cli import train_embed, train_series, train_text
+    from cellerate.tasks import settings
+    from cellerate.training.settings import TrainingSettings
+
+    commands = {
+        train_text.train_text: (settings.TextOptions, settings.TextArchitecture),
+        train_series.train_series: (settings.SeriesOptions, settings.ForecastArchitecture),
+        train_embed.train_embed: (settings.LineOptions, settings.AutoencoderArchitecture),
+    }
+    compared = 0
+    for command, kinds in commands.items():
+        here = inspect.signature(command).parameters
+        for field in (field for kind in (*kinds, TrainingSettings) for field in dataclasses.fields(kind)):
+            told = {inspect.Parameter.empty, dataclasses.MISSING}
+            if field.name in here and not {id(here[field.name].default), id(field.default)} & set(
+                map(id, told)
+            ):
+                assert plain(here[field.name].default) == plain(field.default), (command.__name__, field.name)
+                compared += 1
+    assert compared >= 40
