@@ -46,9 +46,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
     lstm = fused.bridge().lstm
 
-    def spy(arrays: dict[str, Any], *rest: Any) -> Any:
+    def spy(arrays: dict[str, Any], *rest: Any, **named: Any) -> Any:
         seen.append(sorted(arrays))
-        return lstm(arrays, *rest)
+        return lstm(arrays, *rest, **named)
 
     monkeypatch.setattr(fused.bridge(), "lstm", spy)
     return seen

@@ -216,9 +216,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, implementation: str) -> list[list[str
     name = "cuda_lstm" if implementation == "cellerate-cuda" else "lstm"
     lstm = getattr(fused.bridge(), name)
 
-    def spy(arrays: dict[str, Any], *rest: Any) -> Any:
+    def spy(arrays: dict[str, Any], *rest: Any, **named: Any) -> Any:
         seen.append(sorted(arrays))
-        return lstm(arrays, *rest)
+        return lstm(arrays, *rest, **named)
 
     monkeypatch.setattr(fused.bridge(), name, spy)
     return seen
