@@ -47,7 +47,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         name = key.replace("-", "_")
         if name not in known or isinstance(value, dict):
             options = ", ".join(sorted(n.replace("_", "-") for n in known if n and n != "help"))
-            raise ConfigError(f"{path}: {key!r} is not an option of {context.command_path!r}. It has: {options}.")
+            raise ConfigError(
+                f"{path}: {key!r} is not an option of {context.command_path!r}. It has: {options}."
+            )
         # TOML has its own words for on and off.
         given[name] = ("off", "on")[value] if name in _WRITTEN and isinstance(value, bool) else value
     context.default_map = {**(context.default_map or {}), **given}

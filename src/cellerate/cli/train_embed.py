@@ -27,7 +27,8 @@ def train_embed(
     architecture: AutoencoderArchitecture,
     training: TrainingSettings,
     model: Annotated[
-        Path | None, typer.Option(help="Continue with this line model instead of a new one.", show_default=False)
+        Path | None,
+        typer.Option(help="Continue with this line model instead of a new one.", show_default=False),
     ] = None,
     resume: Resume = False,
     backend: Backend = None,

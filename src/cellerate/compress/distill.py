@@ -234,8 +234,8 @@ def _check_pair(teacher: Any, student: Any) -> None:
     mine, its = (tuple(model.outputs[0].shape) for model in (student, teacher))
     if not _alike(mine, its):
         raise ModelError(
-            f"student {student.name!r} gives {mine}, teacher {teacher.name!r} {its}; expected outputs of the same shape, "
-            "such as logits of the same vocabulary."
+            f"student {student.name!r} gives {mine}, teacher {teacher.name!r} {its}; expected outputs of the same "
+            "shape, such as logits of the same vocabulary."
         )
 
 

@@ -45,7 +45,9 @@ def read_lines(
     if parquet:
         lines = _parquet_column(file, column)
     elif column is not None:
-        raise DataError(f"column {column!r} was asked for, but {file} is not a Parquet file: leave column out.")
+        raise DataError(
+            f"column {column!r} was asked for, but {file} is not a Parquet file: leave column out."
+        )
     else:
         # Only a newline ends a line here; str.splitlines would also split at form feeds and the like.
         lines = "".join(read_text(file, errors)).split("\n")

@@ -92,7 +92,8 @@ def load_state(folder: Path, identity: dict[str, str]) -> State | None:
         return None
     except (ValidationError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or is not the state of a run. Start again with --restart, or choose another folder."
+            f"{path} cannot be read, or is not the state of a run. Start again with --restart, or choose another "
+            "folder."
         ) from error
     differing = sorted(name for name in identity if state.identity.get(name) != identity[name])
     if differing:

@@ -357,7 +357,9 @@ def read_run(path: str | Path) -> Run:
         source = source / FILE_NAME if source.is_dir() else source
         # Regular files only: reading a pipe could block forever, and a device may never end.
         if not stat.S_ISREG(source.stat().st_mode):
-            raise DataError(f"{source} is not a file: give the folder that `cellerate optimize` wrote with -o.")
+            raise DataError(
+                f"{source} is not a file: give the folder that `cellerate optimize` wrote with -o."
+            )
         with source.open("rb") as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError as error:
@@ -383,7 +385,9 @@ def read_run(path: str | Path) -> Run:
     except (ValueError, AttributeError, RecursionError) as error:
         told = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = (
-            f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else f"it is not a JSON object ({error})"
+            f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
+            if told
+            else f"it is not a JSON object ({error})"
         )
         reason = "".join(c if c.isprintable() else "?" for c in reason)
         raise DataError(

@@ -20,7 +20,9 @@ def open_workload(model: Path, data: Sequence[str | Path], *, seed: int) -> Work
         ModelError: The model cannot be opened, or its task is unknown.
     """
     if not data:
-        raise ConfigError("there are no data: give the data that the model was trained on, or similar data (--data).")
+        raise ConfigError(
+            "there are no data: give the data that the model was trained on, or similar data (--data)."
+        )
     loaded, record = load_model(model)
     if record is None:
         raise ModelError(
