@@ -6,9 +6,7 @@ All facts come from the metadata and sources of packages: importing a framework 
 import ast
 import dataclasses
 import os
-import platform
 import re
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +17,6 @@ from cellerate.machine.environment import package_version
 # All distributions of TensorFlow contain the package `tensorflow`.
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 _LOADER_CACHE = Path("/etc/ld.so.cache")
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
-_CLAUSE = re.compile(r"""\s*(\w+)\s*==\s*["']([^"']*)["']\s*""")
 _LIBRARIES = ("nvidia-", "cuda-toolkit", "jax-cuda")
 
 
@@ -84,7 +80,7 @@ def _torch() -> Build | None:
     said = _constants(module)
     if not said.get("cuda"):
         return Build("torch", version, None, other=f"ROCm {said['hip']}" if said.get("hip") else None)
-    return Build("torch", version, said["cuda"], absent=tuple(_absent("torch")))
+    return Build("torch", version, said["cuda"], absent=tuple(_absent("torch", "")))
 
 
 def _jax() -> Build | None:
@@ -98,7 +94,7 @@ def _jax() -> Build | None:
             continue
         library = package_version("jaxlib") or "none"
         # JAX compares only the numbers, because a plugin may have been rebuilt.
-        fits = _numbers(plugin) == _numbers(library)
+        fits = _release(plugin) == _release(library)
         misfit = None if fits else f"{name} {plugin} does not fit jaxlib {library}"
         absent = tuple(_absent(name, "with-cuda"))
         return Build("jax", version, major, misfit=misfit, absent=absent)
@@ -160,26 +156,19 @@ def _build_info(module: ast.Module) -> dict[str, Any]:
     return {}
 
 
-def _absent(distribution: str, extra: str | None = None) -> Iterator[str]:
-    """Gives the NVIDIA wheels that a distribution requires, for one extra or for none, and that are not installed."""
-    for requirement in metadata.requires(distribution) or ():
-        found = _REQUIREMENT.match(requirement)
-        if found is None or not found[1].startswith(_LIBRARIES) or not _applies(found[2] or "", extra):
+def _absent(distribution: str, extra: str) -> Iterator[str]:
+    """Gives the NVIDIA wheels that a distribution requires here, extra included, and that are not installed."""
+    # Loading a packed model for a GPU imports this module, and needs only NumPy and the CUDA packages.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for text in metadata.requires(distribution) or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
             continue
-        if package_version(found[1]) is None:
-            yield found[1]
-
-
-def _applies(marker: str, extra: str | None) -> bool:
-    """Whether a requirement applies to this machine and that extra; a marker that is not understood does not."""
-    here = {
-        "platform_system": platform.system(),
-        "sys_platform": sys.platform,
-        "platform_machine": platform.machine(),
-        "extra": extra or "",
-    }
-    clauses = [_CLAUSE.fullmatch(clause) for clause in marker.split(" and ")] if marker.strip() else []
-    return all(clause is not None and here.get(clause[1]) == clause[2] for clause in clauses)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if applies and requirement.name.startswith(_LIBRARIES) and package_version(requirement.name) is None:
+            yield requirement.name
 
 
 def _on_system(library: str) -> bool:
@@ -194,6 +183,11 @@ def _on_system(library: str) -> bool:
         return False
 
 
-def _numbers(version: str) -> list[str]:
-    """The numbers that a version starts with."""
-    return re.findall(r"\d+", (re.match(r"[\d.]*", version) or [""])[0])
+def _release(version: str) -> tuple[int, ...] | str:
+    """The numbers of a version; the version itself if it is not one that Python's tools know."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        return version
