@@ -181,7 +181,7 @@ def _forward(static: Static, given: dict[str, Any], *, keep: bool) -> dict[str, 
     if keep:
         size = cpu.reserve_bytes(
             (batch, steps, units),
-            bfloat16=dtype == jnp.bfloat16,
+            str(dtype),
             masked="mask" in given,
             return_sequences=return_sequences,
         )

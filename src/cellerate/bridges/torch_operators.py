@@ -161,10 +161,8 @@ def _forward_results(*given: Any) -> tuple[torch.Tensor, ...]:
     size = 0
     if keep:
         masked = named["mask"] is not None
-        bfloat16 = h0.dtype == torch.bfloat16
-        size = cpu.reserve_bytes(
-            (batch, steps, units), bfloat16=bfloat16, masked=masked, return_sequences=sequences
-        )
+        dtype = str(h0.dtype).removeprefix("torch.")
+        size = cpu.reserve_bytes((batch, steps, units), dtype, masked=masked, return_sequences=sequences)
     # Not empty_like, which would also copy the strides.
     outputs = h0.new_empty((batch, steps, units) if sequences else (batch, units))
     return outputs, h0.new_empty(h0.shape), h0.new_empty(h0.shape), h0.new_empty(size, dtype=torch.uint8)

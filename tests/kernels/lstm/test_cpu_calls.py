@@ -61,7 +61,7 @@ def test_targets_differ_in_what_they_keep_for_backward():
     kept = set()
     for name in TARGETS:
         native.set_target(name)
-        kept.add(cpu.reserve_bytes((16, 1, 1), bfloat16=True, masked=False, return_sequences=True))
+        kept.add(cpu.reserve_bytes((16, 1, 1), "bfloat16", masked=False, return_sequences=True))
     assert len(kept) == len(TARGETS), "one target runs for another"
 
 

@@ -42,11 +42,9 @@ def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
     return options, return_sequences
 
 
-def reserve_bytes(
-    shape: tuple[int, int, int], *, bfloat16: bool, masked: bool, return_sequences: bool
-) -> int:
-    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H)."""
-    return int(core().reserve_bytes(*shape, bfloat16, masked, return_sequences))
+def reserve_bytes(shape: tuple[int, int, int], dtype: str, *, masked: bool, return_sequences: bool) -> int:
+    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H) and h in "float32" or "bfloat16"."""
+    return int(core().reserve_bytes(*shape, dtype == "bfloat16", masked, return_sequences))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +114,7 @@ def forward(
     if keep:
         size = reserve_bytes(
             (batch, steps, units),
-            bfloat16=storage.itemsize == 2,
+            storage.name,
             masked=given.mask is not None,
             return_sequences=return_sequences,
         )
