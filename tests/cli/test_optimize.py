@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from cellerate.optimize.passes import registry
+
 pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
@@ -129,3 +131,9 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
     for _, path in found["verdict"]["files"]:
         assert (here / "my out" / path).stat().st_size > 0
     assert (here / "my out" / "report.html").stat().st_size > 10_000
+
+
+def test_help_names_every_pass(cellerate) -> None:
+    _, out, _ = cellerate("optimize", "--help")
+    words = set(out.replace(",", " ").replace(".", " ").split())
+    assert registry.PASSES.keys() <= words

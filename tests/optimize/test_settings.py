@@ -82,5 +82,5 @@ def test_optimize_is_a_function_and_a_package_and_checks_its_settings_before_any
 
     assert cellerate.optimize is package
     for called in (cellerate.optimize, package.optimize):
-        with pytest.raises(ConfigError, match="no setting"):
+        with pytest.raises(ConfigError, match="not a setting"):
             called("no such model.keras", "no such data.txt", quality=1)

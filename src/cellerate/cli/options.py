@@ -104,7 +104,8 @@ def with_settings(
 
     Args:
         keyword: The verb's argument that receives the finished `settings` record.
-        settings: A dataclass with an `Attributes` section in its docstring, which is the help of the options.
+        settings: A dataclass with an `Attributes` section in its docstring, which is the help of the options. The
+            metadata "choices" of a field are names that the help adds.
         leave_out: Fields without an option; the verb fills them in with `dataclasses.replace`.
         panel: The heading of these options in the help.
 
@@ -162,6 +163,8 @@ def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Par
     elif typing.get_origin(hint) is Sequence:
         (entry,) = typing.get_args(hint)
         hint, default = list[entry], list(default or [])  # type: ignore[valid-type]
+    if choices := field.metadata.get("choices"):
+        help_text = f"{help_text.rstrip('.')}. Names: {', '.join(choices)}."
     flag = "--" + field.name.replace("_", "-")
     if hint is bool:
         flag += f"/--no-{field.name.replace('_', '-')}"

@@ -37,8 +37,8 @@ class OptimizeSettings:
     objective: Objective = "latency"
     max_quality_loss: float = 0.01
     time_budget: float = 1800.0
-    only: Sequence[str] = ()
-    skip: Sequence[str] = ()
+    only: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
+    skip: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
     batch_size: int | None = None
     keep: Sequence[float] = (0.5, 0.75)
     latency_goal_ms: float | None = None
