@@ -193,7 +193,8 @@ def test_inference_on_tensorflow_keeps_nothing_and_can_be_differentiated(
     assert kept == [True, False]
     for found, right in zip(slope(False), wanted, strict=True):
         np.testing.assert_array_equal(numpy_of(found), right)
-    assert kept == [True, False, False, True]
+    # In a graph nothing says which of the two is first.
+    assert kept[:2] == [True, False] and sorted(kept[2:]) == [False, True]
 
 
 def test_two_runs_give_the_same_bits() -> None:

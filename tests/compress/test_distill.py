@@ -465,7 +465,7 @@ def two_outputs():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build_text_model(V + 1, embedding=4, units=5), "one shape"),
+        (lambda: build_text_model(V + 1, embedding=4, units=5), "the same shape"),
         (dense_model, "same batches"),
         (Subclassed, "student is a Subclassed"),
         (two_outputs, "2 outputs"),
