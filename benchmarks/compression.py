@@ -139,7 +139,7 @@ class _Work:
 
     def __init__(self, path: Path, file: Path, steps: int, seed: int = 0) -> None:
         from cellerate.data.pipeline import KerasBatches
-        from cellerate.optimize.workloads.opening import open_workload
+        from cellerate.optimization.workloads.opening import open_workload
 
         self.workload = open_workload(path, [file], seed=seed)
         self.steps = steps

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # A room imports what stands further down; those of one line know nothing of each other.
 ORDER = [
     {"cli"},
-    {"optimize"},
+    {"optimization"},
     {"serving", "observe", "report"},
     {"tasks"},
     {"compress", "export", "distributed"},
@@ -21,7 +21,7 @@ ORDER = [
     {"bridges"},
     {"kernels"},
     {"machine"},
-    {"format", "measure", "files", "program"},
+    {"format", "measure", "files", "program", "settings"},
     {"errors", "activations"},
     {"cellerate"},
 ]
@@ -151,7 +151,7 @@ def test_planted_import_to_the_left_is_found(module, line):
     [
         ("cellerate.layers.accelerate", "cellerate.layers.fused"),
         ("cellerate.kernels.lstm.cuda.plan", "cellerate.kernels.cuda.kernel"),
-        ("cellerate.optimize.workloads.text", "cellerate.optimize.workloads.base"),
+        ("cellerate.optimization.workloads.text", "cellerate.optimization.workloads.base"),
     ],
 )
 def test_planted_import_inside_a_room_that_closes_a_circle_is_found(one, other):

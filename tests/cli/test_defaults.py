@@ -15,13 +15,12 @@ def plain(value):
 
 def test_options_that_are_left_out_mean_the_same_in_both_faces():
     from cellerate.cli import embed, evaluate, generate, pack
-    from cellerate.tasks import embed as tasks_embed
-    from cellerate.tasks import evaluation, generating, packing
+    from cellerate.tasks import inference, packing
 
     pairs = (
-        (generate.generate, generating.generate),
-        (embed.embed, tasks_embed.embed_lines),
-        (evaluate.evaluate, evaluation.evaluate_model),
+        (generate.generate, inference.generate),
+        (embed.embed, inference.embed),
+        (evaluate.evaluate, inference.evaluate),
         (pack.pack, packing.pack),
     )
     compared = 0

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from cellerate.optimize.passes import registry
+from cellerate.optimization.passes import registry
 
 pytestmark = pytest.mark.keras
 

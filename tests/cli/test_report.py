@@ -123,9 +123,9 @@ def test_json_of_optimize_is_read_whatever_the_encoding_of_the_terminal(cellerat
 
     # What it measures is tested elsewhere, and needs Keras.
     monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
-    monkeypatch.setitem(sys.modules, "cellerate.optimize.workflow", SimpleNamespace(run=measured))
+    monkeypatch.setitem(sys.modules, "cellerate.optimization.workflow", SimpleNamespace(run=measured))
     listener = SimpleNamespace(Listener=object, Terminal=lambda *_: None)
-    monkeypatch.setitem(sys.modules, "cellerate.optimize.listener", listener)
+    monkeypatch.setitem(sys.modules, "cellerate.optimization.listener", listener)
     code, out, err = cellerate("optimize", "m.keras", "--data", "t.txt", "-o", "new", "--json")
     assert (code, err) == (0, "")
     assert out.isascii()

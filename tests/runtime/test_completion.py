@@ -8,7 +8,6 @@ import pytest
 from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.cpu import StepModel
-from cellerate.kernels.decoder.sampling import Cancellation
 
 PROMPTS = ["abc", "a", "the quick brown fox", "zé☃", "b" * 300]
 
@@ -74,14 +73,14 @@ def test_no_tokens_no_text(packed):
 
 
 def test_cancel_ends_all_with_what_they_have(packed):
-    model, cancellation, found = packed(), Cancellation(), []
+    model, ended, found = packed(), threading.Event(), []
 
     def work():
-        found.extend(model.complete(["abc", "b"], max_tokens=10**7, cancellation=cancellation))
+        found.extend(model.complete(["abc", "b"], max_tokens=10**7, cancelled=ended.is_set))
 
     thread = threading.Thread(target=work)
     thread.start()
-    cancellation.cancel()
+    ended.set()
     thread.join(60)
     assert not thread.is_alive()
     assert [one.reason for one in found] == ["cancelled"] * 2

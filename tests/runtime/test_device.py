@@ -7,7 +7,7 @@ import pytest
 
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.cuda import launch
-from cellerate.kernels.decoder.sampling import Request, SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.program import Node
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
@@ -71,9 +71,7 @@ def test_a_stepper_keeps_its_state_and_goes_on(models, tmp_path):
     stepper.restore(tmp_path / "state")
     assert np.abs(stepper.logits - after).max() > 0.1
     np.testing.assert_array_equal(stepper.step([7, 8]), after)
-    drawn = [
-        one.draw([Request(5, SamplingRules(seed=row)) for row in range(2)]) for one in (stepper, expected)
-    ]
+    drawn = [one.draw(5, [SamplingRules(seed=row) for row in range(2)]) for one in (stepper, expected)]
     assert [one.ids.tolist() for one in drawn[0]] == [one.ids.tolist() for one in drawn[1]]
 
 

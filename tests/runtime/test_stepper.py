@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError, DataError
-from cellerate.kernels.decoder.sampling import Request, SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 
 
 def _ids(batch, length, seed=0):
@@ -69,7 +69,7 @@ def test_a_saved_state_comes_back_in_another_stepper(packed, tmp_path):
     other = packed().stepper()
     other.restore(tmp_path / "prefix.state")
     _equal(stepper, other)
-    _equal_draws = [each.draw([Request(20, SamplingRules(seed=4))] * 2) for each in (stepper, other)]
+    _equal_draws = [each.draw(20, [SamplingRules(seed=4)] * 2) for each in (stepper, other)]
     for one, same in zip(*_equal_draws, strict=True):
         np.testing.assert_array_equal(one.ids, same.ids)
     _equal(stepper, other)
@@ -79,8 +79,34 @@ def test_a_draw_goes_on_from_the_state(packed):
     model = packed()
     stepper = model.stepper()
     stepper.read(model.tokenizer.encode("abc")[None])
-    (drawn,) = stepper.draw([Request(40, SamplingRules(seed=5))])
+    (drawn,) = stepper.draw(40, SamplingRules(seed=5))
     assert model.tokenizer.decode(drawn.ids) == model.generate("abc", max_tokens=40, seed=5)
+
+
+def test_rows_draw_with_their_own_counts_streams_places_and_stops(packed):
+    model = packed()
+    prompts = ["abc", "cab", "bbb"]
+    ids = np.stack([model.tokenizer.encode(prompt) for prompt in prompts])
+    stepper = model.stepper(3)
+    stepper.read(ids)
+    rules = SamplingRules(seed=5, repetition_penalty=1.3)
+    drawn = stepper.draw([40, 7, 0], rules, previous=ids)
+    texts = model.generate(prompts, max_tokens=40, seed=5, repetition_penalty=1.3)
+    assert [model.tokenizer.decode(one.ids) for one in drawn] == [texts[0], texts[1][:7], ""]
+    # The second goes on where it was, as if it had never stopped.
+    second = stepper.leave([0, 2])
+    assert stepper.batch_size == 1
+    assert second.batch_size == 2
+    seen = np.concatenate([ids[1], drawn[1].ids])
+    (rest,) = stepper.draw(
+        33, [SamplingRules(seed=5, repetition_penalty=1.3, stream=1)], position=7, previous=[seen]
+    )
+    assert model.tokenizer.decode(rest.ids) == texts[1][7:]
+    other = model.stepper()
+    other.read(model.tokenizer.encode("abc")[None])
+    first = model.tokenizer.encode(texts[0][:1])
+    (nothing,) = other.draw(40, rules, previous=ids[:1], stop_ids=first)
+    assert len(nothing.ids) == 0
 
 
 @pytest.mark.parametrize("other", ["model", "precision", "cell", "damaged", "missing"])
@@ -119,8 +145,13 @@ def test_wrong_arguments_are_refused(packed):
             stepper.leave(rows)
     with pytest.raises(ConfigError, match="another model"):
         stepper.join(packed().stepper())
-    with pytest.raises(ConfigError, match=r"3 requests; expected 2"):
-        stepper.draw([Request(1)] * 3)
+    for given in (
+        {"count": [1] * 3},
+        {"count": 1, "rules": [SamplingRules()]},
+        {"count": 1, "previous": [[1]]},
+    ):
+        with pytest.raises(ConfigError, match=r"has [13] entries; expected 2, one a sequence"):
+            stepper.draw(**given)
     with pytest.raises(DataError, match="29"):
         stepper.step([0, 29])
     with pytest.raises(ConfigError, match="no sequence"):

@@ -16,7 +16,7 @@ from cellerate.tasks.embed import (
     evaluate_lines,
     load_line_model,
     reconstruct_lines,
-    train_embed,
+    train_on_lines,
 )
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
@@ -27,7 +27,7 @@ LINES = ["red hat", "blue", "old cow", "ten bees"]
 
 
 def fit(path, output="m.keras", *, epochs=1, model=None, units=8, **changes):
-    return train_embed(
+    return train_on_lines(
         LineOptions(
             **({"path": path, "batch_size": 4, "max_length": 10, "validation_fraction": 0.0} | changes)
         ),

@@ -9,8 +9,8 @@ from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.embed import evaluate_lines, load_line_model
-from cellerate.tasks.evaluation import evaluate_model
-from cellerate.tasks.series import evaluate_series, load_series_model, train_series
+from cellerate.tasks.inference import evaluate
+from cellerate.tasks.series import evaluate_series, load_series_model, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -35,10 +35,10 @@ def text_model(tmp_path):
 
 
 def test_text_model_is_judged_in_its_own_length_on_all_or_what_it_held_out(text_model):
-    everything = evaluate_model(text_model, [text_model.with_suffix(".txt")])
+    everything = evaluate(text_model, [text_model.with_suffix(".txt")])
     assert everything["task"] == "text"
     assert (everything["tokens"], everything["length"]) == (119, 5)
-    held = evaluate_model(text_model, [text_model.with_suffix(".txt")], part="held-out")
+    held = evaluate(text_model, [text_model.with_suffix(".txt")], part="held-out")
     assert held["tokens"] == 29
 
 
@@ -48,16 +48,16 @@ def test_text_model_reads_of_a_folder_what_training_read(text_model, tmp_path):
     (folder / "a.txt").write_text(TEXT)
     (folder / "old.txt").write_text("WWW")
     (folder / "b.md").write_text("XXX")
-    assert evaluate_model(text_model, [folder])["characters"] == 120
+    assert evaluate(text_model, [folder])["characters"] == 120
 
 
 def test_text_with_broken_utf8_is_refused_or_replaced(text_model, tmp_path):
     (tmp_path / "t.txt").write_bytes(TEXT.encode() + b"\xff")
     with pytest.raises(DataError, match="0xFF"):
-        evaluate_model(text_model, [tmp_path / "t.txt"])
+        evaluate(text_model, [tmp_path / "t.txt"])
     # U+FFFD is no character of the model, which has to be said as well.
     with pytest.raises(DataError, match="U\\+FFFD"):
-        evaluate_model(text_model, [tmp_path / "t.txt"], errors="replace")
+        evaluate(text_model, [tmp_path / "t.txt"], errors="replace")
 
 
 def test_text_model_with_a_damaged_record_raises(text_model, tmp_path):
@@ -65,25 +65,25 @@ def test_text_model_with_a_damaged_record_raises(text_model, tmp_path):
         path = tmp_path / f"bad{number}.keras"
         save_model(build_text_model(4, embedding=2, units=3), path, TaskRecord("text", PAYLOAD | change))
         with pytest.raises(ModelError, match="damaged"):
-            evaluate_model(path, [tmp_path / "t.txt"])
+            evaluate(path, [tmp_path / "t.txt"])
     del change
     some = {name: value for name, value in PAYLOAD.items() if name != "length"}
     save_model(build_text_model(4, embedding=2, units=3), tmp_path / "l.keras", TaskRecord("text", some))
     with pytest.raises(ModelError, match="length"):
-        evaluate_model(tmp_path / "l.keras", [tmp_path / "t.txt"])
+        evaluate(tmp_path / "l.keras", [tmp_path / "t.txt"])
 
 
 def test_series_model_is_judged_as_by_its_own_task(tmp_path):
     rows = "\n".join(f"{n % 7},{n % 3}" for n in range(80))
     (tmp_path / "s.csv").write_text("a,b\n" + rows)
-    train_series(
+    train_on_series(
         SeriesOptions(paths=[tmp_path / "s.csv"], target=["a"], window=5, horizon=2, batch_size=8),
         tmp_path / "s.keras",
         architecture=ForecastArchitecture(units=3),
         training=TrainingSettings(epochs=1),
     )
     for part in ("all", "held-out"):
-        found = evaluate_model(tmp_path / "s.keras", [tmp_path / "s.csv"], part=part)
+        found = evaluate(tmp_path / "s.keras", [tmp_path / "s.csv"], part=part)
         assert found.pop("task") == "series"
         assert found == evaluate_series(
             load_series_model(tmp_path / "s.keras"), [tmp_path / "s.csv"], part=part
@@ -97,22 +97,22 @@ def test_line_model_is_judged_on_one_file(tmp_path):
     model = build_autoencoder(vocabulary.size, embedding=2, units=3, latent=2, seed=1)
     save_model(model, tmp_path / "l.keras", TaskRecord("embed", payload))
     (tmp_path / "l.txt").write_text("ab\n\nba\n")
-    found = evaluate_model(tmp_path / "l.keras", [tmp_path / "l.txt"])
+    found = evaluate(tmp_path / "l.keras", [tmp_path / "l.txt"])
     expected = evaluate_lines(load_line_model(tmp_path / "l.keras"), ["ab", "ba"])
     assert found == {"task": "embed", **expected}
     assert found["lines"] == 2
     with pytest.raises(ConfigError, match="one file"):
-        evaluate_model(tmp_path / "l.keras", [tmp_path / "l.txt"] * 2)
+        evaluate(tmp_path / "l.keras", [tmp_path / "l.txt"] * 2)
     with pytest.raises(ConfigError, match="all"):
-        evaluate_model(tmp_path / "l.keras", [tmp_path / "l.txt"], part="held-out")
+        evaluate(tmp_path / "l.keras", [tmp_path / "l.txt"], part="held-out")
 
 
 def test_plain_keras_model_and_missing_data_raise(text_model, tmp_path):
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(tmp_path / "p.keras")
     with pytest.raises(ModelError, match="its task is not known"):
-        evaluate_model(tmp_path / "p.keras", [tmp_path / "t.txt"])
+        evaluate(tmp_path / "p.keras", [tmp_path / "t.txt"])
     with pytest.raises(DataError, match="nowhere"):
-        evaluate_model(text_model, [tmp_path / "nowhere.txt"])
+        evaluate(text_model, [tmp_path / "nowhere.txt"])
     np.save(tmp_path / "x.npy", np.zeros(3))
     with pytest.raises(DataError):
-        evaluate_model(text_model, [tmp_path / "x.npy"])
+        evaluate(text_model, [tmp_path / "x.npy"])

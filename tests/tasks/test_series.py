@@ -13,7 +13,7 @@ from cellerate.tasks.series import (
     evaluate_series,
     forecast_series,
     load_series_model,
-    train_series,
+    train_on_series,
 )
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
@@ -59,7 +59,7 @@ def options(path, **changes):
 
 
 def fit(path, output="m.keras", *, epochs=1, model=None, units=8, quantile=(), display=None, **changes):
-    return train_series(
+    return train_on_series(
         options(path, **changes),
         path.parent / output,
         architecture=ForecastArchitecture(units=units, dropout=0.0, quantile=quantile),
@@ -247,7 +247,7 @@ def test_forecast_of_a_file_without_a_feature_raises(data):
 
 def test_npy_without_times_counts_rows(tmp_path):
     np.save(tmp_path / "data.npy", np.column_stack([wave(), wave(seed=1)]).astype(np.float32))
-    train_series(
+    train_on_series(
         options(tmp_path / "data.npy", target=["1"]),
         tmp_path / "m.keras",
         architecture=ForecastArchitecture(units=4),
@@ -279,7 +279,7 @@ def test_npy_without_times_counts_rows(tmp_path):
     ],
 )
 def test_packed_model_forecasts_what_its_keras_model_does(data, changes, architecture):
-    train_series(
+    train_on_series(
         options(data, **changes),
         data.parent / "m.keras",
         architecture=ForecastArchitecture(units=8, **architecture),
@@ -440,4 +440,4 @@ def test_options_with_a_wrong_value_raise_naming_it(name, value):
 def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file"):
-        train_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")
+        train_on_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")

@@ -8,12 +8,12 @@ from cellerate.data.text import open_text
 from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.storage import load_model, save_model
-from cellerate.tasks.generating import generate
+from cellerate.tasks.inference import generate
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text import (
     evaluate_text,
     load_text_model,
-    train_text,
+    train_on_text,
 )
 from cellerate.training.settings import TrainingSettings
 
@@ -40,7 +40,7 @@ def options(path, **changes):
 def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, **changes):
     path = folder / "text.txt"
     path.write_text(text, encoding="utf-8")
-    return train_text(
+    return train_on_text(
         options(path, **changes),
         folder / output,
         architecture=TextArchitecture(embedding=4, units=units),
@@ -175,7 +175,7 @@ def test_tokenizer_file_travels_inside_the_model(tmp_path):
     path.unlink()
     text_model = load_text_model(tmp_path / "m.keras")
     assert list(text_model.tokenizer.encode("the cat")) == made.encode("the cat").ids
-    assert isinstance(generate(text_model, "the cat", max_tokens=5, seed=0), str)
+    assert isinstance(generate(tmp_path / "m.keras", "the cat", max_tokens=5, seed=0), str)
     held = run.evaluation
     assert held["tokens"] < held["characters"]
     ratio = (held["tokens"] + 1) / held["characters"]
@@ -196,7 +196,7 @@ def test_folder_reads_what_include_and_exclude_leave(tmp_path):
     (folder / "a.txt").write_text(TEXT)
     (folder / "b.md").write_text("QQQQ")
     (folder / "skip" / "c.txt").write_text("XXXX")
-    run = train_text(
+    run = train_on_text(
         options(folder, include=["*.txt"], exclude=["skip"]),
         tmp_path / "m.keras",
         architecture=TextArchitecture(embedding=2, units=3),

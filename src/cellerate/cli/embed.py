@@ -1,18 +1,13 @@
 """`cellerate embed`."""
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def embed(
@@ -48,25 +43,14 @@ def embed(
         start_backend(backend)
     from cellerate.data.line_files import read_lines
     from cellerate.runtime.embedding import check_vectors_path, save_vectors
+    from cellerate.tasks import inference
 
     check_vectors_path(output)
     check_writable(output)
-    encode = _encoder(model)
     texts = read_lines(lines, column=column, errors=errors, drop_empty=False)
-    vectors = encode(texts, batch_size=batch_size, errors=errors)
+    vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors)
     save_vectors(vectors, output, texts)
     if json:
         emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
     else:
         emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}")
-
-
-def _encoder(model: Path) -> "Callable[..., np.ndarray]":
-    """Gives the function that turns lines into vectors, for either kind of file."""
-    if model.suffix == ".cell":
-        from cellerate.runtime.packed import load
-
-        return load(model).embed
-    from cellerate.tasks.embed import embed_lines, load_line_model
-
-    return functools.partial(embed_lines, load_line_model(model))

@@ -8,7 +8,6 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
-from cellerate.errors import ModelError
 
 
 def evaluate(
@@ -43,14 +42,11 @@ def evaluate(
 
         cellerate evaluate book.cell other.txt
     """
-    found: dict[str, Any]
-    if model.suffix == ".cell":
-        found = _packed(model, data, part, errors)
-    else:
+    if model.suffix != ".cell":
         start_backend(backend)
-        from cellerate.tasks.evaluation import evaluate_model
+    from cellerate.tasks import inference
 
-        found = evaluate_model(model, data, part=part, column=column, errors=errors, batch_size=batch_size)
+    found = inference.evaluate(model, data, part=part, column=column, errors=errors, batch_size=batch_size)
     if json:
         emit_json(found)
         return
@@ -61,22 +57,6 @@ def evaluate(
                 emit(f"  {inner:<20} {_shown(number)}")
         else:
             emit(f"{name:<22} {_shown(value)}")
-
-
-def _packed(
-    model: Path, data: list[str], part: Literal["all", "held-out"], errors: Literal["strict", "replace"]
-) -> dict[str, Any]:
-    """The results of a packed text model, which reads a text from end to end and not in windows."""
-    from cellerate.runtime.packed import load
-
-    opened = load(model)
-    if opened.task not in ("text", None):
-        raise ModelError(
-            f"{model} is a packed model of the task {opened.task!r:.40}, and evaluate judges packed text models "
-            "only: give the .keras file that it was packed from."
-        )
-    score = vars(opened.score_files(data, part=part, errors=errors))
-    return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}
 
 
 def _shown(value: Any) -> str:

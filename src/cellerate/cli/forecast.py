@@ -40,20 +40,14 @@ def forecast(
     if model.suffix != ".cell":
         start_backend(backend)
     from cellerate.report.charts import check_chart, draw_forecasts
+    from cellerate.tasks import inference
     from cellerate.tasks.forecasts import example_record, forecast_table
 
     if output is not None:
         check_writable(output)
     if plot is not None:
         check_chart(plot)
-    if model.suffix == ".cell":
-        from cellerate.runtime.packed import load
-
-        examples = load(model).forecast_files(data)
-    else:
-        from cellerate.tasks.series import forecast_series, load_series_model
-
-        examples = forecast_series(load_series_model(model), data)
+    examples = inference.forecast(model, data)
     columns, rows = forecast_table(examples)
     if output is not None:
         write_csv(output, columns, rows)

@@ -9,7 +9,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import command_to_repeat, emit, emit_json, note
-from cellerate.optimize.settings import OptimizeSettings
+from cellerate.optimization.settings import OptimizeSettings
 
 
 @with_settings("settings", OptimizeSettings, panel="Optimizing")
@@ -46,8 +46,8 @@ def optimize(
         cellerate optimize ett.keras --data ETTh1.csv --objective throughput --skip distill
     """
     start_backend(backend)
-    from cellerate.optimize.listener import Listener, Terminal
-    from cellerate.optimize.workflow import run
+    from cellerate.optimization.listener import Listener, Terminal
+    from cellerate.optimization.workflow import run
 
     listener = Listener() if quiet else Terminal()
     found = run(model, data, output, settings, restart=restart, listener=listener)

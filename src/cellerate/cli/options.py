@@ -6,7 +6,6 @@ help and default.
 
 import dataclasses
 import inspect
-import re
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.errors import ConfigError
+from cellerate.settings import attribute_docs
 
 _F = typing.TypeVar("_F", bound=Callable[..., Any])
 
@@ -138,22 +138,6 @@ def with_settings(
         return typing.cast(_F, verb)
 
     return decorate
-
-
-def attribute_docs(settings: type) -> dict[str, str]:
-    """Gives the text of each entry in the `Attributes` section of a docstring, by attribute name."""
-    section = inspect.getdoc(settings) or ""
-    section = section.partition("Attributes:\n")[2]
-    entries: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if match := re.match(r"    (\w+): (.*)", line):
-            name, entries[match[1]] = match[1], match[2]
-        elif line.startswith("        ") and name:
-            entries[name] += " " + line.strip()
-        elif line.strip():
-            break
-    return entries
 
 
 def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Parameter:

@@ -44,9 +44,9 @@ def train_embed(
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
     """
     start_backend(backend)
-    from cellerate.tasks.embed import train_embed as run_training
+    from cellerate.tasks.embed import train_on_lines
 
-    run = run_training(
+    run = train_on_lines(
         dataclasses.replace(data, path=lines),
         output,
         architecture=architecture,

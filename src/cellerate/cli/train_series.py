@@ -50,13 +50,13 @@ def train_series(
     from cellerate.machine.environment import package_version
 
     start_backend(backend)
-    from cellerate.tasks.series import train_series as run_training
+    from cellerate.tasks.series import train_on_series
 
     if plot is not None:
         from cellerate.report.charts import check_chart
 
         check_chart(plot)
-    run = run_training(
+    run = train_on_series(
         dataclasses.replace(options, paths=paths),
         output,
         architecture=architecture,

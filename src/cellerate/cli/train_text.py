@@ -52,8 +52,7 @@ def train_text(
     start_backend(backend)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.generating import generate_text
-    from cellerate.tasks.text import TextModel, load_text_model
-    from cellerate.tasks.text import train_text as run_training
+    from cellerate.tasks.text import TextModel, load_text_model, train_on_text
 
     def show_sample(title: str, text_model: TextModel) -> None:
         if sample is not None:
@@ -71,7 +70,7 @@ def train_text(
         show_sample("before training", untrained)
 
     with reading_progress(quiet) as reading:
-        run = run_training(
+        run = train_on_text(
             dataclasses.replace(data, paths=paths),
             output,
             architecture=architecture,

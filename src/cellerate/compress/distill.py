@@ -30,7 +30,7 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, is_functional, rebuild
-from cellerate.training.settings import check_number
+from cellerate.settings import check_number
 
 _LATEST = 100  # the mean of this many steps stands for the end of training
 # Losses for classes, as Keras classes and as functions.

@@ -29,7 +29,7 @@ from cellerate.keras_graph.ties import Units, units_of
 from cellerate.keras_graph.ties_layers import Array, WeightAxis
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, layer_nodes, rebuild, same_layers
-from cellerate.training.settings import check_choice, check_number
+from cellerate.settings import check_choice, check_number
 
 _SALIENCY_BATCHES = 16
 _JUDGED_BATCHES = 16

@@ -23,7 +23,7 @@ from cellerate.program import Program
 from cellerate.runtime.cell import PRECISIONS, kept_bytes, kept_types, narrowed, rounded
 from cellerate.runtime.cell_format import INT8
 from cellerate.runtime.engine import Engine
-from cellerate.training.settings import check_number
+from cellerate.settings import check_number
 
 # Shares of its largest magnitude that a column may be clipped to, starting with all of it. Near 1 they lie close
 # together: even a small change of the scale there moves every other weight across a rounding boundary.

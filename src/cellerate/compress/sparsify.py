@@ -31,7 +31,7 @@ from cellerate.errors import ModelError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.runtime.cell import PRECISIONS, write_cell
-from cellerate.training.settings import check_choice, check_number
+from cellerate.settings import check_choice, check_number
 
 _REMARK = (
     "No kernel here skips zeros: the model is as fast as before, its file is smaller only once it is compressed. "

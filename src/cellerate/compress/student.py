@@ -10,7 +10,7 @@ from cellerate.compress.prune import without
 from cellerate.errors import ModelError
 from cellerate.keras_graph.ties import units_of
 from cellerate.models.rewrite import reinitialized
-from cellerate.training.settings import check_number
+from cellerate.settings import check_number
 
 
 def smaller(model: keras.Model, keep: float, *, multiple_of: int = 8, seed: int = 0) -> keras.Model:

@@ -150,7 +150,7 @@ def load_model(
             f"{source} does not end in '.keras' (or '.h5'): is it a Keras model? Then rename it."
         )
     if need_task is not None:
-        _check_task(source, record, need_task)
+        check_task(source, record, need_task)
     try:
         with warnings.catch_warnings():
             # Keras's warnings here are about the training state, which is not loaded.
@@ -159,7 +159,7 @@ def load_model(
     except _FAILURES as error:
         raise _loading_failed(source, config, error) from error
     if record is not None:
-        _check_fits(source, model, record)
+        check_fits(source, model, record)
     return model, record
 
 
@@ -264,7 +264,8 @@ def _decode(source: Path, text: bytes) -> TaskRecord:
     return TaskRecord(task, payload)
 
 
-def _check_task(source: Path, record: TaskRecord | None, need: Task) -> None:
+def check_task(source: str | Path, record: TaskRecord | None, need: Task) -> None:
+    """Raises `ModelError` unless a model, which messages call `source`, has a record of a task."""
     if record is None:
         raise ModelError(
             f"{source} does not say what it was trained on (no Cellerate record), so it cannot be used "
@@ -277,7 +278,8 @@ def _check_task(source: Path, record: TaskRecord | None, need: Task) -> None:
         )
 
 
-def _check_fits(source: Path, model: keras.Model, record: TaskRecord) -> None:
+def check_fits(source: str | Path, model: keras.Model, record: TaskRecord) -> None:
+    """Raises `ModelError` unless a model has the inputs and outputs of its record's task."""
     inputs = [len(tensor.shape) for tensor in model.inputs or ()]
     outputs = [len(tensor.shape) for tensor in model.outputs or ()]
     if record.task == "text":

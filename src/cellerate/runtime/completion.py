@@ -1,14 +1,14 @@
 """Continuing prompts on a step model from beginning to end: many at once, or one as it comes."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.kernels.decoder.contract import Steps
-from cellerate.kernels.decoder.sampling import Cancellation, SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.batcher import Batcher, Ticket, Update
 
 
@@ -37,7 +37,7 @@ def complete(
     max_tokens: Sequence[int],
     rules: Sequence[SamplingRules],
     stop: Sequence[str] = (),
-    cancellation: Cancellation | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
     """Continues prompts side by side, each as if it were alone.
 
@@ -48,7 +48,7 @@ def complete(
         max_tokens: Maximum number of ids to draw for each prompt.
         rules: How to draw them, for each prompt.
         stop: Texts that end a continuation.
-        cancellation: Ends all of them, from another thread.
+        cancelled: Asked between steps whether to end all of them with what they have.
 
     Raises:
         ConfigError: A prompt or stop text is empty, or a number is out of range.
@@ -57,10 +57,13 @@ def complete(
     """
     batcher = Batcher(steps, tokenizer)
     tickets = [
-        batcher.submit(ids, max_tokens=count, rules=each, stop=stop, cancellation=cancellation)
+        batcher.submit(ids, max_tokens=count, rules=each, stop=stop)
         for ids, count, each in zip(prompts, max_tokens, rules, strict=True)
     ]
     while not batcher.idle:
+        if cancelled():
+            for ticket in tickets:
+                batcher.cancel(ticket)
         _step(batcher)
     return [completion(ticket) for ticket in tickets]
 
@@ -70,15 +73,17 @@ def stream(
     prompt: np.ndarray,
     max_tokens: int,
     rules: SamplingRules,
-    cancellation: Cancellation | None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
     """Continues one prompt, giving (N,) int32 ids as they are drawn: the ids that `complete` would draw.
 
     Raises what `complete` raises; the arguments are checked when the first ids are requested.
     """
     batcher = Batcher(steps)
-    batcher.submit(prompt, max_tokens=max_tokens, rules=rules, cancellation=cancellation)
+    ticket = batcher.submit(prompt, max_tokens=max_tokens, rules=rules)
     while not batcher.idle:
+        if cancelled():
+            batcher.cancel(ticket)
         for update in _step(batcher):
             yield update.ids
 

@@ -3,8 +3,9 @@
 Use it to serve many users, to search or to experiment. For text alone, use `PackedModel.generate`.
 """
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.decoder.contract import Steps
-from cellerate.kernels.decoder.sampling import Drawn, Request
+from cellerate.kernels.decoder.sampling import Drawn, Request, SamplingRules
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 
 _FORMAT = "stepper"
@@ -85,20 +86,49 @@ class Stepper:
         self.state, self.logits = self._steps.read(self.state, np.asarray(ids), counts)
         return self.logits
 
-    def draw(self, requests: Sequence[Request]) -> list[Drawn]:
+    def draw(
+        self,
+        count: int | Sequence[int],
+        rules: SamplingRules | Sequence[SamplingRules] | None = None,
+        *,
+        position: int | Sequence[int] = 0,
+        previous: Sequence[Sequence[int] | np.ndarray] | None = None,
+        stop_ids: Iterable[int] = (),
+    ) -> list[Drawn]:
         """Draws ids for each sequence and reads them, in one native call.
 
         Args:
-            requests: One for each of the B sequences.
+            count: Maximum number of ids to draw: one number for all sequences, or B of them.
+            rules: How to draw them: the same for all, with streams that count up from the rules' own, or B rules;
+                None for `SamplingRules()`.
+            position: Place in its sequence of the first id to draw: one for all, or B. With the seed and the stream
+                it determines the random numbers, so give the next place to go on with a sequence.
+            previous: B sequences of ids so far, the prompt's among them, for the repetition penalty.
+            stop_ids: Ids that end a sequence; they are neither returned nor read.
+
+        Returns:
+            For each sequence the ids, and their log probabilities under the model itself.
 
         Raises:
-            ConfigError: There are not B requests, or a number is out of range.
+            ConfigError: There are not B of something, or a number is out of range.
             ModelError: A logit is a NaN or an infinity.
         """
-        if len(requests) != self.batch_size:
-            raise ConfigError(
-                f"there are {len(requests)} requests; expected {self.batch_size}, one a sequence."
-            )
+        rows = self.batch_size
+        if rules is None or isinstance(rules, SamplingRules):
+            first = rules or SamplingRules()
+            rules = [dataclasses.replace(first, stream=first.stream + row) for row in range(rows)]
+        given = {
+            "count": [count] * rows if isinstance(count, int | np.integer) else count,
+            "rules": rules,
+            "position": [position] * rows if isinstance(position, int | np.integer) else position,
+            "previous": [()] * rows if previous is None else previous,
+        }
+        for name, values in given.items():
+            if len(values) != rows:
+                raise ConfigError(f"{name} has {len(values)} entries; expected {rows}, one a sequence.")
+        stops = tuple(stop_ids)
+        rows_of = [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+        requests = [Request(**row, stop_ids=stops) for row in rows_of]
         drawn, self.state, self.logits = self._steps.generate_rows(self.state, self.logits, requests)
         return drawn
 

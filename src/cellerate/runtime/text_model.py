@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -14,7 +14,7 @@ from cellerate.data.tokenizers import tokenizer_from_config
 from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole
 from cellerate.kernels.decoder.contract import Steps
-from cellerate.kernels.decoder.sampling import Cancellation, SamplingRules
+from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.completion import Completion, complete, stream
 from cellerate.runtime.decoder_chain import chain_of
@@ -39,7 +39,7 @@ class _Options(TypedDict, total=False):
     seed: int | None
     stop: Sequence[str]
     errors: Errors
-    cancellation: Cancellation | None
+    cancelled: Callable[[], bool]
 
 
 class NextTokenModel:
@@ -137,7 +137,7 @@ class NextTokenModel:
         seed: int | None = None,
         stop: Sequence[str] = (),
         errors: Errors = "strict",
-        cancellation: Cancellation | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> list[Completion]:
         """Continues prompts of any lengths side by side, each as if it were alone.
 
@@ -154,7 +154,8 @@ class NextTokenModel:
                 draws what it would draw alone.
             stop: Texts that end a continuation; they are not part of it.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
-            cancellation: Ends all continuations with what they have, from another thread.
+            cancelled: Asked every few hundred ids at most whether to end all continuations with what they have;
+                such as the `is_set` of a `threading.Event`.
 
         Returns:
             For each prompt the continuation's text, ids, log probabilities and the reason it ended.
@@ -182,7 +183,7 @@ class NextTokenModel:
             max_tokens=[max_tokens] * len(ids),
             rules=[dataclasses.replace(rules, stream=place) for place in range(len(ids))],
             stop=stop,
-            cancellation=cancellation,
+            cancelled=cancelled,
         )
 
     def generate_text(
@@ -193,7 +194,7 @@ class NextTokenModel:
         rules: SamplingRules | None = None,
         stop: Sequence[str] = (),
         errors: Errors = "strict",
-        cancellation: Cancellation | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[str]:
         """Continues a prompt, piece by piece as it is drawn; the prompt itself is not repeated.
 
@@ -203,7 +204,7 @@ class NextTokenModel:
             rules: How to draw them; None for `SamplingRules()`.
             stop: Texts that end the generation; they are not shown.
             errors: A character that the model never saw: "strict" raises, "ignore" leaves it out.
-            cancellation: Ends the generation, from another thread.
+            cancelled: Asked every few hundred ids at most whether to end the generation.
 
         Returns:
             An iterator over pieces that are safe to show: no incomplete UTF-8 character, no beginning of a stop
@@ -216,7 +217,7 @@ class NextTokenModel:
         """
         check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
         ids = self._encoded(prompt, errors)
-        drawn = stream(self.steps, ids, int(max_tokens), rules or SamplingRules(), cancellation)
+        drawn = stream(self.steps, ids, int(max_tokens), rules or SamplingRules(), cancelled)
         return pieces(drawn, self.tokenizer, stop)
 
     def beam_search(

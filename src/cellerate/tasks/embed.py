@@ -68,13 +68,13 @@ def load_line_model(path: str | Path) -> LineModel:
 
 
 def line_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> LineModel:
-    """Like `load_line_model`, for a file that is already open. Raises the same `ModelError`."""
+    """Like `load_line_model`, for a model that is already open and that messages call `path`."""
     settings = line_settings(record.payload, str(path))
     _check_model(model, settings.vocabulary)
     return LineModel(model, settings.vocabulary, settings.max_length, settings.padding, record.payload)
 
 
-def train_embed(
+def train_on_lines(
     data: LineOptions,
     output: str | Path,
     *,

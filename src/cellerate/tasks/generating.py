@@ -3,12 +3,9 @@
 Both draw by the same rules and random numbers, so their texts are the same up to rounding.
 """
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import get_args
 
-import keras
 import numpy as np
 
 from cellerate.data.tokenizer import Tokenizer
@@ -16,80 +13,17 @@ from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.keras_graph.keras_stepper import KerasStepper
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import PRECISIONS
-from cellerate.runtime.device import check_implementation
 from cellerate.runtime.keras_generation import generate_ids
-from cellerate.runtime.packed import PackedModel, load
-from cellerate.runtime.sampling import sampling_rules
+from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.streaming import pieces
+from cellerate.settings import check_choice
 from cellerate.tasks.packing import packed
-from cellerate.tasks.text import TextModel, load_text_model
-from cellerate.training.settings import Implementation, check_choice
-
-
-def generate(
-    model: str | os.PathLike[str] | keras.Model | TextModel | PackedModel,
-    prompt: str,
-    *,
-    tokenizer: Tokenizer | None = None,
-    max_tokens: int = 400,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-    implementation: Implementation = "auto",
-    precision: str = "float32",
-) -> str:
-    """Continues `prompt` and returns the whole continuation; `generate_text` gives it piece by piece.
-
-    Every call reads the weights again, so further training of a model takes effect at once.
-
-    Args:
-        model: A text model's `.keras` file, a packed `.cell` file, the result of `load_text_model` or `load`, or
-            any next-token Keras model.
-        prompt: The text to continue; at least one character.
-        tokenizer: What the ids of a plain Keras model mean; all other models have their own tokenizer.
-        max_tokens: The most characters (or bytes, or tokens) to generate.
-        temperature: Divides the logits; 0 always takes the likeliest token.
-        top_k: Draws from the k likeliest tokens only.
-        top_p: Draws from the likeliest tokens that together make up this share of the probability.
-        min_p: Draws from tokens at least this share as likely as the likeliest.
-        repetition_penalty: Above 1, makes tokens that are already in the text less likely.
-        seed: The same seed draws the same text; None draws a different one each time.
-        stop: Texts that end the generation; they are not returned.
-        implementation: As in `generate_text`.
-        precision: As in `generate_text`.
-
-    Raises:
-        CellerateError: See `generate_text`, `load_text_model` and `load`.
-
-    Example:
-        >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
-    """
-    rules = sampling_rules(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
-    shown = generate_text(
-        _opened(model, tokenizer),
-        prompt,
-        max_tokens=max_tokens,
-        rules=rules,
-        stop=stop,
-        implementation=implementation,
-        precision=precision,
-    )
-    return "".join(shown)
+from cellerate.tasks.text import TextModel
+from cellerate.training.settings import Implementation
 
 
 def generate_text(
-    model: TextModel | PackedModel,
+    model: TextModel,
     prompt: str,
     *,
     max_tokens: int = 400,
@@ -111,10 +45,9 @@ def generate_text(
             GPU. "keras": Keras's own layers, compiled, one step at a time. "auto": the native engine, or Keras if
             the native core is not installed or cannot run the model. The core runs a chain of an Embedding, LSTMs
             and the layers it knows between them and the logits; it does not run one-hot inputs, branches, other
-            recurrent layers or custom layers. A packed model runs where it was loaded and refuses any other
-            implementation.
+            recurrent layers or custom layers.
         precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
-            Any but "float32" requires the engine. A packed model has its own.
+            Any but "float32" requires the engine.
 
     Returns:
         An iterator over pieces that are safe to show: no part of a UTF-8 character, no beginning of a stop text.
@@ -134,11 +67,6 @@ def generate_text(
         raise ConfigError(
             f"precision is {precision!r}, which the native engine has: leave it or implementation='keras' out."
         )
-    if isinstance(model, PackedModel):
-        check_implementation(implementation, model.device)
-        if precision not in ("float32", model.precision):
-            raise ConfigError(f"precision is {precision!r}, but the packed model is of {model.precision}.")
-        return model.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
     if implementation != "keras":
         demanded = implementation != "auto" or precision != "float32"
         device = "cuda" if implementation == "cellerate-cuda" else "cpu"
@@ -152,25 +80,6 @@ def generate_text(
     _check_vocabulary(stepper.vocabulary_size, model.tokenizer)
     drawn = generate_ids(stepper, ids, max_tokens=max_tokens, rules=rules)
     return pieces((np.array([token]) for token in drawn), model.tokenizer, stop)
-
-
-def _opened(
-    model: str | os.PathLike[str] | keras.Model | TextModel | PackedModel, tokenizer: Tokenizer | None
-) -> TextModel | PackedModel:
-    if isinstance(model, keras.Model):
-        if tokenizer is None:
-            raise ConfigError(
-                "a plain Keras model says nothing of its characters: give tokenizer, or the path of a model that "
-                "Cellerate trained."
-            )
-        return TextModel(model, tokenizer, {})
-    if tokenizer is not None:
-        raise ConfigError("tokenizer is for a plain Keras model, and this one has its own: leave it out.")
-    if isinstance(model, TextModel | PackedModel):
-        return model
-    if not isinstance(model, str | os.PathLike):
-        raise ConfigError(f"model must be a path, a Keras model or a text model, got {type(model).__name__}.")
-    return load(model) if Path(model).suffix == ".cell" else load_text_model(Path(model))
 
 
 def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) -> PackedModel | None:

@@ -77,7 +77,7 @@ def load_series_model(path: str | Path) -> SeriesModel:
 
 
 def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
-    """Like `load_series_model`, for a file that is already open. Raises the same `ModelError`."""
+    """Like `load_series_model`, for a model that is already open and that messages call `path`."""
     payload = record.payload
     settings = forecast_settings(payload, str(path))
     try:
@@ -87,7 +87,7 @@ def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) ->
     return SeriesModel(model, settings.scaler, options, settings.quantiles, payload)
 
 
-def train_series(
+def train_on_series(
     options: SeriesOptions,
     output: str | Path,
     *,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from cellerate.training.settings import check_choice, check_number
+from cellerate.settings import check_choice, check_counts, check_number
 
 Errors = Literal["strict", "replace"]
 Missing = Literal["error", "drop", "ffill", "interpolate"]
@@ -53,7 +53,7 @@ class TextOptions:
             ConfigError: A field cannot be used.
         """
         check_choice("errors", self.errors, get_args(Errors))
-        _check_counts(length=self.length, batch_size=self.batch_size)
+        check_counts(length=self.length, batch_size=self.batch_size)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
 
 
@@ -130,9 +130,7 @@ class SeriesOptions:
         check_choice("gaps", self.gaps, get_args(Gaps))
         check_choice("storage", self.storage, get_args(Storage))
         check_choice("loss", self.loss, get_args(Loss))
-        _check_counts(
-            window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size
-        )
+        check_counts(window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size)
         check_number("train_fraction", self.train_fraction, above=0, at_most=1)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
         check_number("season", self.season, at_least=1, whole=True, optional=True)
@@ -189,7 +187,7 @@ class LineOptions:
         """
         check_choice("errors", self.errors, get_args(Errors))
         check_choice("padding", self.padding, get_args(Padding))
-        _check_counts(max_length=self.max_length, batch_size=self.batch_size)
+        check_counts(max_length=self.max_length, batch_size=self.batch_size)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
 
 
@@ -210,8 +208,3 @@ class AutoencoderArchitecture:
     latent: int = 128
     dropout: float = 0.0
     decoder_dropout: float = 0.0
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        check_number(name, value, at_least=1, whole=True)

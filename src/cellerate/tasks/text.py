@@ -66,11 +66,11 @@ def load_text_model(path: str | Path) -> TextModel:
 
 
 def text_model_of(model: keras.Model, record: TaskRecord) -> TextModel:
-    """Like `load_text_model`, for a file that is already open. Raises the same `ModelError`."""
+    """Like `load_text_model`, for a model that is already open. Raises the same `ModelError`."""
     return TextModel(model, _tokenizer(record), record.payload)
 
 
-def train_text(
+def train_on_text(
     data: TextOptions,
     output: str | Path,
     *,

@@ -6,10 +6,10 @@ defaults at once.
 """
 
 import dataclasses
-import math
 from typing import Any, Literal, get_args
 
 from cellerate.errors import ConfigError
+from cellerate.settings import check_choice, check_number
 
 OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
@@ -123,39 +123,3 @@ class TrainingSettings:
             # A schedule is stretched over the whole run, so its length belongs to the curve.
             kept["epochs"] = self.epochs
         return kept
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises `ConfigError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
-
-
-def check_number(
-    name: str,
-    value: float | None,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    whole: bool = False,
-    optional: bool = False,
-) -> None:
-    """Raises `ConfigError` unless `value` is a finite number within the bounds."""
-    if value is None and optional:
-        return
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    wanted = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
-    kind = "a whole number" if whole else "a number"
-    usable = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if (
-        not usable
-        or value is None
-        or not math.isfinite(value)
-        or (at_least is not None and value < at_least)
-        or (above is not None and value <= above)
-        or (at_most is not None and value > at_most)
-        or (below is not None and value >= below)
-    ):
-        raise ConfigError(f"{name} must be {kind} {wanted}, not {value!r}.")

@@ -1,0 +1,169 @@
+"""What a pass works with: the model, the data, the findings so far, and the time left.
+
+Candidates are packed, judged, timed and saved here, in the same way for all passes.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from cellerate.compress.record import QualityGate
+from cellerate.errors import BackendError, ModelError
+from cellerate.layers.accelerate import accelerate, restore
+from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
+from cellerate.models.storage import save_model
+from cellerate.optimization.judging import Judged, interval, paired_loss
+from cellerate.optimization.listener import Listener
+from cellerate.optimization.probe_client import PATIENCE_S, Probe
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import State
+from cellerate.optimization.training import policy_of
+from cellerate.optimization.workloads.base import Workload
+from cellerate.report.record import Candidate
+from cellerate.runtime.packed import load
+from cellerate.tasks.packing import pack
+
+# Keras and the native core add in different orders: if the loss is 0, this much is rounding.
+_ROUNDING = 1e-6
+ORIGINAL = "original"
+"""The id of the model as its user runs it today."""
+PACKED = "float32"
+"""The id of the same model packed without loss of precision."""
+
+
+@dataclasses.dataclass
+class Context:
+    """What a pass works with.
+
+    Attributes:
+        workload: The model and its data.
+        settings: The options.
+        folder: The folder of the run.
+        model_file: The original model.
+        data: The paths of the data.
+        backend: The Keras backend.
+        state: The findings so far; a pass adds to it.
+        listener: The listener that is told of progress.
+        deadline: When the time is up, by `time.perf_counter`.
+    """
+
+    workload: Workload
+    settings: OptimizeSettings
+    folder: Path
+    model_file: Path
+    data: Sequence[str]
+    backend: str
+    state: State
+    listener: Listener
+    deadline: float
+
+    @property
+    def gate(self) -> QualityGate:
+        """How much worse a model may become."""
+        return QualityGate(self.settings.max_quality_loss)
+
+    def seconds_left(self) -> float:
+        """The rest of the time budget; below 0 once it is used up."""
+        return self.deadline - time.perf_counter()
+
+    def probe(self) -> Probe:
+        """Starts a new process that measures the original."""
+        return Probe(
+            self.model_file,
+            self.data,
+            seed=self.settings.seed,
+            backend=self.backend,
+            patience_s=max(PATIENCE_S, self.seconds_left()),
+        )
+
+    def original(self) -> keras.Model:
+        """Gives a copy of the original on the fastest kernels."""
+        return accelerate(rebuild(self.workload.model, describe(self.workload.model)))
+
+    def to_train(self) -> keras.Model:
+        """Gives a copy of the original in the dtype policy chosen for training."""
+        return with_dtype_policy(self.workload.model, self.state.choices.policy)
+
+    def trained(self, model: keras.Model) -> keras.Model:
+        """Gives a model trained that way in the dtype policy of the original."""
+        return with_dtype_policy(model, policy_of(self.workload.model))
+
+    def judge(self, model: keras.Model) -> float:
+        """Returns how bad a Keras model is, for the functions in `compress`: less is better."""
+        value = self.workload.judge(accelerate(model)).mean
+        return -value if self.workload.metric.higher_is_better else value
+
+    def candidate(self, name: str) -> Candidate | None:
+        """The candidate with that id, or None if it was not made."""
+        return next((one for one in self.state.candidates if one.id == name), None)
+
+    @property
+    def before(self) -> Candidate:
+        """The original as a candidate, which all others are compared with."""
+        return self.state.candidates[0]
+
+    def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
+        """Packs, judges and times a model, and adds it to the candidates.
+
+        Args:
+            name: The id.
+            title: The name in words.
+            made_by: The pass.
+            model: The model; it is not changed.
+            precision: How the packed file stores its matrices.
+
+        Returns:
+            The candidate. If the model cannot be packed, the candidate runs on Keras and says why.
+        """
+        self.listener.note(f"measuring {title}")
+        work, stem = self.workload, self.folder / "candidates" / name
+        restore(model)
+        save_model(model, stem.with_suffix(".keras"), work.record)
+        packed, error = None, ""
+        try:
+            pack(stem.with_suffix(".keras"), stem.with_suffix(".cell"), precision=precision)
+            packed = load(stem.with_suffix(".cell"))
+        except (BackendError, ModelError) as reason:
+            error = f"it cannot be packed and runs on Keras: {reason}"
+        file = stem.with_suffix(".keras" if packed is None else ".cell")
+        accelerate(model)
+        speeds = work.keras_speeds(model) if packed is None else (work.packed_speed(packed),)
+        return self.add(
+            Candidate(
+                id=name,
+                title=title,
+                made_by=made_by,
+                precision=precision if packed is not None else "float32",
+                parameters=int(model.count_params()),
+                file_bytes=file.stat().st_size,
+                quality=None,
+                loss=None,
+                passes_gate=False,
+                speeds=speeds,
+                file=str(file.relative_to(self.folder)),
+                sample=work.sample(model, packed),
+                error=error,
+            ),
+            work.judge(model if packed is None else packed),
+        )
+
+    def add(self, candidate: Candidate, judged: Judged) -> Candidate:
+        """Adds a candidate with its quality, and compares it with the original."""
+        before = self.state.judged.get(ORIGINAL)
+        loss = None
+        if before is not None:
+            loss = paired_loss(before, judged, higher_is_better=self.workload.metric.higher_is_better)
+        complete = dataclasses.replace(
+            candidate,
+            quality=interval(judged),
+            loss=loss,
+            passes_gate=loss is None or loss.value <= self.settings.max_quality_loss + _ROUNDING,
+        )
+        self.state.judged[candidate.id] = judged
+        # An interrupted pass may have made this candidate already; it is then replaced.
+        kept = [one for one in self.state.candidates if one.id != candidate.id]
+        self.state.candidates[:] = [*kept, complete]
+        return complete

@@ -1,0 +1,362 @@
+"""Batch size, sequence length and pipeline: measures curves of speed and memory, and chooses from them."""
+
+from collections.abc import Callable
+
+from cellerate.format import percent
+from cellerate.layers.accelerate import accelerate
+from cellerate.machine.environment import available_memory_bytes
+from cellerate.models.rewrite import reinitialized
+from cellerate.optimization.context import Context
+from cellerate.optimization.judging import paired_loss
+from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimization.passes.steps import batch_items, training_step
+from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
+from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
+from cellerate.training.trial import try_training
+
+_HEADROOM = 0.8  # the usable share of free memory
+_FLAT = 1.03  # a doubling that brings less than this factor ends the curve
+_WORTH = 1.1  # another batch size must bring this factor to be proposed
+_BETTER = 0.01  # another length must certainly be better by this share
+_LARGEST_BATCH = 65536
+_BISECTIONS = 3
+_PROBE_S = 1.0
+
+
+class BatchSize(OptimizerPass):
+    """Doubles the batch until speed stops growing or memory ends, and then looks for the largest batch that fits."""
+
+    name = "batch"
+    title = "Batch size"
+    reads = ("choices", "training_steps")
+    writes = ("choices", "training_steps")
+
+    def cost_s(self, context: Context) -> float:
+        """A process, and at least three sizes to compile."""
+        return 20.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        work, choices = context.workload, context.state.choices
+        before = choices.batch_size
+        if work.model.inputs[0].shape[0] is not None:
+            raise NotNeededError(f"the model is built for a batch of {work.model.inputs[0].shape[0]}")
+        free = available_memory_bytes()
+        with context.probe() as probe:
+
+            def measure(size: int) -> TrainingStep:
+                context.listener.note(f"batches of {size}")
+                return training_step(
+                    probe,
+                    implementation=choices.implementation,
+                    policy=policy_of(work.model),
+                    batch_size=size,
+                    length=choices.length,
+                    seconds=_PROBE_S,
+                    timeout_s=max(30.0, context.seconds_left()),
+                )
+
+            points, limit = sweep(measure, before, free, lambda: context.seconds_left() > 15)
+        if not points:
+            raise ProbeError(f"no batch fits: {limit}", memory=True)
+        fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free]
+        best = max(point.items_per_s for point in fits or points[:1])
+        # The data may have fewer rows, or memory may not allow as many.
+        now = min(points, key=lambda point: abs(point.batch_size - before))
+        # The smallest of the fastest: larger ones take more memory and make fewer updates per epoch.
+        chosen = min(
+            (point for point in fits or points[:1] if point.items_per_s * _FLAT >= best),
+            key=lambda point: point.batch_size,
+        )
+        worth = chosen.items_per_s >= _WORTH * now.items_per_s or now not in (fits or points[:1])
+        notes = [limit] if limit else []
+        gains: tuple[Change, ...] = ()
+        decision = f"{now.batch_size} stays: no size is {percent(_WORTH - 1)} faster"
+        if worth and chosen.batch_size != now.batch_size:
+            context.state.training_steps.append(chosen)
+            choices.batch_size = chosen.batch_size
+            decision = (
+                f"{chosen.batch_size} instead of {now.batch_size}: {chosen.items_per_s / now.items_per_s:.2f} times "
+                f"as many {_item(context)} a second"
+            )
+            gains = (
+                Change(
+                    quantity="training",
+                    label="training speed",
+                    before=now.items_per_s,
+                    after=chosen.items_per_s,
+                    unit=f"{_item(context)}/s",
+                    higher_is_better=True,
+                ),
+            )
+            if chosen.batch_size < now.batch_size:
+                choices.accumulate *= max(1, round(now.batch_size / chosen.batch_size))
+                notes.append(
+                    f"Gradients of {choices.accumulate} batches make one update, so that training stays the same "
+                    "(--accumulate)."
+                )
+            else:
+                notes.append(_rate_note(context, chosen.batch_size / now.batch_size))
+        x = tuple(float(point.batch_size) for point in points)
+        mark = ((points.index(chosen), "chosen"),) if worth else ((points.index(now), "as it was"),)
+        curves = [
+            Curve(
+                chart="Training speed by batch size",
+                name=points[0].way,
+                x_label="rows of a batch",
+                y_label=f"{_item(context)}/s",
+                x=x,
+                y=tuple(point.items_per_s for point in points),
+                log_x=True,
+                marks=mark,
+            )
+        ]
+        if all(point.peak_memory_bytes for point in points):
+            curves.append(
+                Curve(
+                    chart="Memory by batch size",
+                    name="peak of the process",
+                    x_label="rows of a batch",
+                    y_label="MB",
+                    x=x,
+                    y=tuple((point.peak_memory_bytes or 0) / 1e6 for point in points),
+                    log_x=True,
+                    marks=mark,
+                )
+            )
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=decision,
+            kept=bool(gains),
+            gains=gains,
+            curves=tuple(curves),
+            facts=(("largest that was tried", str(points[-1].batch_size)),)
+            + ((("memory free at the start", f"{free / 1e9:.1f} GB"),) if free else ()),
+            notes=tuple(notes),
+        )
+
+
+def sweep(
+    measure: Callable[[int], TrainingStep], usual: int, free: int | None, go_on: Callable[[], bool]
+) -> tuple[list[TrainingStep], str]:
+    """Measures batch sizes, doubling each time; when memory ends, looks for the largest size that fits.
+
+    Args:
+        measure: Measures a size; raises `ProbeError`.
+        usual: The size in use. The sweep starts at a quarter of it, and measures the size itself however
+            little time is left.
+        free: Bytes of free memory; None if unknown. A size is not tried if the two before it predict that it
+            would take more than four fifths of this.
+        go_on: Whether there is time for another size.
+
+    Returns:
+        The points, ascending, and why the sweep ended, if memory or time was the reason.
+
+    Raises:
+        ProbeError: A size failed for a reason other than memory.
+    """
+    points: list[TrainingStep] = []
+    halved = filter(None, (usual >> 2, usual >> 1))
+    doubled = (usual << n for n in range(_LARGEST_BATCH.bit_length()))
+    too_large, why = 0, ""
+    for size in (*halved, *doubled):
+        if size > max(usual, _LARGEST_BATCH):
+            break
+        if size > usual and not go_on():
+            return points, "There was no time for larger batches."
+        foretold = _foretold(points, size)
+        if free and foretold > _HEADROOM * free:
+            too_large = size
+            why = f"Batches of {size} would take about {foretold / 1e9:.1f} GB of the {free / 1e9:.1f} that are free."
+            break
+        try:
+            found = measure(size)
+        except ProbeError as error:
+            if not error.memory:
+                raise
+            too_large, why = size, f"Batches of {size} do not fit into memory ({error})."
+            break
+        if points and found.batch_size <= points[-1].batch_size:
+            break  # the data have no more rows
+        points.append(found)
+        if len(points) > 2 and points[-1].items_per_s < _FLAT * max(p.items_per_s for p in points[:-1]):
+            break
+    low = points[-1].batch_size if points else 0
+    for _ in range(_BISECTIONS if too_large else 0):
+        middle = (low + too_large) // 2
+        if middle in (low, too_large) or not go_on():
+            break
+        if free and _foretold(points, middle) > _HEADROOM * free:
+            too_large = middle
+            continue
+        try:
+            points.append(measure(middle))
+            low = middle
+        except ProbeError as error:
+            if not error.memory:
+                raise
+            too_large = middle
+    return points, why
+
+
+def _foretold(points: list[TrainingStep], size: int) -> float:
+    """Predicts the memory a batch will take from the last two sizes; 0 if nothing is known."""
+    known = [(point.batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
+    if len(known) < 2:
+        return 0.0
+    (first, less), (second, more) = known[-2:]
+    return more + (more - less) / max(1, second - first) * (size - second)
+
+
+def _rate_note(context: Context, factor: float) -> str:
+    settings = settings_of(context.workload.record)
+    rate = learning_rate_of(settings, factor)
+    rule = "with the batch" if settings.optimizer == "sgd" else "with the square root of the batch"
+    return (
+        f"A batch {factor:.3g} times as large makes as many times fewer updates an epoch. A rate that grows {rule} is "
+        f"the usual start: --learning-rate {rate:.3g} instead of {settings.learning_rate:g}; watch the held-out loss."
+    )
+
+
+def _item(context: Context) -> str:
+    return training_item(context.workload.item)
+
+
+class SequenceLength(OptimizerPass):
+    """Trains briefly from new weights on rows half and twice as long, with the same number of characters per batch."""
+
+    name = "length"
+    title = "Sequence length"
+    reads = ("choices",)
+    writes = ("choices",)
+    _CHARACTERS_S = 6.0  # seconds of training for each length
+
+    def cost_s(self, context: Context) -> float:
+        """Three trainings of a few seconds, each compiled."""
+        return 45.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        work, choices = context.workload, context.state.choices
+        if choices.length is None:
+            raise NotNeededError("the length of a row belongs to the model")
+        if work.model.inputs[0].shape[1] is not None or work.model.inputs[0].shape[0] is not None:
+            raise NotNeededError(f"the model is built for rows of {choices.length}")
+        settings = settings_of(work.record)
+        tokens = choices.batch_size * choices.length
+        steps = 0
+        found = {}
+        lengths = {max(8, choices.length // 2), choices.length, 2 * choices.length}
+        # If a batch has a single row, no batch with rows twice as long has as many characters.
+        for length in sorted(length for length in lengths if length <= tokens):
+            context.listener.note(f"rows of {length}")
+            model = accelerate(reinitialized(work.model, seed=context.settings.seed))
+            source = work.source(model, max(1, tokens // length), length)
+            if not steps:
+                # All lengths get the same number of characters, chosen to fit into the time for one length.
+                speed = max(step.items_per_s for step in context.state.training_steps)
+                seconds = min(self._CHARACTERS_S, max(1.0, context.seconds_left() / 10))
+                steps = max(8, int(speed * seconds / tokens))
+            trial = try_training(
+                model, source, loss=work.loss(model), settings=settings, policy=policy_of(model), steps=steps
+            )
+            found[length] = (source.items_per_batch / trial.steps.median_s, work.judge(model))
+        metric = work.metric
+        base_speed, base = found[choices.length]
+        losses = {
+            length: paired_loss(base, judged, higher_is_better=metric.higher_is_better)
+            for length, (_, judged) in found.items()
+        }
+        chosen = min(
+            (length for length in found if losses[length].high < -_BETTER or length == choices.length),
+            key=lambda length: losses[length].value,
+        )
+        read = steps * tokens
+        decision = (
+            f"{choices.length} stays: after {read:,} characters no other length is {percent(_BETTER)} better"
+        )
+        longer_or_shorter = chosen != choices.length
+        if longer_or_shorter:
+            decision = (
+                f"{chosen} instead of {choices.length}: {percent(-losses[chosen].value)} fewer {metric.unit} after "
+                f"{read:,} characters, {found[chosen][0] / base_speed:.2f} times as fast"
+            )
+            choices.batch_size = max(1, tokens // chosen)
+            choices.length = chosen
+        x = tuple(float(length) for length in found)
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=decision,
+            kept=longer_or_shorter,
+            curves=(
+                Curve(
+                    chart=f"Quality by row length, after {read:,} characters from new weights",
+                    name=metric.name,
+                    x_label="characters of a row",
+                    y_label=metric.unit or metric.name,
+                    x=x,
+                    y=tuple(judged.mean for _, judged in found.values()),
+                    log_x=True,
+                ),
+                Curve(
+                    chart="Training speed by row length",
+                    name="with as many characters a batch",
+                    x_label="characters of a row",
+                    y_label=f"{_item(context)}/s",
+                    x=x,
+                    y=tuple(speed for speed, _ in found.values()),
+                    log_x=True,
+                ),
+            ),
+            notes=(
+                "These are short trainings: what is better after seconds need not be after hours.",
+                "The model here keeps what it has learnt: the length is for its next training.",
+            ),
+        )
+
+
+class Pipeline(OptimizerPass):
+    """Measures the loader's share of a training step."""
+
+    name = "pipeline"
+    title = "Pipeline"
+    reads = ("choices", "training_steps")
+    writes = ()
+
+    def cost_s(self, context: Context) -> float:
+        """A process that opens the data."""
+        return 8.0
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        choices = context.state.choices
+        with context.probe() as probe:
+            batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]
+        step = min(context.state.training_steps, key=lambda step: step.step_ms / batch_items(step))
+        step_ms = step.step_ms * batch_items(choices) / batch_items(step)
+        share = batch_ms / step_ms
+        if share < 0.5:
+            decision = (
+                f"making a batch takes {batch_ms:.3g} ms, {percent(share)} of a step, and a thread makes batches "
+                "ahead: training never waits"
+            )
+        else:
+            decision = (
+                f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
+                "them on a faster disk or in memory, or in a narrower type (--storage float16 for series)"
+            )
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=decision,
+            facts=(("a batch", f"{batch_ms:.3g} ms"), ("a step", f"{step_ms:.3g} ms")),
+            notes=(
+                "Batches are cut from a memory map, never stored as windows, and 8 of them are made ahead.",
+            ),
+        )

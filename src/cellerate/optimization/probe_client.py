@@ -1,0 +1,151 @@
+"""Asks the process of `probe_process`, and ends it in time.
+
+This side runs in the process of the run, so it imports nothing that measures.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cellerate.errors import CellerateError
+
+PATIENCE_S = 600.0
+"""How long an answer may take even if less time is left, because the verdict is always reached."""
+
+
+class ProbeError(CellerateError):
+    """A question got no answer.
+
+    Attributes:
+        memory: Whether memory ran out.
+    """
+
+    def __init__(self, message: str, *, memory: bool) -> None:
+        super().__init__(message)
+        self.memory = memory
+
+
+class Probe:
+    """A process that has opened a model and its data.
+
+    Args:
+        model: The model's file.
+        data: The data of its task.
+        seed: The seed of everything random.
+        backend: The Keras backend.
+        patience_s: How long to wait for an answer.
+
+    Example:
+        >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
+        ...     probe.ask("judge")
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        data: Sequence[str | Path],
+        *,
+        seed: int,
+        backend: str,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._patience_s = patience_s
+        self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+        self._environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def __enter__(self) -> "Probe":
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`_end` closes it)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cellerate.optimization.probe_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            env=self._environment,
+            # Ctrl-C must reach only this process, which then ends the other.
+            start_new_session=True,
+        )
+        self._answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(
+            target=_listen, args=(self._process, self._answers), name="cellerate-probe", daemon=True
+        ).start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            # What a dead process did not read cannot be flushed.
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+        self._stderr.close()
+
+    def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
+        """Asks a question; if the previous question killed the process, it is started again.
+
+        Args:
+            kind: The kind of question, one of those `probe_process` knows.
+            timeout_s: How long to wait; None for `patience_s`.
+            options: The arguments of the question.
+
+        Raises:
+            ProbeError: The question failed or took too long, or the process ended.
+        """
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
+        if self._process.poll() is not None:
+            self._end()
+            self._start()
+        try:
+            assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+            self._process.stdin.write(json.dumps({**self._opened, "kind": kind, "with": options}) + "\n")
+            self._process.stdin.flush()
+            line = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            # A late answer would be taken for the answer to the next question.
+            self._process.kill()
+            self._process.wait()
+            raise ProbeError(f"it took more than {timeout_s:.0f} s", memory=False) from None
+        except OSError:
+            line = ""
+        if not line:
+            raise self._ended()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ProbeError(answer["error"], memory=answer["memory"])
+        return answer["answer"]
+
+    def _ended(self) -> ProbeError:
+        code = self._process.wait()
+        if code == -9:
+            return ProbeError("the system ended the process: it had no memory left", memory=True)
+        self._stderr.seek(0)
+        told = self._stderr.read()[-4000:].decode(errors="replace").strip().splitlines()
+        memory = any("MemoryError" in line or "out of memory" in line.lower() for line in told)
+        return ProbeError(
+            f"the process ended with {code}: {(told or ['no message'])[-1]:.300}", memory=memory
+        )
+
+
+def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str]") -> None:
+    assert process.stdout is not None  # noqa: S101 (it is a pipe)
+    with contextlib.suppress(ValueError):  # closed while being read
+        for line in process.stdout:
+            answers.put(line)
+    answers.put("")

@@ -1,0 +1,171 @@
+"""A process that only measures: it opens the model and the data, and answers one question per line.
+
+A measurement must not depend on what ran before it. The baseline needs a process that never loaded our
+kernels, and memory must be measured in a process that did nothing else. A process that runs out of memory
+takes nothing with it. `probe_client` starts this process.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
+"""What frameworks say when memory runs out; a MemoryError may say nothing."""
+
+
+def main() -> None:
+    """Reads what to open and then one question per line from stdin; writes one answer per line to the former stdout."""
+    # Stdout is for answers: whatever a framework prints goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _offer_to_the_memory_killer()
+    work: _Work | None = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            work = work or _Work(question)
+            answer = {"answer": work.answer(question)}
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # the answer is whatever a backend raises
+            lines = str(error).strip().splitlines() or ["no message"]
+            memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
+            answer = {"error": f"{type(error).__name__}: {lines[0]:.300}", "memory": memory}
+            if os.environ.get("CELLERATE_TRACEBACK"):
+                raise
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+class _Work:
+    """The model and the data, opened once."""
+
+    def __init__(self, opened: dict[str, Any]) -> None:
+        from cellerate.optimization.workloads.opening import open_workload
+
+        self._workload = open_workload(Path(opened["model"]), opened["data"], seed=opened["seed"])
+        self._start = self._workload.model.get_weights()
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "open": lambda: True,
+            "explain": self._explain,
+            "judge": self._judge,
+            "use": self._use,
+            "train": self._train,
+            "load": self._load,
+            "packed": self._packed,
+        }
+
+    def answer(self, question: dict[str, Any]) -> Any:
+        return self._kinds[question["kind"]](**question.get("with", {}))
+
+    def _explain(self) -> list[list[str]]:
+        """Gives a layer, its kernel and the reason, for each layer."""
+        from cellerate.layers.conditions import KERNELS
+        from cellerate.layers.explain import explain
+
+        return [
+            [report.path, KERNELS[report.kernel], "; ".join(c.name for c in report.changes)]
+            for report in explain(self._workload.model).layers
+        ]
+
+    def _judge(self) -> dict[str, Any]:
+        return vars(self._workload.judge(self._workload.model))
+
+    def _use(self) -> list[dict[str, Any]]:
+        return [vars(speed) for speed in self._workload.keras_speeds(self._workload.model)]
+
+    def _train(
+        self,
+        *,
+        way: str,
+        policy: str,
+        implementation: str,
+        batch_size: int,
+        length: int | None,
+        steps: int | None = None,
+        seconds: float = 2.0,
+    ) -> dict[str, Any]:
+        """Trains from the model's own weights for a few steps, and gives the fields of a `TrainingStep`."""
+        from cellerate.layers.accelerate import accelerate
+        from cellerate.machine.environment import peak_memory_bytes
+        from cellerate.optimization.training import settings_of
+        from cellerate.training.trial import try_training
+
+        work = self._workload
+        model = self._model(policy)
+        accelerate(model, implementation)
+        source = work.source(model, batch_size, length)
+        settings = settings_of(work.record)
+        trial = try_training(
+            model,
+            source,
+            loss=work.loss(model),
+            settings=settings,
+            policy=policy,
+            steps=steps,
+            seconds=seconds,
+        )
+        p20, p80 = (1e3 * trial.steps.percentile_s(share) for share in (0.2, 0.8))
+        return {
+            "way": way,
+            "batch_size": source.batch_size,
+            "length": length or work.length,
+            "step_ms": 1e3 * trial.steps.median_s,
+            "step_p20_ms": p20,
+            "step_p80_ms": p80,
+            "items_per_s": source.items_per_batch / trial.steps.median_s,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "loss": trial.loss if math.isfinite(trial.loss) else None,
+        }
+
+    def _model(self, policy: str) -> Any:
+        """Gives the model with its own weights in a dtype policy."""
+        from cellerate.models.rewrite import with_dtype_policy
+
+        self._workload.model.set_weights(self._start)
+        return with_dtype_policy(self._workload.model, policy)
+
+    def _load(self, *, batch_size: int, length: int | None) -> dict[str, float]:
+        """Measures the milliseconds it takes to make a batch while nothing else runs."""
+        from cellerate.data.batches import iterate
+        from cellerate.optimization.clocks import timed_calls
+
+        source = self._workload.source(self._workload.model, batch_size, length)
+        batches: Any = iter(())
+        epoch = 0
+
+        def make() -> None:
+            nonlocal batches, epoch
+            if next(batches, None) is None:
+                batches = iterate(source, epoch, 0, len(source))
+                epoch += 1
+                next(batches)
+
+        taken = timed_calls(make)
+        return {"batch_ms": 1e3 * sum(taken) / len(taken)}
+
+    def _packed(self, *, file: str) -> dict[str, Any]:
+        """Judges and times a packed model."""
+        from cellerate.runtime.packed import load
+
+        model = load(file)
+        return {
+            "judged": vars(self._workload.judge(model)),
+            "speed": vars(self._workload.packed_speed(model)),
+        }
+
+
+def _offer_to_the_memory_killer() -> None:
+    """Tells Linux to kill this process first if memory runs out."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main()

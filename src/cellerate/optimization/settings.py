@@ -1,0 +1,79 @@
+"""The settings of a run of `optimize`: one frozen record, checked when it is made.
+
+The command line makes its options from this module, so nothing heavy is imported here.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from cellerate.errors import ConfigError
+from cellerate.optimization.passes import registry
+from cellerate.settings import check_choice, check_number
+
+Objective = Literal["latency", "throughput", "size", "training"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizeSettings:
+    """What to optimize for, and what the run may spend.
+
+    Attributes:
+        objective: What counts as best among the models that pass the gate: "latency" of one item,
+            "throughput" of many, "size" of the file, or "training", which tunes only the training and leaves
+            the model as it is.
+        max_quality_loss: How much worse the model may become, as a share: 0.01 lets 2.00 bits become 2.02.
+        time_budget: About how many seconds the run may take; whatever does not fit is left out, and said.
+        only: The passes to run; if empty, those that the objective needs.
+        skip: Passes to leave out.
+        batch_size: Rows per training batch, as the model is trained now; if unset, the default of its task.
+        keep: Shares of hidden units to keep when pruning, tried from the smallest until one passes.
+        latency_goal_ms: What one item may take, which decides how small the distilled student is; if unset,
+            half of what the quantized model takes.
+        steps: The most batches to train a pruned model or a student on; the time left may allow fewer.
+        seed: The seed of everything random.
+    """
+
+    objective: Objective = "latency"
+    max_quality_loss: float = 0.01
+    time_budget: float = 1800.0
+    only: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
+    skip: Sequence[str] = dataclasses.field(default=(), metadata={"choices": registry.PASSES})
+    batch_size: int | None = None
+    keep: Sequence[float] = (0.5, 0.75)
+    latency_goal_ms: float | None = None
+    steps: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: A field cannot be used, or two of them contradict each other.
+        """
+        check_choice("objective", self.objective, get_args(Objective))
+        check_number("max_quality_loss", self.max_quality_loss, at_least=0)
+        check_number("time_budget", self.time_budget, above=0)
+        check_number("batch_size", self.batch_size, at_least=1, whole=True, optional=True)
+        check_number("latency_goal_ms", self.latency_goal_ms, above=0, optional=True)
+        check_number("steps", self.steps, at_least=1, whole=True)
+        check_number("seed", self.seed, at_least=0, whole=True)
+        for name, what in (
+            ("only", "passes"),
+            ("skip", "passes"),
+            ("keep", "shares of units, such as [0.5]"),
+        ):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise ConfigError(f"{name} is {given!r}; expected a list of {what}.")
+        for name in ("only", "skip"):
+            for one in getattr(self, name):
+                check_choice(name, one, tuple(registry.PASSES))
+        if self.only and self.skip:
+            raise ConfigError("only and skip cannot be used together: choose one.")
+        if not self.keep:
+            raise ConfigError(
+                "keep is empty; expected shares of units, such as 0.5. To prune nothing, skip prune."
+            )
+        for share in self.keep:
+            check_number("keep", share, above=0, below=1)

@@ -1,0 +1,104 @@
+"""What a run keeps on disk, so that an interrupted run can continue where it stopped."""
+
+import dataclasses
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from cellerate.errors import ConfigError
+from cellerate.files import atomic_write
+from cellerate.optimization.judging import Judged
+from cellerate.report.record import Candidate, Pass, TrainingStep
+
+FILE_NAME = "state.json"
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class Choices:
+    """The choices made so far.
+
+    Attributes:
+        implementation: Which implementation computes the LSTM layers in training.
+        policy: The dtype policy of training.
+        batch_size: Rows per training batch.
+        accumulate: How many batches share one update.
+        length: Time steps per training row.
+        precision: How a packed model stores its matrices.
+    """
+
+    implementation: str
+    policy: str
+    batch_size: int
+    accumulate: int
+    length: int | None
+    precision: str
+
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class State:
+    """The state of a run.
+
+    Attributes:
+        identity: What a continued run must have in common with this one.
+        choices: The choices made so far.
+        started: The time of the start, ISO 8601.
+        seconds: The time it took, all sessions together.
+        passes: The finished passes.
+        candidates: The models in the order they were made; the first is the original.
+        judged: The quality of each candidate, by its id.
+        training_steps: The measurements of training; the first is the baseline.
+        explanation: For each layer of the original: the layer, its kernel, and what would make it faster.
+    """
+
+    identity: dict[str, str]
+    choices: Choices
+    started: str
+    seconds: float = 0.0
+    passes: list[Pass] = dataclasses.field(default_factory=list)
+    candidates: list[Candidate] = dataclasses.field(default_factory=list)
+    judged: dict[str, Judged] = dataclasses.field(default_factory=dict)
+    training_steps: list[TrainingStep] = dataclasses.field(default_factory=list)
+    explanation: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+
+
+_STATE: TypeAdapter[State] = TypeAdapter(State)
+
+
+def save_state(state: State, folder: Path) -> None:
+    """Writes the state of a run into its folder, whole or not at all.
+
+    Raises:
+        OutputError: The file could not be written.
+    """
+    with atomic_write(folder / FILE_NAME) as beside:
+        beside.write_bytes(_STATE.dump_json(state, indent=1))
+
+
+def load_state(folder: Path, identity: dict[str, str]) -> State | None:
+    """Gives the state of the run in a folder, or None if there is none.
+
+    Args:
+        folder: The folder of the run.
+        identity: The identity of the run that wants to continue.
+
+    Raises:
+        ConfigError: The folder has another run, or its state is damaged.
+    """
+    path = folder / FILE_NAME
+    try:
+        state = _STATE.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValidationError, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be read, or is not the state of a run. Start again with --restart, or choose another "
+            "folder."
+        ) from error
+    differing = sorted(name for name in identity if state.identity.get(name) != identity[name])
+    if differing:
+        raise ConfigError(
+            f"{folder} holds another run: {', '.join(differing)} differ. Choose another folder (-o), or start "
+            "anew there with --restart."
+        )
+    return state

@@ -1,0 +1,362 @@
+"""The run: the passes in their order, each saved to disk when it ends, and a report of whatever was found."""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import keras
+import numpy as np
+
+import cellerate
+from cellerate.errors import CellerateError, ConfigError, OutputError
+from cellerate.files import check_writable
+from cellerate.machine.environment import machine, processors, versions
+from cellerate.models.rewrite import describe
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.optimization.context import Context
+from cellerate.optimization.listener import Listener, Terminal
+from cellerate.optimization.passes import registry
+from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimization.passes.baseline import Baseline
+from cellerate.optimization.passes.loading import chosen_passes
+from cellerate.optimization.passes.verdict import verdict
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import FILE_NAME, Choices, State, load_state, save_state
+from cellerate.optimization.training import policy_of
+from cellerate.optimization.workloads.base import Workload
+from cellerate.optimization.workloads.opening import open_workload
+from cellerate.report.html import write_html
+from cellerate.report.markdown import write_markdown
+from cellerate.report.record import SCHEMA, Pass, Run, write_run
+from cellerate.settings import record_of, takes_fields_of
+from cellerate.training.precision import gpu_visible
+
+# Time reserved for the verdict, which is always reached.
+_VERDICT_S = 10.0
+
+
+@takes_fields_of(OptimizeSettings)
+def optimize(
+    model: str | os.PathLike[str] | keras.Model,
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str] = "optimized",
+    *,
+    record: TaskRecord | None = None,
+    restart: bool = False,
+    verbose: bool = False,
+    **options: Any,
+) -> Run:
+    """Tunes and shrinks a trained model within an allowed loss of quality, and reports every decision.
+
+    First the model is measured as it runs today: a process that uses nothing but Keras trains it, judges it
+    and uses it. The passes follow, and each is kept if it helps: kernels, batch size, sequence length,
+    pipeline, precision, quantizing, pruning, distilling. The best model that passes the gate is written as
+    `optimized.cell` and `optimized.keras`, and measured again in a new process. Each finished pass is saved
+    to disk, so the same call continues a run that was interrupted.
+
+    Args:
+        model: A `.keras` file that Cellerate wrote, or a Keras model together with its `record`.
+        data: Files for its task: the data it was trained on, or more of the kind.
+        output: The folder of the run.
+        record: The record of a model that is not given as a file, as `load_model` returns it.
+        restart: Whether to throw away what an earlier run left in the folder.
+        verbose: Shows progress on stderr.
+        options: The settings of the run, listed below.
+
+    Returns:
+        The run; the folder has it as `report.json`, `report.html` and `report.md`. After Ctrl-C its status is
+        "interrupted".
+
+    Raises:
+        CellerateError: The model, the data, a setting or the folder cannot be used.
+
+    Example:
+        >>> found = cellerate.optimize("book.keras", "book.txt", max_quality_loss=0.01)
+        >>> print(found.verdict.sentence)
+    """
+    settings = record_of(OptimizeSettings, options)
+    listener = Terminal() if verbose else Listener()
+    return run(model, data, output, settings, record=record, restart=restart, listener=listener)
+
+
+def run(
+    model: str | os.PathLike[str] | keras.Model,
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    settings: OptimizeSettings,
+    *,
+    record: TaskRecord | None = None,
+    restart: bool = False,
+    listener: Listener | None = None,
+    command: str | None = None,
+) -> Run:
+    """Does what `optimize` says, with its settings as a record.
+
+    Args:
+        model: A `.keras` file that Cellerate wrote, or a model, which is then written into the folder.
+        data: The data it was trained on, or more of the kind.
+        output: The folder of the run.
+        settings: The options.
+        record: The record of a model that is not given as a file.
+        restart: Whether to throw away what an earlier run left in the folder.
+        listener: The listener that is told of progress.
+        command: The command that reproduces the run; None for that of the command line.
+
+    Returns:
+        The run; after Ctrl-C its status is "interrupted", and the next call continues it.
+
+    Raises:
+        CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
+    """
+    listener, folder = listener or Listener(), Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
+    check_writable(folder / FILE_NAME)
+    paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+    open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
+    if isinstance(model, keras.Model):
+        # Written beside the files of an earlier run, which may be of another model.
+        file, beside = folder / "original.keras", folder / "given.keras"
+        try:
+            save_model(model, beside, record)
+            work, state = open_run(beside)
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+    else:
+        file = _checked_file(model, record, folder)
+        work, state = open_run(file)
+    if state.passes:
+        listener.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
+    context = Context(
+        workload=work,
+        settings=settings,
+        folder=folder,
+        model_file=file,
+        data=paths,
+        backend=keras.config.backend(),
+        state=state,
+        listener=listener,
+        deadline=time.perf_counter() + settings.time_budget - state.seconds,
+    )
+    reproduce = command or _command(file, paths, folder, settings)
+    began, before = time.perf_counter(), state.seconds
+    try:
+        with _stopping(listener):
+            _run_passes(context, began, before)
+            listener.begin("Verdict")
+            found = verdict(context)
+    except KeyboardInterrupt:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        result = _record(context, reproduce, "interrupted", None)
+    else:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        result = _record(context, reproduce, "finished", found)
+    write_run(result, folder)
+    write_html(result, folder)
+    write_markdown(result, folder)
+    return result
+
+
+@contextlib.contextmanager
+def _stopping(listener: Listener) -> Iterator[None]:
+    """Removes the live line at the end, and turns a SIGTERM into an orderly end."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if here else None
+    try:
+        yield
+    finally:
+        listener.stop()
+        if here:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run_passes(context: Context, began: float, before: float) -> None:
+    """Runs the passes not done yet; a failing pass is reported, and the others continue."""
+    state, settings, listener = context.state, context.settings, context.listener
+    done = {one.name for one in state.passes if one.status == "done"}
+    chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
+    waiting = [one for one in chosen if one.name not in done]
+    listener.start([one.title for one in waiting] + ["Verdict"], context.seconds_left())
+    for one in waiting:
+        listener.begin(one.title)
+        started = time.perf_counter()
+        found = _result(one, context)
+        found = dataclasses.replace(found, seconds=time.perf_counter() - started)
+        # Includes passes of an earlier call that chose others.
+        place = [Baseline.name, *registry.PASSES]
+        kept = [other for other in state.passes if other.name != one.name]
+        state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, context.folder)
+        listener.end(found)
+
+
+def _result(one: OptimizerPass, context: Context) -> Pass:
+    """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
+    if one.cost_s(context) > context.seconds_left() - _VERDICT_S and not isinstance(one, Baseline):
+        left = max(0.0, context.seconds_left())
+        reason = (
+            f"it takes {one.cost_s(context):.0f} s at least, and {left:.0f} s of the time budget are left. Run the "
+            "same command with a larger --time-budget to go on."
+        )
+        return Pass(name=one.name, title=one.title, status="skipped", reason=reason)
+    try:
+        with _as_it_was(context.state):
+            return one.run(context)
+    except NotNeededError as error:
+        return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
+    # A backend may raise anything; if one pass fails, the others can still work.
+    except Exception as error:
+        if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
+            raise
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        reason = told[0] if isinstance(error, CellerateError) else f"{type(error).__name__}: {told[0]}"
+        return Pass(name=one.name, title=one.title, status="failed", reason=reason[:500])
+
+
+@contextlib.contextmanager
+def _as_it_was(state: State) -> Iterator[None]:
+    """Undoes the choices of a pass that fails or is interrupted; the candidates it made stay valid."""
+    choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
+    try:
+        yield
+    except BaseException:
+        state.choices = choices
+        del state.training_steps[steps:]
+        raise
+
+
+def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
+    """Gives the path of a model's file, unless the run would overwrite it."""
+    if record is not None:
+        raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
+    own = (folder / "optimized.keras", folder / "candidates")
+    if any(Path(model).resolve().is_relative_to(path.resolve()) for path in own):
+        raise ConfigError(
+            f"{model} is one of the files that this run writes, or removes: choose another folder (-o)."
+        )
+    return Path(model)
+
+
+def _open(
+    file: Path, *, data: Sequence[str], folder: Path, settings: OptimizeSettings, restart: bool
+) -> tuple[Workload, State]:
+    """Opens a model, its data, and the run in the folder; if the folder has none of theirs, a new one."""
+    work = open_workload(file, data, seed=settings.seed)
+    identity = _identity(work, settings)
+    if restart:
+        _clear(folder)
+    state = load_state(folder, identity)
+    return work, state or State(identity=identity, choices=_first_choices(work, settings), started=_now())
+
+
+def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
+    """What tells runs apart. A run with more time, or with other passes, is the same run and continues."""
+    free = ("time_budget", "only", "skip")
+    told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
+    return {
+        "model": _digest(work),
+        "data": work.fingerprint,
+        "settings": json.dumps(told, sort_keys=True),
+        "backend": keras.config.backend(),
+        "version": cellerate.__version__,
+    }
+
+
+def _digest(work: Workload) -> str:
+    """Gives a digest of a model, but not of its file, because Keras writes the time into that."""
+    description = [describe(work.model), work.record.payload]
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode())
+    for weights in work.model.get_weights():
+        digest.update(np.ascontiguousarray(weights).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _first_choices(work: Workload, settings: OptimizeSettings) -> Choices:
+    return Choices(
+        implementation="keras",
+        policy=policy_of(work.model),
+        batch_size=settings.batch_size or work.batch_size,
+        accumulate=1,
+        length=work.length,
+        precision="float32",
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run keeps in order to continue; its results stay until there are new ones."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder / "candidates", ignore_errors=True)
+
+
+def _record(context: Context, command: str, status: Any, found: Any) -> Run:
+    state, work, settings = context.state, context.workload, context.settings
+    here = machine()
+    environment = (
+        ("processor", f"{here['cpu']}, {processors()} cores"),
+        ("memory", f"{here['memory_bytes'] / 1e9:.0f} GB"),
+        ("system", str(here["system"])),
+        ("Python", str(here["python"])),
+        ("backend", context.backend),
+        ("device", "GPU" if gpu_visible() else "CPU"),
+        *versions().items(),
+    )
+    return Run(
+        schema=SCHEMA,
+        model=context.model_file.name,
+        task=work.record.task,
+        item=work.item,
+        data=work.data,
+        started=state.started,
+        seconds=state.seconds,
+        status=status,
+        command=command,
+        settings=json.loads(json.dumps(dataclasses.asdict(settings))),
+        environment=environment,
+        metric=work.metric,
+        max_quality_loss=settings.max_quality_loss,
+        explanation=tuple(state.explanation),
+        passes=tuple(state.passes),
+        candidates=tuple(state.candidates),
+        training_steps=tuple(state.training_steps),
+        verdict=found,
+    )
+
+
+def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSettings) -> str:
+    """Gives the command line of the run, with the options that differ from the defaults."""
+    words = ["cellerate", "optimize", str(file)]
+    for path in data:
+        words += ["--data", path]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        # Repeated values come as a list from the command line, and as a tuple from Python.
+        value = tuple(value) if isinstance(value, list) else value
+        if value != field.default and value is not None:
+            for one in value if isinstance(value, tuple) else [value]:
+                words += [f"--{field.name.replace('_', '-')}", str(one)]
+    return shlex.join([*words, "-o", str(folder), "--backend", keras.config.backend()])
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,84 @@
+"""What the optimizer knows of a task: training batches, a quality, and a way of use whose speed is measured.
+
+Passes know nothing of texts, series or lines; they know only this class, and each task has a subclass.
+"""
+
+import abc
+
+import keras
+
+from cellerate.data.batches import BatchSource
+from cellerate.models.storage import TaskRecord
+from cellerate.optimization.judging import Judged
+from cellerate.report.record import Metric, Sample, Speed
+from cellerate.runtime.packed import PackedModel
+
+
+class Workload(abc.ABC):
+    """A trained model, its data, and what both are for.
+
+    Args:
+        model: The model as it was loaded, in Keras's own layers.
+        record: The model's record.
+        seed: The seed of everything random.
+
+    Attributes:
+        model: The given model.
+        record: The given record.
+        item: What the model makes in use: "characters", "forecasts", "lines".
+        verb: What making it is called: "generation".
+        data: The data, in words.
+        fingerprint: A text that tells data apart.
+        metric: The measure of quality.
+        batch_size: Rows per training batch by default in this task.
+        length: Time steps per training row; None if the task has no choice of length.
+    """
+
+    item: str
+    verb: str
+    data: str
+    fingerprint: str
+    metric: Metric
+    batch_size: int
+    length: int | None = None
+
+    def __init__(self, model: keras.Model, record: TaskRecord, seed: int) -> None:
+        self.model, self.record, self.seed = model, record, seed
+
+    @abc.abstractmethod
+    def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
+        """Gives training batches.
+
+        Args:
+            model: The model to train.
+            batch_size: Rows per batch.
+            length: Time steps per row; None for the length the model was trained with.
+
+        Raises:
+            DataError: The data do not fill one batch.
+        """
+
+    @abc.abstractmethod
+    def loss(self, model: keras.Model) -> keras.losses.Loss:
+        """Gives the loss that training minimises."""
+
+    @abc.abstractmethod
+    def judge(self, model: keras.Model | PackedModel) -> Judged:
+        """Judges a model on the held-out data, which are always the same."""
+
+    @abc.abstractmethod
+    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
+        """Measures its speed for a user who has only Keras: "predict" and "predict_on_batch"."""
+
+    @abc.abstractmethod
+    def packed_speed(self, model: PackedModel) -> Speed:
+        """Measures its speed when packed."""
+
+    @abc.abstractmethod
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+        """Gives what the model makes of the sample input, which is always the same.
+
+        Args:
+            model: The model.
+            packed: The same model packed, or None if it cannot be packed.
+        """

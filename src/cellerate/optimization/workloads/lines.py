@@ -1,0 +1,148 @@
+"""The workload of the embed task: the share of characters that come back, and lines per second."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.line_files import read_lines
+from cellerate.data.lines import LineBatches, encode_batches
+from cellerate.errors import ConfigError, DataError
+from cellerate.models.autoencoder import encoder_and_decoder
+from cellerate.models.storage import TaskRecord
+from cellerate.optimization.clocks import predict_speeds, speed
+from cellerate.optimization.judging import Judged, judged
+from cellerate.optimization.training import batch_size_of
+from cellerate.optimization.workloads.base import Workload
+from cellerate.report.record import Metric, Sample, Speed
+from cellerate.runtime.packed import PackedModel
+from cellerate.tasks.embed import embed_lines, line_loss, line_model_of, reconstruct_lines, split_lines
+from cellerate.tasks.settings import LineOptions
+
+_ROWS = 256
+_MOST_LINES = 4096
+_SAMPLES = 6
+
+
+class LineWorkload(Workload):
+    """See `Workload`; lines are turned into vectors one at a time, or 256 at a time.
+
+    Args:
+        path: The model's file, for messages.
+        model: The autoencoder.
+        record: Its record.
+        data: One file of lines.
+        seed: The seed of everything random.
+
+    Raises:
+        ConfigError: There are several files.
+        DataError: The file cannot be used, or too few lines are held out.
+        ModelError: The model is not a line autoencoder.
+    """
+
+    item = "lines"
+    verb = "embedding"
+
+    def __init__(
+        self, path: Path, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int
+    ) -> None:
+        super().__init__(model, record, seed)
+        self.batch_size = batch_size_of(record, LineOptions.batch_size)
+        if len(data) != 1:
+            raise ConfigError(f"a line model takes one file of lines; {len(data)} are given.")
+        self._model = line_model_of(path, model, record)
+        lines = read_lines(data[0], column=None, errors="replace")
+        training = record.payload.get("training")
+        split_seed = training.get("seed", 0) if isinstance(training, dict) else 0
+        told = record.payload.get("validation_fraction", LineOptions.validation_fraction)
+        fraction = told or LineOptions.validation_fraction
+        self._train, held_out = split_lines(lines, fraction, split_seed)
+        self._held_out = held_out[:_MOST_LINES]
+        if not self._held_out:
+            raise DataError(
+                f"of {len(lines):,} lines none is held out to judge the model on: give more lines."
+            )
+        self._common: dict[str, Any] = {
+            "max_length": self._model.max_length,
+            "padding": self._model.padding,
+            "errors": "replace",
+        }
+        rows = min(_ROWS, len(self._held_out))
+        batches = LineBatches(self._held_out, self._model.vocabulary, batch_size=rows, **self._common)
+        self.fingerprint = batches.fingerprint()
+        self._batches = [batches.batch(0, index) for index in range(len(batches))]
+        self.data = f"{len(lines):,} lines"
+        seen = " that were held out" if told else ", which the model may have been trained on"
+        self.metric = Metric(
+            name="token accuracy",
+            unit="",
+            higher_is_better=True,
+            source=f"{len(self._held_out):,} lines{seen}, each character predicted from those before it",
+        )
+
+    def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
+        """See `Workload.source`; `length` has no effect."""
+        size = min(batch_size, len(self._train))
+        return LineBatches(
+            self._train, self._model.vocabulary, batch_size=size, seed=self.seed, **self._common
+        )
+
+    def loss(self, model: keras.Model) -> keras.losses.Loss:
+        """The cross-entropy of the characters, line ends among them."""
+        return line_loss()
+
+    def judge(self, model: keras.Model | PackedModel) -> Judged:
+        """The share of characters in each line that are predicted correctly, given all characters before them."""
+        shares, weights = [], []
+        for inputs, target, weight in self._batches:
+            if isinstance(model, PackedModel):
+                (name,) = set(model.outputs) - {"vector"}
+                logits: Any = model.predict(inputs, [name])
+            else:
+                logits = model.predict_on_batch(inputs)
+            right = (np.asarray(logits).argmax(axis=-1) == target) * weight
+            total = weight.sum(axis=1)
+            shares.append(right.sum(axis=1) / np.maximum(total, 1))
+            weights.append(total)
+        return judged(np.concatenate(shares), np.concatenate(weights))
+
+    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
+        """Measures `predict` and `predict_on_batch` of the encoder, with one line and with 256."""
+        encode, _ = encoder_and_decoder(model)
+        return predict_speeds(encode, self._inputs(1), self._inputs(_ROWS), _ROWS)
+
+    def packed_speed(self, model: PackedModel) -> Speed:
+        """Measures `PackedModel.predict` of the vectors of the same lines."""
+        one, many = {"source": self._inputs(1)}, {"source": self._inputs(_ROWS)}
+        return speed(
+            "packed", lambda: model.predict(one, ["vector"]), lambda: model.predict(many, ["vector"]), _ROWS
+        )
+
+    def _inputs(self, rows: int) -> np.ndarray:
+        """(rows, S) ids of lines of similar length: the first bucket that is neither the shortest nor the longest."""
+        batches = encode_batches(
+            self._held_out,
+            self._model.vocabulary,
+            _ROWS,
+            self._model.max_length,
+            self._model.padding,
+            errors="replace",
+        )
+        found = [source for _, source in batches]
+        found.sort(key=lambda source: source.shape[1])
+        chosen = found[len(found) // 2]
+        return np.resize(chosen, (rows, chosen.shape[1]))
+
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+        """Lines reconstructed from their vectors; for a packed model, from the vectors it makes."""
+        lines = self._held_out[:_SAMPLES]
+        known = line_model_of("the model", model, self.record)
+        vectors = (
+            packed.embed(lines, errors="replace")
+            if packed is not None
+            else embed_lines(known, lines, errors="replace")
+        )
+        return Sample(prompt="\n".join(lines), text="\n".join(reconstruct_lines(known, vectors)))

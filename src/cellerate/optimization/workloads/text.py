@@ -1,0 +1,240 @@
+"""The workload of the text task: bits per character, and characters per second."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.text import open_text
+from cellerate.data.tokenizers import tokenizer_from_config
+from cellerate.errors import BackendError, ConfigError, DataError, ModelError
+from cellerate.format import percent
+from cellerate.keras_graph.graph import forget_states
+from cellerate.keras_graph.step_graph import StepGraph, gives_probabilities, step_model
+from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.models.storage import TaskRecord
+from cellerate.optimization.clocks import speed
+from cellerate.optimization.judging import Judged, judged
+from cellerate.optimization.training import batch_size_of
+from cellerate.optimization.workloads.base import Workload
+from cellerate.report.record import Metric, Sample, Speed
+from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.scoring import score_ids
+from cellerate.tasks.generating import generate_text
+from cellerate.tasks.settings import TextOptions
+from cellerate.tasks.text import TextModel, text_loss
+from cellerate.tasks.text_batches import check_text_model, predicts_every_step, text_sources
+
+_MOST_WINDOWS = 1600
+_ROWS = 64
+_HELD_OUT = 0.05  # of a text, if nothing of it was held out
+_PROMPT, _SAMPLE, _PIECE = 60, 300, 32  # characters
+_TEMPERATURE = 0.8
+
+
+class TextWorkload(Workload):
+    """See `Workload`; texts are generated one at a time, or 64 side by side.
+
+    Args:
+        model: (B, T) ids → (B, T, V) or (B, V).
+        record: Its record.
+        data: Files, folders or glob patterns.
+        seed: The seed of everything random.
+
+    Raises:
+        DataError: The text is too short, or has characters that the model does not know.
+        ModelError: The model is not a next-token model, or its record is damaged.
+    """
+
+    item = "characters"
+    verb = "generation"
+
+    def __init__(self, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int) -> None:
+        super().__init__(model, record, seed)
+        self.batch_size = model.inputs[0].shape[0] or batch_size_of(record, TextOptions.batch_size)
+        told = record.payload
+        self.tokenizer = tokenizer_from_config(told.get("tokenizer", {}))
+        try:
+            self._options = TextOptions(
+                paths=data,
+                errors="replace",
+                batch_size=self.batch_size,
+                **{name: told[name] for name in ("length", "validation_fraction", "include", "exclude")},
+            )
+        except (KeyError, TypeError, ConfigError) as error:
+            raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error
+        check_text_model(model, self.tokenizer, self._options)
+        # Raises at once, with the reason, if the model cannot generate.
+        StepGraph(model)
+        self._text = open_text(
+            data,
+            tokenizer=self.tokenizer,
+            errors="replace",
+            include=self._options.include,
+            exclude=self._options.exclude,
+        )
+        fraction = self._options.validation_fraction or _HELD_OUT
+        self._head, self._tail = self._text.split(fraction)
+        self.length = model.inputs[0].shape[1] or self._options.length
+        self.fingerprint = self._text.fingerprint
+        unit = self.tokenizer.unit
+        self.data = f"{self._text.characters:,} characters of text"
+        self._windows = self._held_out_windows()
+        tokens = len(self._windows) * (len(self._windows[0]) - 1 if predicts_every_step(model) else 1)
+        seen = "" if self._options.validation_fraction else ", which the model may have been trained on"
+        self.metric = Metric(
+            name="bits per character",
+            unit="bits",
+            higher_is_better=False,
+            source=f"{tokens:,} {unit} of the last {percent(fraction)} of the text{seen}, in windows of "
+            f"{len(self._windows[0]) - 1}",
+        )
+        text = self.tokenizer.decode(self._tail)
+        self._tokens_per_character = len(self._tail) / max(1, len(text))
+        start = text.find("\n") + 1
+        self._prompt = text[start : start + _PROMPT].strip() or text[:_PROMPT]
+
+    def _held_out_windows(self) -> list[np.ndarray]:
+        """Ids to judge on: windows spread over the held-out part, each predicted from its first id on."""
+        assert self.length is not None  # noqa: S101 (set just before)
+        whole = self.model.inputs[0].shape[1] is not None or not predicts_every_step(self.model)
+        if len(self._tail) < 2 or (whole and len(self._tail) <= self.length):
+            raise DataError(
+                f"the held-out part of the text has {len(self._tail):,} {self.tokenizer.unit}: too few to judge a "
+                "model on. Give a longer text."
+            )
+        length = min(self.length, len(self._tail) - 1)
+        count = (len(self._tail) - 1) // length
+        chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_WINDOWS)).astype(int))
+        return [np.asarray(self._tail[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
+
+    def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
+        """See `Workload.source`; a text too short for the batch gives the largest batch it fills."""
+        options = TextOptions(
+            length=length or self.length or self._options.length, batch_size=batch_size, validation_fraction=0
+        )
+        return text_sources(model, options, self._text, self._head, self._head[:0], self.seed)[0]
+
+    def loss(self, model: keras.Model) -> keras.losses.Loss:
+        """The cross-entropy, in nats."""
+        return text_loss(model)
+
+    def judge(self, model: keras.Model | PackedModel) -> Judged:
+        """Bits per character of each window, read from a state of zeros.
+
+        A packed model is judged step by step, as it generates, if it can generate.
+        """
+        nats = self._nats_packed(model) if isinstance(model, PackedModel) else self._nats(model)
+        return judged(nats / math.log(2) * self._tokens_per_character)
+
+    def _nats(self, model: Any) -> np.ndarray:
+        """(windows,) nats from the outputs of a model for whole windows."""
+        every_step = predicts_every_step(self.model)
+        probabilities = gives_probabilities(self.model)
+        rows = self.model.inputs[0].shape[0] or _ROWS
+        packed = isinstance(model, PackedModel)
+        predict = model.predict if packed else model.predict_on_batch
+        found = []
+        for start in range(0, len(self._windows), rows):
+            if not packed:
+                forget_states(model)
+            windows = np.stack(self._windows[start : start + rows])
+            # All batches get the same shape, because another would be compiled again.
+            filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
+            outputs = np.asarray(predict(filled[:, :-1]), np.float32)[: len(windows)]
+            targets = windows[:, 1:] if every_step else windows[:, -1]
+            each = _nats_of(outputs, targets, probabilities=probabilities)
+            found.append(each.reshape(len(windows), -1).mean(axis=1))
+        if not packed:
+            forget_states(model)
+        return np.concatenate(found)
+
+    def _nats_packed(self, model: PackedModel) -> np.ndarray:
+        if predicts_every_step(self.model):
+            try:
+                steps = model.steps
+            except ModelError:
+                return self._nats(model)
+            scores = score_ids(steps, self._windows, [len(w) for w in self._windows], context=None)
+            return np.array([score.nats_per_token for score in scores])
+        return self._nats(model)
+
+    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
+        """Measures one call of `predict`, or of `predict_on_batch`, per character, with the state going in and out.
+
+        This is the fastest way to use them. Predicting from all the text so far, as many do, is slower in
+        proportion to the length of the text.
+        """
+        single, several = step_model(model, 1), step_model(model, _ROWS)
+        return (
+            speed("predict", self._drawing(single, "predict", 1), None, 1),
+            speed(
+                "predict_on_batch",
+                self._drawing(single, "predict_on_batch", 1),
+                self._drawing(several, "predict_on_batch", _ROWS),
+                _ROWS,
+            ),
+        )
+
+    def _drawing(self, steps: keras.Model, method: str, rows: int) -> Any:
+        """Gives a call that draws the next character of each of `rows` rows."""
+        random = np.random.default_rng(self.seed)
+        state = [np.zeros([rows, *tensor.shape[1:]], np.float32) for tensor in steps.inputs[1:]]
+        held: list[Any] = [np.zeros((rows, 1), np.int32), state]
+        options = {"verbose": 0} if method == "predict" else {}
+
+        def draw() -> None:
+            logits, *held[1] = getattr(steps, method)([held[0], *held[1]], **options)
+            scaled = np.asarray(logits, np.float32).reshape(rows, -1) / _TEMPERATURE
+            scaled += random.gumbel(size=scaled.shape)
+            held[0] = scaled.argmax(axis=1)[:, None].astype(np.int32)
+
+        return draw
+
+    def packed_speed(self, model: PackedModel) -> Speed:
+        """Measures `generate` for one text and for 64; the latency is per character within a stream's pieces."""
+        try:
+            stepper = model.stepper()
+        except (BackendError, ModelError):
+            window = self._windows[0][None, :-1]
+            return speed("packed predict", lambda: model.predict(window), None, 1)
+        stepper.read(np.asarray(self._windows[0][None, :_PROMPT]))
+        rules = SamplingRules(temperature=_TEMPERATURE, seed=1)
+
+        def several(count: int) -> None:
+            stepper.draw(count, rules)
+
+        def many() -> None:
+            prompts = [self._prompt] * _ROWS
+            model.generate(prompts, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore")
+
+        return speed(
+            "packed", lambda: several(_PIECE), many, _ROWS, several=several, each=_PIECE, steps=_SAMPLE
+        )
+
+    def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
+        """A continuation of a held-out line."""
+        if packed is not None:
+            text = packed.generate(
+                self._prompt, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore"
+            )
+            return Sample(prompt=self._prompt, text=text)
+        rules = SamplingRules(temperature=_TEMPERATURE, seed=1)
+        text_model = TextModel(model, self.tokenizer, self.record.payload)
+        prompt = self.tokenizer.known(self._prompt)
+        pieces = generate_text(text_model, prompt, max_tokens=_SAMPLE, rules=rules, implementation="keras")
+        return Sample(prompt=prompt, text="".join(pieces))
+
+
+def _nats_of(outputs: np.ndarray, targets: np.ndarray, *, probabilities: bool) -> np.ndarray:
+    """Gives -ln p of each target (...) from outputs (..., V)."""
+    chosen = np.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0].astype(np.float64)
+    if probabilities:
+        return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
+    largest = outputs.max(axis=-1)
+    total = np.log(np.exp(outputs - largest[..., None]).sum(axis=-1, dtype=np.float64))
+    return np.asarray(total + largest - chosen)

@@ -1,0 +1,163 @@
+"""Records of settings: their fields are checked, have help, and can be a function's keyword arguments.
+
+A setting is declared once, as the field of a frozen dataclass with an `Attributes` section. The command line makes its
+options of the fields (`cli.options`), and Python functions their keyword arguments (`takes_fields_of`).
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import os
+import re
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cellerate.errors import ConfigError
+
+_F = typing.TypeVar("_F", bound=Callable[..., Any])
+_Record = typing.TypeVar("_Record")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def check_number(
+    name: str,
+    value: float | None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raises `ConfigError` unless `value` is a finite number within the bounds."""
+    if value is None and optional:
+        return
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    wanted = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+    kind = "a whole number" if whole else "a number"
+    usable = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if (
+        not usable
+        or value is None
+        or not math.isfinite(value)
+        or (at_least is not None and value < at_least)
+        or (above is not None and value <= above)
+        or (at_most is not None and value > at_most)
+        or (below is not None and value >= below)
+    ):
+        raise ConfigError(f"{name} must be {kind} {wanted}, not {value!r}.")
+
+
+def check_counts(**counts: int) -> None:
+    """Raises `ConfigError` unless each value is a whole number of at least 1."""
+    for name, value in counts.items():
+        check_number(name, value, at_least=1, whole=True)
+
+
+def attribute_docs(settings: type) -> dict[str, str]:
+    """Gives the text of each entry in the `Attributes` section of a docstring, by attribute name."""
+    section = inspect.getdoc(settings) or ""
+    section = section.partition("Attributes:\n")[2]
+    entries: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if match := re.match(r"    (\w+): (.*)", line):
+            name, entries[match[1]] = match[1], match[2]
+        elif line.startswith("        ") and name:
+            entries[name] += " " + line.strip()
+        elif line.strip():
+            break
+    return entries
+
+
+def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[_F], _F]:
+    """Lets a function with `**options` take the fields of dataclasses, and refuse every other keyword.
+
+    The fields are in the function's signature and in its docstring, so `help` and editors show them.
+
+    Args:
+        records: Dataclasses with an `Attributes` section; no two share a field's name.
+        leave_out: Fields that the function fills in itself.
+
+    Returns:
+        A decorator. The function makes its records with `record_of`.
+    """
+    fields = {
+        field.name: (field, hint)
+        for record in records
+        for field, hint in _fields(record)
+        if field.name not in leave_out
+    }
+
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+            for name, (field, hint) in fields.items()
+        ]
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **options: Any) -> Any:
+            known = [one.name for one in (*own, *added)]
+            for name in options:
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, 1)
+                    meant = f" Did you mean {near[0]!r}?" if near else ""
+                    raise ConfigError(
+                        f"{name!r} is not an argument of {function.__name__}; expected one of "
+                        f"{', '.join(sorted(known))}.{meant}"
+                    )
+            return function(*arguments, **options)
+
+        checked.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        helps = [text for record in records for text in attribute_docs(record).items() if text[0] in fields]
+        listed = "\n".join(f"    {name}: {text}" for name, text in helps)
+        checked.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n{listed}"
+        return typing.cast(_F, checked)
+
+    return decorate
+
+
+def record_of(kind: type[_Record], options: dict[str, Any], **filled_in: Any) -> _Record:
+    """Makes one record from the options of a function; options of other records are left alone.
+
+    A single value, such as one column's name, may stand for a list of one.
+
+    Args:
+        kind: A dataclass.
+        options: The keyword arguments that the caller gave.
+        filled_in: Fields that are not among them.
+
+    Raises:
+        ConfigError: A field cannot be used.
+    """
+    values = {
+        field.name: one_or_more(options[field.name]) if _is_list(hint) else options[field.name]
+        for field, hint in _fields(kind)
+        if field.name in options
+    }
+    return kind(**values, **filled_in)
+
+
+def one_or_more(value: Any) -> Any:
+    """A tuple of one for a single text, path or number; any other value as it is."""
+    return (value,) if isinstance(value, str | os.PathLike | int | float) else value
+
+
+def _fields(record: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(record)
+    return [(field, hints[field.name]) for field in dataclasses.fields(record)]
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is Sequence

@@ -1,0 +1,315 @@
+"""Using a trained model, whatever form it comes in: `generate`, `forecast`, `embed` and `evaluate`.
+
+Each takes a `.keras` file, a Keras model with its record, a `.cell` file or a packed model. A packed model is used
+without Keras, so Keras is imported only where a model needs it.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args
+
+import numpy as np
+
+from cellerate.data.line_files import read_lines
+from cellerate.data.tokenizers import tokenizer_named
+from cellerate.errors import ConfigError, ModelError
+from cellerate.machine.environment import require
+from cellerate.runtime.cell import PRECISIONS
+from cellerate.runtime.device import check_implementation
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.runtime.sampling import sampling_rules
+from cellerate.settings import check_choice, one_or_more
+from cellerate.training.settings import Implementation
+
+if TYPE_CHECKING:
+    import keras
+
+    from cellerate.models.storage import TaskRecord
+    from cellerate.runtime.forecasting import Example
+
+_Path = str | os.PathLike[str]
+_Model = Union[_Path, "keras.Model", PackedModel]
+Errors = Literal["strict", "replace"]
+
+_OWN_TOKENIZER = "tokenizer is for a plain Keras model, and this one has its own: leave it out."
+
+
+def generate(
+    model: _Model,
+    prompt: str,
+    *,
+    record: "TaskRecord | None" = None,
+    tokenizer: str | Sequence[str] | None = None,
+    max_tokens: int = 400,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+    implementation: Implementation = "auto",
+    precision: str = "float32",
+) -> str:
+    """Continues `prompt` and returns the whole continuation.
+
+    Every call reads the weights again, so further training of a model takes effect at once. `load` a packed model
+    to generate piece by piece, several texts at once, or on a GPU.
+
+    Args:
+        model: A text model's `.keras` or `.cell` file, the result of `load`, or a next-token Keras model.
+        prompt: The text to continue; at least one character.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        tokenizer: What the ids of a Keras model without a record mean: "bytes", the path of a tokenizer.json, or a
+            list of its characters in the order of their code points, as `sorted(set(text))` gives it.
+        max_tokens: The most characters (or bytes, or tokens) to generate.
+        temperature: Divides the logits; 0 always takes the likeliest token.
+        top_k: Draws from the k likeliest tokens only.
+        top_p: Draws from the likeliest tokens that together make up this share of the probability.
+        min_p: Draws from tokens at least this share as likely as the likeliest.
+        repetition_penalty: Above 1, makes tokens that are already in the text less likely.
+        seed: The same seed draws the same text; None draws a different one each time.
+        stop: Texts that end the generation; they are not returned.
+        implementation: What computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
+            which takes milliseconds. "cellerate-cuda": the same on an NVIDIA GPU. "keras": Keras's own layers,
+            compiled, one step at a time. "auto": the native engine, or Keras if the engine is not installed or
+            cannot run the model. A packed model runs where it was loaded and refuses any other implementation.
+        precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
+            Any but "float32" requires the engine. A packed model has its own.
+
+    Raises:
+        ConfigError: The prompt is empty, a setting is out of range, or two of them contradict each other.
+        DataError: The prompt has a character that the model never saw, or there is no such file.
+        ModelError: The model is for another task, cannot be stepped (by the named implementation, if one is named),
+            or its vocabulary differs from its tokenizer's.
+        BackendError: A package or a device that is needed is missing; the message says which.
+
+    Example:
+        >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
+    """
+    rules = sampling_rules(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    opened = _opened(model, record)
+    if isinstance(opened, PackedModel):
+        if tokenizer is not None:
+            raise ConfigError(_OWN_TOKENIZER)
+        check_choice("implementation", implementation, get_args(Implementation))
+        check_choice("precision", precision, PRECISIONS)
+        check_implementation(implementation, opened.device)
+        if precision not in ("float32", opened.precision):
+            raise ConfigError(f"precision is {precision!r}, but the packed model is of {opened.precision}.")
+        return "".join(opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop))
+    from cellerate.tasks.generating import generate_text
+    from cellerate.tasks.text import TextModel, text_model_of
+
+    network, found, name = opened
+    if tokenizer is not None:
+        if found is not None:
+            raise ConfigError(_OWN_TOKENIZER)
+        text_model = TextModel(network, tokenizer_named(tokenizer), {})
+    else:
+        if found is None:
+            raise ConfigError(
+                f"{name} says nothing of its characters: give tokenizer, or the path of a model that Cellerate trained."
+            )
+        text_model = text_model_of(network, _for_task(found, "text", name))
+    pieces = generate_text(
+        text_model,
+        prompt,
+        max_tokens=max_tokens,
+        rules=rules,
+        stop=stop,
+        implementation=implementation,
+        precision=precision,
+    )
+    return "".join(pieces)
+
+
+def forecast(
+    model: _Model, data: _Path | Sequence[_Path], *, record: "TaskRecord | None" = None
+) -> "tuple[Example, ...]":
+    """Forecasts what comes after the end of each series in files.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
+        data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+
+    Returns:
+        For each series its name, the rows that were read (`past`, with `past_times`) and the `forecast` with its
+        `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+
+    Raises:
+        DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
+        ModelError: The model is not a forecaster, or its record is damaged.
+        BackendError: A package that is needed is not installed; the message says which.
+
+    Example:
+        >>> cellerate.forecast("ett.keras", "ETTh1.csv")[0].forecast.shape
+        (24, 1)
+    """
+    opened, paths = _opened(model, record), one_or_more(data)
+    if isinstance(opened, PackedModel):
+        return opened.forecast_files(paths)
+    from cellerate.tasks.series import forecast_series, series_model_of
+
+    network, found, name = opened
+    return forecast_series(series_model_of(name, network, _for_task(found, "series", name)), paths)
+
+
+def embed(
+    model: _Model,
+    lines: Sequence[str] | _Path,
+    *,
+    record: "TaskRecord | None" = None,
+    column: str | None = None,
+    errors: Errors = "strict",
+    batch_size: int = 256,
+) -> np.ndarray:
+    """Turns each line into one vector.
+
+    Args:
+        model: A line model's `.keras` or `.cell` file, a Keras model, or the result of `load`.
+        lines: A list of N lines; or the path of a text file with one line each, or of a Parquet file. An empty line
+            has a vector too.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        column: The column of a Parquet file; without it, its only text column.
+        errors: For a character that the model never saw, and bytes that are not UTF-8: "strict" raises, "replace"
+            reads them as unknown.
+        batch_size: Lines per batch; lines of similar length share one.
+
+    Returns:
+        (N, latent) float32, in the order of the lines.
+
+    Raises:
+        DataError: The file cannot be used, there is no line, or a character is unknown.
+        ModelError: The model is not a line model, or its record is damaged.
+        BackendError: A package that is needed is not installed; the message says which.
+
+    Example:
+        >>> cellerate.embed("titles.keras", ["red hat", "blue"]).shape
+        (2, 128)
+    """
+    opened = _opened(model, record)
+    if isinstance(lines, str | os.PathLike):
+        lines = read_lines(os.fspath(lines), column=column, errors=errors, drop_empty=False)
+    elif column is not None:
+        raise ConfigError("column is for a Parquet file, and lines is a list: leave it out.")
+    if isinstance(opened, PackedModel):
+        return opened.embed(lines, batch_size=batch_size, errors=errors)
+    from cellerate.tasks.embed import embed_lines, line_model_of
+
+    network, found, name = opened
+    line_model = line_model_of(name, network, _for_task(found, "embed", name))
+    return embed_lines(line_model, lines, batch_size=batch_size, errors=errors)
+
+
+def evaluate(
+    model: _Model,
+    data: _Path | Sequence[_Path],
+    *,
+    record: "TaskRecord | None" = None,
+    part: Literal["all", "held-out"] = "all",
+    column: str | None = None,
+    errors: Errors = "strict",
+    batch_size: int = 128,
+) -> dict[str, Any]:
+    """Judges a model on data of its task.
+
+    Args:
+        model: A `.keras` file that Cellerate wrote, a Keras model, a text model's `.cell` file, or the result of
+            `load`.
+        data: Text files, series files, or one file of lines.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        part: All of the data, or the part that training on the same data held out (text and series only).
+        column: The column of a Parquet file of lines.
+        errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
+        batch_size: Rows per batch, for Keras models.
+
+    Returns:
+        `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
+        model and of naive forecasts. Lines: how well they come back out of their vectors.
+
+    Raises:
+        CellerateError: Anything wrong with the model or the data.
+
+    Example:
+        >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
+    """
+    opened, paths = _opened(model, record), one_or_more(data)
+    if isinstance(opened, PackedModel):
+        name = "this" if isinstance(model, PackedModel) else os.fspath(model)
+        return _evaluate_packed(opened, paths, part, errors, name)
+    from cellerate.tasks.evaluation import evaluate_model
+
+    network, found, name = opened
+    if found is None:
+        raise ModelError(
+            f"{name} is a plain Keras model: its task is not known. Train it with `cellerate train ... --model`."
+        )
+    return evaluate_model(
+        network,
+        found,
+        paths,
+        name=name,
+        part=part,
+        column=column,
+        errors=errors,
+        batch_size=batch_size,
+    )
+
+
+def _evaluate_packed(
+    model: PackedModel, paths: Sequence[_Path], part: Literal["all", "held-out"], errors: Errors, name: str
+) -> dict[str, Any]:
+    """The figures of a packed text model, which reads a text from end to end and not in windows."""
+    if model.task not in ("text", None):
+        raise ModelError(
+            f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed text models only: "
+            "give the .keras file that it was packed from."
+        )
+    score = vars(model.score_files(paths, part=part, errors=errors))
+    return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}
+
+
+def _opened(
+    model: _Model, record: "TaskRecord | None"
+) -> "PackedModel | tuple[keras.Model, TaskRecord | None, str]":
+    """A packed model; or a Keras model, its record, and what messages call it."""
+    given = isinstance(model, str | os.PathLike)
+    if record is not None and (given or isinstance(model, PackedModel)):
+        raise ConfigError("record is for a Keras model, and this one has its own: leave it out.")
+    if isinstance(model, PackedModel):
+        return model
+    if given and os.fspath(model).endswith(".cell"):
+        return load(model)
+    require("keras", "jax", "a model that is not packed")
+    import keras
+
+    from cellerate.models.storage import check_fits, load_model
+
+    if given:
+        return *load_model(model), os.fspath(model)
+    if isinstance(model, keras.Model):
+        name = f"the model {model.name!r}"
+        if record is not None:
+            check_fits(name, model, record)
+        return model, record, name
+    raise ConfigError(f"model must be a path, a Keras model or a packed model, got {type(model).__name__}.")
+
+
+def _for_task(
+    record: "TaskRecord | None", task: Literal["text", "series", "embed"], name: str
+) -> "TaskRecord":
+    """The record of a model, which must be for a task. Raises `ModelError` otherwise."""
+    from cellerate.models.storage import check_task
+
+    check_task(name, record, task)
+    assert record is not None  # noqa: S101 (a model without one was just refused)
+    return record

@@ -1,0 +1,163 @@
+"""The three trainings as Python functions, with every setting as a keyword argument.
+
+What a task does is in `tasks.text`, `tasks.series` and `tasks.embed`; the command line calls those.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import keras
+
+from cellerate.settings import one_or_more, record_of, takes_fields_of
+from cellerate.tasks.embed import EmbedRun, train_on_lines
+from cellerate.tasks.series import SeriesRun, train_on_series
+from cellerate.tasks.settings import (
+    AutoencoderArchitecture,
+    ForecastArchitecture,
+    LineOptions,
+    SeriesOptions,
+    TextArchitecture,
+    TextOptions,
+)
+from cellerate.tasks.text import TextRun, train_on_text
+from cellerate.training.display import Display, Terminal
+from cellerate.training.settings import TrainingSettings
+
+_Path: TypeAlias = str | os.PathLike[str]
+_Model: TypeAlias = _Path | keras.Model
+
+
+@takes_fields_of(TextOptions, TextArchitecture, TrainingSettings, leave_out=["paths"])
+def train_text(
+    data: _Path | Sequence[_Path],
+    output: _Path,
+    *,
+    model: _Model | None = None,
+    resume: bool = False,
+    verbose: bool = False,
+    **options: Any,
+) -> TextRun:
+    """Trains a next-character model on text, and keeps the best model on disk.
+
+    Args:
+        data: Files, folders or glob patterns; one or several.
+        output: A `.keras` path for the model.
+        model: Your own model instead of a new one, or its file: (B, T) ids to (B, T, V) or (B, V) logits or
+            probabilities.
+        resume: Continues from the checkpoint beside `output`.
+        verbose: Shows progress on stderr.
+        options: The settings of the text, the model and the training, listed below.
+
+    Returns:
+        The run: `training` has the best model and the history, `evaluation` the bits per character of the held-out
+        part.
+
+    Raises:
+        CellerateError: Anything wrong with the text, the settings, the model or the output.
+
+    Example:
+        >>> run = cellerate.train_text("book.txt", "book.keras", units=512, epochs=3, clipnorm=1.0)
+        >>> run.evaluation["bits_per_character"]
+    """
+    return train_on_text(
+        record_of(TextOptions, options, paths=one_or_more(data)),
+        os.fspath(output),
+        architecture=record_of(TextArchitecture, options),
+        training=record_of(TrainingSettings, options),
+        model=_model(model),
+        resume=resume,
+        display=_display(verbose),
+    )
+
+
+@takes_fields_of(SeriesOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths"])
+def train_series(
+    data: _Path | Sequence[_Path],
+    output: _Path,
+    *,
+    model: _Model | None = None,
+    resume: bool = False,
+    verbose: bool = False,
+    **options: Any,
+) -> SeriesRun:
+    """Trains a forecaster on time series, and judges it against naive forecasts.
+
+    Args:
+        data: CSV, Parquet or .npy files; one or several.
+        output: A `.keras` path for the model.
+        model: Your own model instead of a new one, or its file: (B, window, features) to (B, horizon, targets), or
+            to (B, horizon) for one target.
+        resume: Continues from the checkpoint beside `output`.
+        verbose: Shows progress on stderr.
+        options: The settings of the series, the model and the training, listed below.
+
+    Returns:
+        The run: `training` has the best model and the history, `test` the errors on the test part.
+
+    Raises:
+        CellerateError: Anything wrong with the series, the settings, the model or the output.
+
+    Example:
+        >>> run = cellerate.train_series("ETTh1.csv", "ett.keras", target="OT", window=96, horizon=24)
+        >>> run.test["model"]["mae"]
+    """
+    return train_on_series(
+        record_of(SeriesOptions, options, paths=one_or_more(data)),
+        os.fspath(output),
+        architecture=record_of(ForecastArchitecture, options),
+        training=record_of(TrainingSettings, options),
+        model=_model(model),
+        resume=resume,
+        display=_display(verbose),
+    )
+
+
+@takes_fields_of(LineOptions, AutoencoderArchitecture, TrainingSettings, leave_out=["path"])
+def train_embed(
+    data: _Path,
+    output: _Path,
+    *,
+    model: _Model | None = None,
+    resume: bool = False,
+    verbose: bool = False,
+    **options: Any,
+) -> EmbedRun:
+    """Trains a sequence autoencoder on lines; its encoder turns lines into vectors.
+
+    Args:
+        data: A text file with one entry per line, or a Parquet file.
+        output: A `.keras` path for the model.
+        model: An autoencoder to train further, or its file: one that this function wrote.
+        resume: Continues from the checkpoint beside `output`.
+        verbose: Shows progress on stderr.
+        options: The settings of the lines, the model and the training, listed below.
+
+    Returns:
+        The run: `training` has the best model and the history, `evaluation` how well held-out lines come back.
+
+    Raises:
+        CellerateError: Anything wrong with the lines, the settings, the model or the output.
+
+    Example:
+        >>> cellerate.train_embed("titles.txt", "titles.keras", latent=64)
+        >>> cellerate.embed("titles.keras", ["red hat", "blue"]).shape
+        (2, 64)
+    """
+    return train_on_lines(
+        record_of(LineOptions, options, path=os.fspath(data)),
+        os.fspath(output),
+        architecture=record_of(AutoencoderArchitecture, options),
+        training=record_of(TrainingSettings, options),
+        model=_model(model),
+        resume=resume,
+        display=_display(verbose),
+    )
+
+
+def _model(model: _Model | None) -> str | keras.Model | None:
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else model
+
+
+def _display(verbose: bool) -> Display:
+    return Terminal() if verbose else Display()

@@ -1,0 +1,78 @@
+"""Timing, on a clock that only the calls move."""
+
+import pytest
+
+from cellerate.optimization import clocks
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def taking(self, *seconds):
+        """A call that takes so long, one after another, the last again and again."""
+        waiting = list(seconds)
+        calls = []
+
+        def call(count=None):
+            calls.append(count)
+            self.now += (waiting.pop(0) if len(waiting) > 1 else waiting[0]) * (count or 1)
+
+        call.calls = calls
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(clocks, "time", found)
+    return found
+
+
+def test_timed_calls_leaves_out_those_that_warm_up(clock):
+    found = clocks.timed_calls(clock.taking(5.0, 0.25))
+    assert found == pytest.approx([0.25] * 5)  # five are the least: four fill the second
+
+
+def test_timed_calls_takes_as_many_as_fit(clock, monkeypatch):
+    monkeypatch.setattr(clocks, "MEASURED_S", 2.0)
+    assert len(clocks.timed_calls(clock.taking(1 / 16))) == 32
+
+
+def test_timed_calls_of_nothing_ends(clock, monkeypatch):
+    monkeypatch.setattr(clocks, "_WARM_S", 0.0)
+    monkeypatch.setattr(clocks, "_MOST_CALLS", 50)
+    assert clocks.timed_calls(lambda: None) == [0.0] * 50
+
+
+def test_speed_of_one_item_a_call(clock):
+    found = clocks.speed("predict", clock.taking(0.5, 1 / 64), clock.taking(0.25), 32)
+    assert (found.way, found.batch) == ("predict", 32)
+    assert found.latency_p50_ms == pytest.approx(1e3 / 64)
+    assert found.latency_p99_ms == pytest.approx(1e3 / 64)
+    assert found.per_s == pytest.approx(64)
+    assert found.throughput_per_s == pytest.approx(32 / 0.25)
+
+
+def test_speed_of_calls_that_differ_tells_the_median_from_the_slowest(clock):
+    # The first warms up for long enough; 90 of the 100 others take a 128th of a second, and 10 a 32nd.
+    found = clocks.speed("predict", clock.taking(0.2, *[1 / 128] * 60, *[1 / 32] * 10, 1 / 128), None, 1)
+    assert found.latency_p50_ms == pytest.approx(1e3 / 128)
+    assert found.latency_p99_ms == pytest.approx(1e3 / 32)
+    assert found.per_s == pytest.approx(128)
+    assert found.throughput_per_s is None
+
+
+def test_speed_of_pieces_counts_their_items(clock):
+    several = clock.taking(1 / 1024)
+    one, many = clock.taking(1 / 16), clock.taking(0.5)
+    found = clocks.speed("packed", one, many, 8, several=several, each=32, steps=10)
+    assert found.latency_p50_ms == pytest.approx(1e3 / 512)
+    assert found.throughput_per_s == pytest.approx(8 * 10 / 0.5)
+    assert found.per_s == pytest.approx(1024)
+    # A call of a fifth of a second each, once it is known how many items that are.
+    assert several.calls[:3] == [16, 32, 64]
+    assert several.calls[-5:] == [204] * 5

@@ -1,0 +1,594 @@
+"""The real passes on a small text model, once from the baseline to the verdict, and some of them alone."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.optimization import workflow
+from cellerate.optimization.passes import sweeps
+from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.report.record import Verdict
+
+from .conftest import HereProbe, filled, text_payload
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
+
+
+def optimized(made, folder, task="text", data="t.txt", *, patch, model=None, **settings):
+    given = {"time_budget": 100_000.0, "steps": 4, "max_quality_loss": 10.0} | settings
+    return workflow.run(model or made / f"{task}.keras", made / data, folder, OptimizeSettings(**given))
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    """A run of all that shrinks, and its folder."""
+    from cellerate.optimization import clocks, context
+
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
+        patch.setattr(context, "Probe", HereProbe)
+        patch.setattr(clocks, "MEASURED_S", 0.01)
+        patch.setattr(clocks, "_WARM_S", 0.0)
+        found = optimized(
+            made, folder / "out", patch=patch, only=["kernels", "quantize", "prune", "distill"], keep=[0.5]
+        )
+    return found, folder / "out"
+
+
+def test_every_pass_is_done_and_every_candidate_is_measured(whole):
+    found, folder = whole
+    assert {one.name: (one.status, one.reason) for one in found.passes} == dict.fromkeys(
+        ("baseline", "kernels", "quantize", "prune", "distill"), ("done", "")
+    )
+    assert [one.id for one in found.candidates] == [
+        "original",
+        "float32",
+        "bfloat16",
+        "int8",
+        "pruned-50-int8",
+        "student-int8",
+        "untaught-int8",
+    ]
+    original, *packed = found.candidates
+    assert original.loss is None
+    assert original.parameters == packed[0].parameters
+    for one in packed:
+        assert one.error == ""
+        assert one.file_bytes == (folder / one.file).stat().st_size
+        assert one.speeds[0].way == "packed"
+        assert one.loss.low <= one.loss.value <= one.loss.high
+        assert one.sample.prompt == original.sample.prompt
+        assert (folder / one.file).with_suffix(".keras").exists()
+    float32, bfloat16, int8, pruned, student, twin = packed
+    assert abs(float32.loss.value) < 2e-5
+    assert float32.sample.text == original.sample.text
+    assert (
+        original.file_bytes > float32.file_bytes > bfloat16.file_bytes > int8.file_bytes > pruned.file_bytes
+    )
+    assert float32.parameters == int8.parameters > pruned.parameters
+    assert student.parameters == twin.parameters < float32.parameters
+    assert student.quality != twin.quality
+    # Both of the true labels: what a teacher says is no part of what is compared.
+    first, second = found.passes[-1].curves
+    assert first.y[0] == pytest.approx(second.y[0], rel=1e-4)
+
+
+def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
+    found, folder = whole
+    chosen = next(one for one in found.candidates if one.id == found.verdict.chosen)
+    assert chosen.passes_gate
+    assert [path for _, path in found.verdict.files] == ["optimized.cell", "optimized.keras"]
+    assert (folder / "optimized.cell").read_bytes() == (folder / chosen.file).read_bytes()
+    packed, (model, record) = (
+        cellerate.load(folder / "optimized.cell"),
+        load_model(folder / "optimized.keras"),
+    )
+    assert record.task == packed.task == "text"
+    ids = np.arange(8)[None] % 5
+    expected = np.asarray(model.predict_on_batch(ids))
+    # int8: rounding of a hundredth or so of the largest.
+    np.testing.assert_allclose(packed.predict(ids), expected, atol=0.1 * np.abs(expected).max())
+    quality = next(row for row in found.verdict.rows if row.quantity is None)
+    assert quality.before == pytest.approx(found.candidates[0].quality.value)
+    assert quality.after == pytest.approx(chosen.quality.value, rel=1e-6)
+    size = next(row for row in found.verdict.rows if row.quantity == "size")
+    assert (size.before, size.after) == (found.candidates[0].file_bytes, chosen.file_bytes)
+    assert any(one.on_front for one in found.candidates)
+
+
+def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
+    found, folder = whole
+    assert json.loads((folder / "report.json").read_text())["verdict"]["chosen"] == found.verdict.chosen
+    assert found.verdict.sentence in (folder / "report.md").read_text()
+    assert "<html" in (folder / "report.html").read_text()
+    assert "cellerate optimize" in found.command
+    assert "--steps 4" in found.command
+    assert "--only kernels --only quantize" in found.command
+
+
+def test_the_original_stays_as_it_was(whole, made):
+    found, folder = whole
+    model, _ = load_model(made / "text.keras")
+    assert found.candidates[0].file is None
+    float32, _ = load_model(folder / "candidates" / "float32.keras")
+    for one, other in zip(model.get_weights(), float32.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypatch):
+    class Worse:
+        """Makes what was packed seem a hundredth worse than it is."""
+
+        def __get__(self, work, kind):
+            def found(model):
+                one = judged(work, model)
+                if isinstance(model, keras.Model):
+                    return one
+                return dataclasses.replace(one, values=tuple(1.01 * value for value in one.values))
+
+            return found
+
+    from cellerate.optimization.workloads.text import TextWorkload
+
+    judged = TextWorkload.judge
+    monkeypatch.setattr(TextWorkload, "judge", Worse())
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.005, only=["kernels"])
+    assert [(one.id, one.passes_gate) for one in found.candidates] == [("original", True), ("float32", False)]
+    assert found.candidates[1].loss.value == pytest.approx(0.01, rel=1e-3)
+    assert found.verdict.chosen == "original"
+    assert [path for _, path in found.verdict.files] == ["optimized.keras"]
+    assert (tmp_path / "out" / "optimized.keras").read_bytes() == (made / "text.keras").read_bytes()
+    assert "No candidate passes the gate" in found.verdict.warnings[0]
+    quality = next(row for row in found.verdict.rows if row.quantity is None)
+    assert quality.before == quality.after
+
+
+def test_kernels_that_compute_something_else_fail_and_change_nothing(made, tmp_path, monkeypatch):
+    from cellerate.optimization.context import Context
+
+    original = Context.original
+
+    def damaged(self):
+        model = original(self)
+        model.set_weights([1.1 * weights for weights in model.get_weights()])
+        return model
+
+    monkeypatch.setattr(Context, "original", damaged)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    assert found.passes[1].status == "failed"
+    assert "more than rounding" in found.passes[1].reason
+    assert [one.id for one in found.candidates] == ["original"]
+    assert found.verdict.chosen == "original"
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path, monkeypatch):
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(len_of_text(), 4)(inputs)
+    x = keras.layers.GRU(5, return_sequences=True)(x)
+    model = filled(keras.Model(inputs, keras.layers.Dense(len_of_text())(x)))
+    save_model(model, tmp_path / "gru.keras", TaskRecord("text", text_payload()))
+    found = optimized(
+        made,
+        tmp_path / "out",
+        patch=monkeypatch,
+        model=tmp_path / "gru.keras",
+        only=["kernels", "quantize", "prune", "distill"],
+    )
+    assert {one.name: one.status for one in found.passes} == {
+        "baseline": "done",
+        "kernels": "done",
+        "quantize": "skipped",
+        "prune": "skipped",
+        "distill": "skipped",
+    }
+    one = found.candidates[1]
+    assert "cannot be packed" in one.error
+    assert one.file == "candidates/float32.keras"
+    assert not (tmp_path / "out" / "candidates" / "float32.cell").exists()
+    assert found.status == "finished"
+    assert [path for _, path in found.verdict.files] == ["optimized.keras"]
+
+
+def no_verdict(context):
+    return Verdict(sentence="", chosen="original", rows=(), files=(), training="")
+
+
+def len_of_text():
+    return len(text_payload()["tokenizer"]["characters"])
+
+
+@pytest.mark.parametrize(
+    ("task", "data"), [("series", "s.csv"), pytest.param("embed", "l.txt", marks=pytest.mark.slow)]
+)
+def test_the_other_tasks_come_to_a_verdict(made, tmp_path, monkeypatch, task, data):
+    found = optimized(made, tmp_path / "out", task, data, patch=monkeypatch, only=["kernels"])
+    assert {one.status for one in found.passes} == {"done"}
+    assert found.verdict.chosen == "float32"
+    assert found.training_steps[0].length is None
+    assert found.metric.higher_is_better is (task == "embed")
+
+
+def test_layers_inside_a_bidirectional_are_fused(made, tmp_path, monkeypatch):
+    model, record = load_model(made / "series.keras")
+    inputs = keras.Input(tuple(model.inputs[0].shape[1:]))
+    x = keras.layers.Bidirectional(keras.layers.LSTM(4))(inputs)
+    built = filled(keras.Model(inputs, keras.layers.Dense(2)(x)))
+    save_model(built, tmp_path / "b.keras", record)
+    found = optimized(
+        made,
+        tmp_path / "out",
+        "series",
+        "s.csv",
+        patch=monkeypatch,
+        model=tmp_path / "b.keras",
+        only=["kernels"],
+    )
+    assert dict(found.passes[1].facts)["fused layers"] == "2"
+    assert [step.way for step in found.training_steps] == ["Keras, float32", "fused kernels, float32"]
+
+
+class Fused(HereProbe):
+    """Answers that a step on the fused kernels takes so many ms."""
+
+    step_ms = 0.0
+
+    def ask(self, kind, **options):
+        found = super().ask(kind, **options)
+        if kind == "train":
+            step_ms = 10.0 if options["implementation"] == "keras" else self.step_ms
+            found |= {"step_ms": step_ms, "items_per_s": 1e5 / step_ms}
+        return found
+
+
+@pytest.mark.parametrize(("step_ms", "kept"), [(2.0, True), (12.5, False)])
+def test_kernels_are_for_training_only_where_they_are_faster(made, tmp_path, monkeypatch, step_ms, kept):
+    from cellerate.optimization import context
+
+    monkeypatch.setattr(context, "Probe", Fused)
+    monkeypatch.setattr(Fused, "step_ms", step_ms)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    gains = [gain for gain in found.passes[1].gains if gain.quantity == "training"]
+    assert len(gains) == kept
+    assert ("--implementation keras" in found.verdict.training) is not kept
+    assert any(row.quantity == "training" for row in found.verdict.rows) is kept
+
+
+def test_kernels_are_measured_on_batches_of_the_baseline_whatever_was_chosen_since(
+    made, tmp_path, monkeypatch, here_probe
+):
+    out = tmp_path / "out"
+    optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    state = json.loads((out / "state.json").read_text())
+    state["choices"]["batch_size"] = 32
+    (out / "state.json").write_text(json.dumps(state))
+    here_probe.asked.clear()
+    optimized(made, out, patch=monkeypatch, only=["kernels"])
+    sizes = [options["batch_size"] for kind, options in here_probe.asked if kind == "train"]
+    assert sizes
+    assert set(sizes) == {8}
+
+
+def test_training_settings_have_a_learning_rate_that_fits_the_batch(made, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert found.verdict.training.endswith("--optimizer adam --learning-rate 0.01")
+    state = json.loads((out / "state.json").read_text())
+    state["choices"]["batch_size"] = 32
+    (out / "state.json").write_text(json.dumps(state))
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert "--batch-size 32" in found.verdict.training
+    assert found.verdict.training.endswith("--learning-rate 0.02")
+
+
+def test_a_verdict_on_the_original_takes_the_packed_file_of_an_earlier_run_away(made, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "optimized.cell").write_bytes(b"of a run before")
+    found = optimized(made, out, patch=monkeypatch, only=["pipeline"])
+    assert found.verdict.chosen == "original"
+    assert not (out / "optimized.cell").exists()
+    assert (out / "optimized.keras").exists()
+
+
+@pytest.mark.slow
+def test_a_verdict_that_cannot_be_measured_again_has_the_figures_of_the_search(made, tmp_path, monkeypatch):
+    def ask(self, kind, **options):
+        if kind == "packed":
+            raise ProbeError("it took more than 600 s", memory=False)
+        return answered(self, kind, **options)
+
+    answered = HereProbe.ask
+    monkeypatch.setattr(HereProbe, "ask", ask)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    assert found.status == "finished"
+    assert "could not be measured again, it took more than 600 s" in found.verdict.warnings[0]
+    packed = next(one for one in found.candidates if one.id == "float32")
+    assert next(row for row in found.verdict.rows if row.quantity == "use").after == packed.speeds[0].per_s
+
+
+@pytest.fixture
+def pruned(monkeypatch):
+    """The shares that were pruned to; what comes out is spoilt, so that no gate lets it through."""
+    from cellerate.optimization.passes import shrinking
+
+    shares, prune = [], shrinking.prune
+
+    def spoilt(*given, keep, **named):
+        model, record = prune(*given, keep=keep, **named)
+        shares.append(keep)
+        model.set_weights([-3 * weights for weights in model.get_weights()])
+        return model, record
+
+    monkeypatch.setattr(shrinking, "prune", spoilt)
+    return shares
+
+
+@pytest.mark.slow
+def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_path, monkeypatch, pruned):
+    # 16 units: 90 % of them are 16 again, in whole eights.
+    options = {"patch": monkeypatch, "only": ["kernels", "prune"], "max_quality_loss": 0.0}
+    found = optimized(made, tmp_path / "out", keep=[0.5, 0.9], **options)
+    prune = found.passes[-1]
+    assert pruned == [0.5]
+    assert (prune.status, prune.reason) == ("done", "")
+    assert [name for name, _ in prune.facts] == ["50 % of the units", "90 % of the units"]
+    assert "leave all units" in prune.facts[1][1]
+    found = optimized(made, tmp_path / "all", keep=[0.9], **options)
+    assert found.passes[-1].status == "skipped"
+    assert "leave all units" in found.passes[-1].reason
+
+
+@pytest.mark.slow
+def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_path, monkeypatch, pruned):
+    from cellerate.optimization.passes import shrinking
+    from cellerate.optimization.passes.base import NotNeededError
+
+    def steps(context, share, **_):
+        if len(pruned) == 1 and not time:
+            raise NotNeededError("there is no time for 50 steps of training")
+        return 4
+
+    time = []
+    monkeypatch.setattr(shrinking, "_steps", steps)
+    again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.3, 0.5], "max_quality_loss": 0.0}
+    found = optimized(made, tmp_path / "out", **again)
+    assert found.passes[-1].status == "skipped"
+    assert "no time" in found.passes[-1].reason
+    assert pruned == [0.3]
+    time.append("enough")
+    found = optimized(made, tmp_path / "out", **again)
+    assert found.passes[-1].status == "done"
+    assert pruned == [0.3, 0.5]
+    assert [name for name, _ in found.passes[-1].facts] == ["30 % of the units", "50 % of the units"]
+
+
+def test_passes_that_shrink_without_kernels_do_what_they_can(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(workflow, "verdict", no_verdict)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["distill"])
+    assert found.passes[1].status == "skipped"
+    assert "run the pass kernels too" in found.passes[1].reason
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["quantize"])
+    assert [one.id for one in found.candidates] == ["original", "bfloat16", "int8"]
+
+
+# --- those that tune, each asked of a machine that is made up
+
+
+class MadeUp(HereProbe):
+    """Answers for training by a rule."""
+
+    rule = staticmethod(lambda options: {})
+
+    def ask(self, kind, *, timeout_s=None, **options):
+        self.asked.append((kind, options))
+        if kind == "load":
+            return {"batch_ms": 0.5}
+        step = {
+            "way": options["way"],
+            "batch_size": options["batch_size"],
+            "length": options["length"],
+            "step_ms": 1.0,
+            "step_p20_ms": 0.9,
+            "step_p80_ms": 1.1,
+            "items_per_s": 1000.0,
+            "peak_memory_bytes": None,
+            "loss": 2.0,
+        }
+        return step | type(self).rule(options)
+
+
+@pytest.fixture
+def tuned(made, tmp_path, monkeypatch):
+    """Runs one pass over a state that a baseline of 8 rows in 1 ms left; gives it and the state."""
+    from cellerate.optimization import context as module
+    from cellerate.optimization.listener import Listener
+    from cellerate.optimization.state import Choices, State
+    from cellerate.optimization.workloads.opening import open_workload
+    from cellerate.report.record import TrainingStep
+
+    monkeypatch.setattr(module, "Probe", MadeUp)
+
+    def tuned(one, rule=lambda options: {}, *, first=8, **choices):
+        monkeypatch.setattr(MadeUp, "rule", staticmethod(rule))
+        usual = Choices("auto", "float32", first, 1, 10, "float32")
+        state = State(
+            identity={},
+            choices=dataclasses.replace(usual, **choices),
+            started="",
+            training_steps=[TrainingStep("Keras, float32", first, 10, 1.0, 0.9, 1.1, 80_000.0)],
+        )
+        context = module.Context(
+            workload=open_workload(made / "text.keras", [made / "t.txt"], seed=0),
+            settings=OptimizeSettings(),
+            folder=tmp_path,
+            model_file=made / "text.keras",
+            data=[str(made / "t.txt")],
+            backend=keras.config.backend(),
+            state=state,
+            listener=Listener(),
+            deadline=float("inf"),
+        )
+        return one.run(context), state
+
+    return tuned
+
+
+def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
+    found, state = tuned(
+        sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 * min(options["batch_size"], 32)}
+    )
+    assert found.kept
+    assert found.decision.startswith("32 instead of 8: 4.00 times as many characters")
+    assert (state.choices.batch_size, state.choices.accumulate) == (32, 1)
+    assert state.training_steps[-1].batch_size == 32
+    # Adam's rate goes with the square root: 0.01 times 2.
+    assert any("--learning-rate 0.02 instead of 0.01" in note for note in found.notes)
+    (speed,) = found.curves
+    assert speed.x == (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    assert speed.marks == ((4, "chosen"),)
+
+
+@pytest.mark.parametrize("usual", [8, 50])
+def test_batch_size_that_is_hardly_faster_stays(tuned, usual):
+    found, state = tuned(
+        sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 + options["batch_size"]}, first=usual
+    )
+    assert not found.kept
+    assert state.choices.batch_size == usual
+    assert len(state.training_steps) == 1
+    assert found.decision.startswith(f"{usual} stays")
+
+
+def test_batch_size_that_is_smaller_accumulates_to_the_same_update(tuned):
+    found, state = tuned(sweeps.BatchSize(), lambda options: {"items_per_s": 1e5 / options["batch_size"]})
+    assert (state.choices.batch_size, state.choices.accumulate) == (2, 4)
+    assert any("--accumulate" in note for note in found.notes)
+    assert found.curves[0].marks == ((0, "chosen"),)
+
+
+def test_batch_size_beyond_four_fifths_of_the_memory_is_not_chosen(tuned, monkeypatch):
+    monkeypatch.setattr(sweeps, "available_memory_bytes", lambda: 1000)
+
+    def rule(options):
+        rows = options["batch_size"]
+        return {"items_per_s": 1e3 * rows, "peak_memory_bytes": 100 + 20 * rows}
+
+    found, state = tuned(sweeps.BatchSize(), rule)
+    assert state.choices.batch_size <= 35
+    assert "would take about" in found.notes[0]
+    assert [curve.chart for curve in found.curves] == ["Training speed by batch size", "Memory by batch size"]
+
+
+def test_batch_size_where_no_batch_fits_raises(tuned):
+    def rule(options):
+        raise ProbeError("MemoryError: no memory", memory=True)
+
+    with pytest.raises(ProbeError, match="no batch fits"):
+        tuned(sweeps.BatchSize(), rule)
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "chosen"),
+    [
+        ({"step_ms": 0.5}, "mixed_bfloat16"),
+        ({"step_ms": 0.97}, "float32"),
+        ({"step_ms": 0.5, "loss": 2.1}, "float32"),
+        ({"step_ms": 0.5, "loss": None}, "float32"),
+    ],
+    ids=["faster", "hardly faster", "learns worse", "diverges"],
+)
+def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch, bfloat16, chosen):
+    from cellerate.optimization.passes import precision as module
+
+    monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
+    found, state = tuned(
+        module.Precision(), lambda options: bfloat16 if options["policy"] == "mixed_bfloat16" else {}
+    )
+    assert state.choices.policy == chosen
+    assert found.kept is (chosen != "float32")
+    assert len(state.training_steps) == 1 + found.kept
+    assert [name for name, _ in found.facts] == ["float32", "mixed_bfloat16"]
+
+
+def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
+    from cellerate.optimization.passes import precision as module
+
+    monkeypatch.setattr(module, "precision_candidates", lambda: ("mixed_bfloat16",))
+
+    def rule(options):
+        if options["policy"] == "mixed_bfloat16":
+            raise ProbeError("Unknown output type bfloat16", memory=False)
+        return {}
+
+    found, state = tuned(module.Precision(), rule)
+    assert state.choices.policy == "float32"
+    assert dict(found.facts)["mixed_bfloat16"] == "Unknown output type bfloat16"
+
+
+def test_pipeline_tells_what_share_of_a_step_a_batch_takes(tuned):
+    found, _ = tuned(sweeps.Pipeline())
+    # Half a millisecond of one.
+    assert dict(found.facts) == {"a batch": "0.5 ms", "a step": "1 ms"}
+    assert "waits for data" in found.decision
+
+
+def test_pipeline_counts_the_ids_of_a_batch_where_rows_became_longer(tuned):
+    # Half as many rows, twice as long: as much work.
+    found, _ = tuned(sweeps.Pipeline(), batch_size=4, length=20)
+    assert dict(found.facts)["a step"] == "1 ms"
+
+
+def test_length_trains_from_new_weights_on_as_many_characters_each(tuned, monkeypatch):
+    tried = []
+
+    def train(model, source, *, steps, **_):
+        tried.append((source.batch_size, source.batch(0, 0)[0].shape[1], steps))
+        return trial
+
+    from cellerate.measure import Timing
+    from cellerate.training.trial import Trial
+
+    trial = Trial(Timing((0.001,)), 2.0)
+    monkeypatch.setattr(sweeps, "try_training", train)
+    found, state = tuned(sweeps.SequenceLength())
+    assert [(rows * length, steps) for rows, length, steps in tried] == [(80, 6000)] * 3
+    assert [length for _, length, _ in tried] == [8, 10, 20]
+    assert [curve.x for curve in found.curves] == [(8.0, 10.0, 20.0)] * 2
+    assert (state.choices.length, state.choices.batch_size) == (10, 8)
+
+
+@pytest.mark.parametrize(("rows", "better", "after"), [(8, 20, (20, 4)), (8, 8, (8, 10)), (1, 20, (10, 1))])
+def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
+    tuned, monkeypatch, rows, better, after
+):
+    from cellerate.measure import Timing
+    from cellerate.optimization.judging import Judged
+    from cellerate.optimization.workloads.text import TextWorkload
+    from cellerate.training.trial import Trial
+
+    tried = []
+
+    def train(model, source, **_):
+        tried.append(source.batch(0, 0)[0].shape[1])
+        return Trial(Timing((0.001,)), 2.0)
+
+    monkeypatch.setattr(sweeps, "try_training", train)
+    values = np.linspace(1.9, 2.1, 20)
+    monkeypatch.setattr(
+        TextWorkload,
+        "judge",
+        lambda *_: Judged(tuple(values * (0.9 if tried[-1] == better else 1)), (1.0,) * 20),
+    )
+    found, state = tuned(sweeps.SequenceLength(), batch_size=rows)
+    assert (state.choices.length, state.choices.batch_size) == after
+    assert found.kept is (after[0] != 10)
+    # Of one row there is none twice as long with as many characters.
+    assert tried == ([8, 10] if rows == 1 else [8, 10, 20])

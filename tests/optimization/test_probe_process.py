@@ -1,0 +1,86 @@
+"""The process that measures, a real one: what it answers, and what becomes of it when it ends."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from cellerate.optimization.probe_client import Probe, ProbeError
+
+pytestmark = pytest.mark.keras
+
+
+def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
+    import keras
+
+    from cellerate.optimization.judging import Judged
+    from cellerate.optimization.workloads.opening import open_workload
+
+    work = open_workload(made / "text.keras", [made / "t.txt"], seed=0)
+    with Probe(
+        made / "text.keras", [made / "t.txt"], seed=0, backend=keras.config.backend()
+    ) as probe_process:
+        assert probe_process.ask("open", timeout_s=120) is True
+        first = probe_process._process.pid
+        found = Judged(**probe_process.ask("judge", timeout_s=120))
+        assert found.mean == pytest.approx(work.judge(work.model).mean, rel=1e-5)
+
+        # An error is an answer, and the next question has its own.
+        with pytest.raises(ProbeError, match=r"DataError: .*missing\.cell") as raised:
+            probe_process.ask("packed", file=str(made / "missing.cell"))
+        assert not raised.value.memory
+        assert probe_process.ask("open") is True
+        assert probe_process._process.pid == first
+
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(ProbeError, match="no memory left") as raised:
+            probe_process.ask("judge", timeout_s=120)
+        assert raised.value.memory
+
+        # Started anew, it needs more than a moment to open the model; its late answer is never read.
+        began = time.monotonic()
+        with pytest.raises(ProbeError, match="more than 0 s") as raised:
+            probe_process.ask("judge", timeout_s=0.1)
+        assert time.monotonic() - began < 5
+        assert not raised.value.memory
+        assert probe_process.ask("open", timeout_s=120) is True
+        assert probe_process._process.pid != first
+        last = probe_process._process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (ValueError("a wrong shape\nwith details"), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_probe_program_tells_lack_of_memory_from_other_errors(monkeypatch, tmp_path, error, memory):
+    import io
+    import json
+    import sys
+
+    from cellerate.optimization import probe_process
+
+    def fail(self, opened):
+        raise error
+
+    # The program writes to the descriptor that was stdout, so this is what it has of one.
+    answers = tmp_path / "answers"
+    monkeypatch.setattr(probe_process._Work, "__init__", fail)
+    monkeypatch.setattr(probe_process, "_offer_to_the_memory_killer", lambda: None)
+    monkeypatch.setattr(probe_process.os, "dup", lambda _: os.open(answers, os.O_WRONLY | os.O_CREAT))
+    monkeypatch.setattr(probe_process.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"kind": "open"}\n'))
+    monkeypatch.delenv("CELLERATE_TRACEBACK", raising=False)
+    probe_process.main()
+    found = json.loads(answers.read_text())
+    assert found["memory"] is memory
+    assert found["error"].startswith(f"{type(error).__name__}: ")
+    assert "details" not in found["error"]

@@ -1,0 +1,155 @@
+"""One row makes a pass: it is offered, chosen, ordered, left out, reported and credited."""
+
+import dataclasses
+import json
+
+import pytest
+
+from cellerate.errors import ConfigError
+from cellerate.optimization import workflow
+from cellerate.optimization.listener import Listener
+from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.passes.baseline import Baseline
+from cellerate.optimization.passes.loading import chosen_passes, load_passes
+from cellerate.optimization.passes.registry import PASSES
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import Choices, State
+from cellerate.report.record import Pass
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
+
+
+def test_every_row_is_the_class_of_its_name_and_names_what_there_is():
+    kinds = load_passes()
+    assert list(kinds) == list(PASSES)
+    assert {name: kind.name for name, kind in kinds.items()} == {name: name for name in PASSES}
+    known = {field.name for kind in (State, Choices) for field in dataclasses.fields(kind)}
+    for kind in (Baseline, *kinds.values()):
+        assert {*kind.reads, *kind.writes} <= known
+
+
+class Halve(OptimizerPass):
+    """Makes a model that is as good and a little smaller than all others."""
+
+    name = "halve"
+    title = "Halve the planted"
+    reads = ("candidates",)
+    writes = ("candidates", "judged")
+    changes_model = True
+
+    def cost_s(self, context):
+        return 0.0
+
+    def run(self, context):
+        made = context.consider("halved", "halved", self.name, context.original(), "int8")
+        smaller = dataclasses.replace(made, file_bytes=made.file_bytes - 1)
+        context.state.candidates[-1] = smaller
+        return Pass(name=self.name, title=self.title, status="done", decision="halved it", kept=False)
+
+
+class Round(Halve):
+    """A stage that others build on."""
+
+    name = "round"
+    title = "Round"
+    inherited = True
+
+    def run(self, context):
+        context.consider("rounded", "rounded", self.name, context.original(), "bfloat16")
+        context.state.choices.precision = "bfloat16"
+        return Pass(name=self.name, title=self.title, status="done", decision="rounded", kept=True)
+
+
+@pytest.fixture
+def planted(plant):
+    """`Halve` behind `Kernels`, in front of all else."""
+    rows = list(load_passes().items())
+    return plant(dict([rows[0], ("halve", Halve), *rows[1:]]))
+
+
+def go(made, folder, **settings):
+    heard = []
+
+    class Heard(Listener):
+        def begin(self, title):
+            heard.append(title)
+
+    given = OptimizeSettings(time_budget=100_000.0, steps=4, max_quality_loss=10.0, **settings)
+    return workflow.run(made / "text.keras", made / "t.txt", folder, given, listener=Heard()), heard
+
+
+def test_planted_pass_is_chosen_in_its_place_and_left_out_where_it_is_skipped(planted):
+    names = [name for name in PASSES if name != "kernels"]
+    assert list(chosen_passes(OptimizeSettings())) == ["kernels", "halve", *names]
+    assert list(chosen_passes(OptimizeSettings(skip=["halve"]))) == list(PASSES)
+    assert list(chosen_passes(OptimizeSettings(only=["quantize", "halve"]))) == ["halve", "quantize"]
+    # It changes the model, which a training alone must not.
+    assert "halve" not in chosen_passes(OptimizeSettings(objective="training"))
+    with pytest.raises(ConfigError, match=r"kernels\W+halve\W+batch"):
+        OptimizeSettings(skip=["halves"])
+
+
+def test_planted_pass_is_run_in_its_place_reported_and_credited(made, tmp_path, planted):
+    found, heard = go(made, tmp_path / "out", only=["quantize", "halve", "kernels"], objective="size")
+    assert heard == ["Baseline", "Kernels", "Halve the planted", "Quantise", "Verdict"]
+    by_name = {one.name: one for one in found.passes}
+    assert list(by_name) == ["baseline", "kernels", "halve", "quantize"]
+    assert found.verdict.chosen == "halved"
+    # Of the size: from the original to the packed model, and on to the planted pass's; nothing of it is quantised.
+    sizes = {
+        name: [(gain.before, gain.after) for gain in one.gains if gain.quantity == "size"]
+        for name, one in by_name.items()
+    }
+    original, packed, halved = (
+        next(one.file_bytes for one in found.candidates if one.id == name)
+        for name in ("original", "float32", "halved")
+    )
+    assert sizes == {
+        "baseline": [],
+        "kernels": [(original, packed)],
+        "halve": [(packed, halved)],
+        "quantize": [],
+    }
+    assert by_name["halve"].kept
+    assert not by_name["quantize"].kept
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [one["name"] for one in report["passes"]] == ["baseline", "kernels", "halve", "quantize"]
+    for file in ("report.md", "report.html"):
+        assert "Halve the planted" in (tmp_path / "out" / file).read_text()
+
+
+def test_planted_pass_that_others_build_on_is_credited_with_its_share(made, tmp_path, plant):
+    kinds = load_passes()
+    plant({"kernels": kinds["kernels"], "round": Round, "halve": Halve})
+    found, _ = go(made, tmp_path / "out", objective="size")
+    sizes = {one.id: one.file_bytes for one in found.candidates}
+    gains = {
+        one.name: [(gain.before, gain.after) for gain in one.gains if gain.quantity == "size"]
+        for one in found.passes[1:]
+    }
+    assert gains == {
+        "kernels": [(sizes["original"], sizes["float32"])],
+        "round": [(sizes["float32"], sizes["rounded"])],
+        "halve": [(sizes["rounded"], sizes["halved"])],
+    }
+    assert all(one.kept for one in found.passes[1:])
+
+
+def test_planted_pass_is_offered_by_the_command_line(planted, monkeypatch, capsys):
+    from cellerate.cli import main
+
+    words = [
+        "cellerate",
+        "optimize",
+        "no such.keras",
+        "--data",
+        "t.txt",
+        "--skip",
+        "halve",
+        "--only",
+        "halve",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "cannot be used together" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+import pytest
+
+import cellerate
+from cellerate.errors import ConfigError
+from cellerate.optimization.passes.registry import PASSES
+from cellerate.optimization.settings import OptimizeSettings
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"objective": "speed"}, "latency"),
+        ({"max_quality_loss": -0.01}, "at least 0"),
+        ({"max_quality_loss": float("nan")}, "max_quality_loss"),
+        ({"max_quality_loss": "1 %"}, "max_quality_loss"),
+        ({"time_budget": 0}, "above 0"),
+        ({"time_budget": float("inf")}, "time_budget"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"batch_size": 2.5}, "whole number"),
+        ({"latency_goal_ms": 0}, "above 0"),
+        ({"steps": 0}, "at least 1"),
+        ({"steps": True}, "steps"),
+        ({"seed": -1}, "at least 0"),
+        ({"only": ["prunes"]}, "prune"),
+        ({"skip": ["baseline"]}, "kernels"),
+        ({"only": "prune"}, "list of passes"),
+        ({"skip": 3}, "list of passes"),
+        ({"only": ["prune"], "skip": ["distill"]}, "cannot be used together"),
+        ({"keep": []}, "skip prune"),
+        ({"keep": 0.5}, r"such as \[0\.5\]"),
+        ({"keep": "0.5"}, r"such as \[0\.5\]"),
+        ({"keep": [0.5, 1]}, "below 1"),
+        ({"keep": [0.0]}, "above 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_used_raise_saying_what_is_expected(given, said):
+    with pytest.raises(ConfigError, match=said):
+        OptimizeSettings(**given)
+
+
+def chosen(**settings):
+    from cellerate.optimization.passes.loading import chosen_passes
+
+    return tuple(chosen_passes(OptimizeSettings(**settings)))
+
+
+@pytest.mark.keras
+def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
+    assert chosen() == tuple(PASSES)
+    assert chosen(only=["prune", "kernels"]) == ("kernels", "prune")
+    assert chosen(skip=["length", "batch"]) == (
+        "kernels",
+        "pipeline",
+        "precision",
+        "quantize",
+        "prune",
+        "distill",
+    )
+
+
+@pytest.mark.keras
+def test_chosen_passes_for_training_leave_the_model_as_it_is():
+    assert chosen(objective="training") == (
+        "kernels",
+        "batch",
+        "length",
+        "pipeline",
+        "precision",
+    )
+    assert chosen(objective="training", only=["quantize"]) == ("quantize",)
+
+
+@pytest.mark.keras
+def test_optimize_checks_its_settings_before_anything_else():
+    with pytest.raises(
+        ConfigError, match=r"'quality' is not an argument of optimize; expected one of .*keep"
+    ):
+        cellerate.optimize("no such model.keras", "no such data.txt", quality=1)
+    with pytest.raises(ConfigError, match="prune"):
+        cellerate.optimize("no such model.keras", "no such data.txt", only="prunes")

@@ -1,0 +1,211 @@
+"""The sweep of batch sizes on made-up machines, and the choice among candidates by hand."""
+
+import dataclasses
+
+import pytest
+
+from cellerate.report.record import Candidate, Interval, Speed, TrainingStep
+
+pytestmark = pytest.mark.keras
+
+
+def step(size, rate, memory=None):
+    return TrainingStep("fused kernels, float32", size, 10, 1.0, 1.0, 1.0, rate, memory)
+
+
+class Machine:
+    """Items a second and memory by batch size, and a largest batch."""
+
+    def __init__(self, rate, memory=None, most=None, rows=None, broken=None):
+        self.rate, self.memory, self.most, self.rows, self.broken = rate, memory, most, rows, broken
+        self.tried = []
+
+    def __call__(self, size):
+        from cellerate.optimization.probe_client import ProbeError
+
+        self.tried.append(size)
+        if self.broken and size >= self.broken:
+            raise ProbeError("ValueError: no kernel", memory=False)
+        if self.most and size > self.most:
+            raise ProbeError("MemoryError: no memory", memory=True)
+        size = min(size, self.rows or size)
+        return step(size, self.rate(size), self.memory(size) if self.memory else None)
+
+
+def swept(machine, usual=32, free=None, go_on=lambda: True):
+    from cellerate.optimization.passes.sweeps import sweep
+
+    points, why = sweep(machine, usual, free, go_on)
+    sizes = [point.batch_size for point in points]
+    assert sizes == sorted(set(sizes))
+    return sizes, why
+
+
+def test_sweep_ends_where_twice_the_batch_is_no_faster():
+    machine = Machine(lambda size: 100.0 * min(size, 64))
+    assert swept(machine) == ([8, 16, 32, 64, 128], "")
+
+
+def test_sweep_tries_three_sizes_even_where_the_first_are_alike():
+    assert swept(Machine(lambda size: 100.0)) == ([8, 16, 32], "")
+
+
+def test_sweep_of_a_machine_without_an_end_ends_at_the_largest():
+    assert swept(Machine(lambda size: float(size)), usual=20_000)[0] == [
+        5_000, 10_000, 20_000, 40_000
+    ]  # fmt: skip
+
+
+def test_sweep_measures_the_usual_size_whatever_it_is():
+    machine = Machine(lambda size: float(min(size, 60)))
+    assert swept(machine, usual=50)[0] == [12, 25, 50, 100, 200]
+    assert swept(Machine(float), usual=1, go_on=lambda: False)[0] == [1]
+    assert swept(Machine(float), usual=100_000)[0] == [25_000, 50_000, 100_000]
+
+
+def test_sweep_out_of_memory_looks_for_the_largest_that_fits():
+    machine = Machine(lambda size: float(size), most=100)
+    sizes, why = swept(machine)
+    assert machine.tried == [8, 16, 32, 64, 128, 96, 112, 104]
+    assert sizes == [8, 16, 32, 64, 96]
+    assert "128 do not fit" in why
+
+
+def test_sweep_with_no_batch_that_fits_says_so():
+    from cellerate.optimization.probe_client import ProbeError
+
+    def full(size):
+        raise ProbeError("MemoryError", memory=True)
+
+    assert swept(full) == ([], "Batches of 8 do not fit into memory (MemoryError).")
+
+
+def test_sweep_whose_first_batch_does_not_fit_looks_for_a_smaller_one():
+    machine = Machine(lambda size: 1.0, most=3)
+    assert swept(machine)[0] == [2, 3]
+    assert machine.tried == [8, 4, 2, 3]
+
+
+def test_sweep_of_another_error_raises_it():
+    from cellerate.optimization.probe_client import ProbeError
+
+    with pytest.raises(ProbeError, match="no kernel"):
+        swept(Machine(lambda size: float(size), broken=32))
+
+
+def test_sweep_never_tries_what_memory_is_foretold_to_be_too_small_for():
+    machine = Machine(lambda size: float(size), memory=lambda size: 1_000 + 10 * size)
+    sizes, why = swept(machine, free=2_500)  # four fifths of which are 2,000: 100 rows
+    assert max(machine.tried) <= 100
+    assert sizes == [8, 16, 32, 64, 96]
+    assert why.startswith("Batches of 128 would take about")
+
+
+def test_sweep_without_time_stops_at_the_usual_size():
+    assert swept(Machine(lambda size: float(size)), go_on=lambda: False) == (
+        [8, 16, 32],
+        "There was no time for larger batches.",
+    )
+
+
+def test_sweep_of_data_with_no_more_rows_ends_there():
+    machine = Machine(lambda size: float(size), rows=40)
+    assert swept(machine) == ([8, 16, 32, 40], "")
+    assert machine.tried == [8, 16, 32, 64, 128]
+
+
+# --- the choice
+
+
+def made(name, latency=1.0, quality=2.0, size=100, passes=True, throughput=None, made_by="quantize"):
+    return Candidate(
+        id=name,
+        title=name,
+        made_by=made_by,
+        precision="int8",
+        parameters=1,
+        file_bytes=size,
+        quality=Interval(quality, quality, quality),
+        loss=None,
+        passes_gate=passes,
+        speeds=(Speed("packed", latency, latency, 1e3 / latency, throughput, 1),),
+    )
+
+
+ORIGINAL = made("original", latency=100.0, size=1000, throughput=100.0, made_by="baseline")
+
+
+def chosen(*candidates, objective="latency"):
+    from cellerate.optimization.passes.verdict import choose
+
+    return choose([ORIGINAL, *candidates], objective).id
+
+
+def test_choose_takes_the_fastest_that_passes():
+    candidates = made("slow", 3.0), made("fast", 1.0), made("bad", 0.1, passes=False)
+    assert chosen(*candidates) == "fast"
+
+
+def test_choose_of_speeds_alike_takes_the_smallest():
+    assert chosen(made("a", 1.00, size=50), made("b", 1.04, size=40), made("c", 1.06, size=30)) == "b"
+
+
+def test_choose_of_twins_takes_the_better():
+    worse, better = Interval(0.01, 0.01, 0.01), Interval(-0.02, -0.02, -0.02)
+    student = dataclasses.replace(made("student", 1.0), loss=worse)
+    twin = dataclasses.replace(made("twin", 1.01), loss=better)
+    assert chosen(student, twin) == chosen(twin, student) == "twin"
+    assert chosen(student, twin, objective="size") == "twin"
+
+
+def test_choose_keeps_an_original_that_is_faster_than_all_that_pass():
+    slow, fast = made("float32", 250.0, size=100), made("int8", 1.0, passes=False)
+    assert chosen(slow, fast) == "original"
+    assert chosen(made("float32", 5.0, throughput=10.0), objective="throughput") == "original"
+    assert chosen(slow, fast, objective="size") == "float32"
+
+
+def test_choose_by_throughput_reads_many_at_a_time():
+    one, many = made("one", 1.0, throughput=1e3), made("many", 2.0, throughput=1e6)
+    assert chosen(one, many) == "one"
+    assert chosen(one, many, objective="throughput") == "many"
+
+
+def test_choose_by_size_takes_the_smallest_however_slow():
+    assert chosen(made("fast", 1.0, size=50), made("small", 9.0, size=49), objective="size") == "small"
+
+
+def test_choose_for_training_changes_nothing_but_the_form():
+    candidates = made("float32", 5.0, made_by="kernels"), made("int8", 1.0)
+    assert chosen(*candidates, objective="training") == "float32"
+    assert chosen(candidates[1], objective="training") == "original"
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "size", "training"])
+def test_choose_where_nothing_passes_keeps_the_original(objective):
+    assert chosen(made("int8", passes=False), objective=objective) == "original"
+    assert chosen(objective=objective) == "original"
+
+
+@pytest.mark.parametrize("higher", [False, True])
+def test_front_marks_what_none_beats_in_both(higher):
+    from cellerate.optimization.passes.verdict import front
+
+    sign = -1 if higher else 1
+    candidates = [
+        made("best", 5.0, quality=sign * 1.0),
+        made("between", 3.0, quality=sign * 2.0),
+        made("beaten", 4.0, quality=sign * 2.5),
+        made("as slow and worse", 3.0, quality=sign * 2.1),
+        made("fastest", 1.0, quality=sign * 9.0),
+        made("twin of the fastest", 1.0, quality=sign * 9.0),
+    ]
+    found = front(candidates, higher_is_better=higher)
+    assert [one.id for one in found] == [one.id for one in candidates]
+    assert {one.id for one in found if one.on_front} == {
+        "best",
+        "between",
+        "fastest",
+        "twin of the fastest",
+    }
+    assert [dataclasses.replace(one, on_front=False) for one in found] == candidates

@@ -1,0 +1,396 @@
+"""The run: what is done, what is left out, and what an end at any moment leaves on disk.
+
+Passes here are stand-ins, the baseline is a real one that was measured once; `test_passes` runs the real ones.
+"""
+
+import dataclasses
+import errno
+import os
+import shutil
+
+import keras
+import pytest
+
+from cellerate.errors import ConfigError, OutputError
+from cellerate.models.storage import load_model
+from cellerate.optimization import workflow
+from cellerate.optimization.listener import Listener
+from cellerate.optimization.passes import registry
+from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import load_state
+from cellerate.report.record import Pass, TrainingStep, Verdict, read_run
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
+
+LONG = {"time_budget": 100_000.0}
+
+
+class Stand(OptimizerPass):
+    """A pass that does as it is told; notes that it was begun."""
+
+    reads = writes = ()
+    begun: list[str] = []  # noqa: RUF012 (set anew by each test)
+    does = staticmethod(lambda context: None)
+    cost = 0.0
+
+    def cost_s(self, context):
+        return self.cost
+
+    def run(self, context):
+        self.begun.append(self.name)
+        type(self).does(context)
+        return Pass(name=self.name, title=self.title, status="done", decision="kept", kept=True)
+
+
+@pytest.fixture
+def stands(plant, monkeypatch):
+    """Three stand-ins, and a verdict that looks at nothing."""
+    kinds = {
+        name: type(name, (Stand,), {"name": name, "title": name.title()})
+        for name in ("kernels", "quantize", "prune")
+    }
+    monkeypatch.setattr(Stand, "begun", [])
+    plant(kinds)
+    # It asks a process of its own, which starts the backend.
+    monkeypatch.setattr(
+        workflow,
+        "verdict",
+        lambda _: Verdict(sentence="So.", chosen="original", rows=(), files=(), training=""),
+    )
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def after_baseline(made, tmp_path_factory):
+    """The folder of a run that has measured its baseline."""
+    folder = tmp_path_factory.mktemp("after_baseline") / "out"
+    from cellerate.optimization import clocks, context
+
+    from .conftest import HereProbe
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder.parent / "cache"))
+        patch.setattr(context, "Probe", HereProbe)
+        patch.setattr(clocks, "MEASURED_S", 0.01)
+        patch.setattr(clocks, "_WARM_S", 0.0)
+        patch.setattr(registry, "PASSES", {})
+        patch.setattr(
+            workflow,
+            "verdict",
+            lambda _: Verdict(sentence="", chosen="original", rows=(), files=(), training=""),
+        )
+        workflow.run(made / "text.keras", made / "t.txt", folder, OptimizeSettings(**LONG))
+    return folder
+
+
+@pytest.fixture
+def out(after_baseline, tmp_path):
+    return shutil.copytree(after_baseline, tmp_path / "out")
+
+
+@pytest.fixture
+def go(made, out):
+    def go(*, folder=out, model=None, data=None, **options):
+        settings = {name: options.pop(name) for name in list(options) if name in workflow_settings()}
+        return workflow.run(
+            model or made / "text.keras",
+            data or made / "t.txt",
+            folder,
+            OptimizeSettings(**(LONG | settings)),
+            **options,
+        )
+
+    return go
+
+
+def workflow_settings():
+    return {field.name for field in dataclasses.fields(OptimizeSettings)}
+
+
+def statuses(run):
+    return {one.name: one.status for one in run.passes}
+
+
+def test_baseline_is_of_keras_alone_and_is_not_repeated(go, stands, here_probe):
+    found = go()
+    assert here_probe.asked == []
+    assert statuses(found) == {
+        "baseline": "done",
+        "kernels": "done",
+        "quantize": "done",
+        "prune": "done",
+    }
+    original = found.candidates[0]
+    assert (original.id, original.file, original.passes_gate) == ("original", None, True)
+    assert [speed.way for speed in original.speeds] == ["predict", "predict_on_batch"]
+    assert original.quality.low < original.quality.value < original.quality.high
+    (step,) = found.training_steps
+    assert (step.way, step.batch_size, step.length) == ("Keras, float32", 8, 10)
+    assert step.step_p20_ms <= step.step_ms <= step.step_p80_ms
+    assert any("LSTM" in path or "lstm" in path for path, _, _ in found.explanation)
+
+
+def test_a_finished_run_is_read_back_as_it_was_given(go, stands, out):
+    found = go()
+    assert found.status == "finished"
+    assert found.verdict.sentence == "So."
+    assert read_run(out) == found
+
+
+def test_passes_done_are_not_repeated_by_the_next_call(go, stands):
+    go(only=["kernels", "prune"])
+    assert Stand.begun == ["kernels", "prune"]
+    found = go()
+    assert Stand.begun == ["kernels", "prune", "quantize"]
+    assert [one.name for one in found.passes] == ["baseline", "kernels", "quantize", "prune"]
+
+
+def test_a_call_for_other_passes_keeps_what_was_done_before(go, stands):
+    go()
+    found = go(only=["quantize"])
+    assert list(statuses(found)) == ["baseline", "kernels", "quantize", "prune"]
+    found = go(skip=["kernels"])
+    assert list(statuses(found)) == ["baseline", "kernels", "quantize", "prune"]
+    assert Stand.begun == ["kernels", "quantize", "prune"]
+
+
+def test_a_pass_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(go, stands, out):
+    def fail(context):
+        context.state.choices.policy = "mixed_bfloat16"
+        context.state.choices.batch_size = 7
+        context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
+        raise RuntimeError("no kernel for it\nand a long explanation")
+
+    stands["kernels"].does = staticmethod(fail)
+    found = go()
+    assert statuses(found)["kernels"] == "failed"
+    assert found.passes[1].reason == "RuntimeError: no kernel for it"
+    assert statuses(found)["quantize"] == statuses(found)["prune"] == "done"
+    assert len(found.training_steps) == 1
+    choices = load_state(out, {}).choices
+    assert (choices.policy, choices.batch_size) == ("float32", 8)
+    # The next call tries it again, and nothing else.
+    stands["kernels"].does = staticmethod(lambda context: None)
+    assert statuses(go())["kernels"] == "done"
+    assert Stand.begun == ["kernels", "quantize", "prune", "kernels"]
+
+
+def test_a_pass_that_raises_without_a_message_has_a_reason(go, stands):
+    def fail(context):
+        raise AssertionError
+
+    stands["prune"].does = staticmethod(fail)
+    assert go().passes[-1].reason == "AssertionError: AssertionError"
+
+
+def test_a_pass_with_nothing_to_do_is_skipped_with_its_reason(go, stands):
+    def nothing(context):
+        raise NotNeededError("there are no units")
+
+    stands["prune"].does = staticmethod(nothing)
+    found = go().passes[-1]
+    assert (found.status, found.reason, found.kept) == ("skipped", "there are no units", False)
+
+
+def test_a_pass_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands):
+    stands["quantize"].cost = 500.0
+    found = go(time_budget=300.0)
+    assert statuses(found) == {
+        "baseline": "done",
+        "kernels": "done",
+        "quantize": "skipped",
+        "prune": "done",
+    }
+    assert "500 s at least" in found.passes[2].reason
+    assert "--time-budget" in found.passes[2].reason
+    assert found.status == "finished"
+    assert statuses(go(time_budget=3000.0))["quantize"] == "done"
+    assert Stand.begun == ["kernels", "prune", "quantize"]
+
+
+def test_time_that_earlier_calls_took_counts(go, stands, out):
+    state = load_state(out, {})
+    state.seconds = 5000.0
+    workflow.save_state(state, out)
+    stands["prune"].cost = 1.0
+    assert statuses(go(time_budget=4000.0)) == dict.fromkeys(("kernels", "quantize", "prune"), "skipped") | {
+        "baseline": "done"
+    }
+    assert go(time_budget=9000.0).seconds > 5000.0
+
+
+def test_ctrl_c_in_a_pass_keeps_those_before_and_the_next_call_goes_on(go, stands, out):
+    def interrupt(context):
+        context.state.choices.precision = "int8"
+        context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
+        raise KeyboardInterrupt
+
+    stands["quantize"].does = staticmethod(interrupt)
+    found = go()
+    assert (found.status, found.verdict) == ("interrupted", None)
+    assert statuses(found) == {"baseline": "done", "kernels": "done"}
+    assert read_run(out) == found
+    state = load_state(out, {})
+    assert (state.choices.precision, len(state.training_steps)) == ("float32", 1)
+    stands["quantize"].does = staticmethod(lambda context: None)
+    found = go()
+    assert found.status == "finished"
+    assert Stand.begun == ["kernels", "quantize", "quantize", "prune"]
+    assert not [path.name for path in out.rglob(".*")]
+
+
+def test_sigterm_is_a_ctrl_c_and_the_handler_before_comes_back(go, stands):
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    stands["kernels"].does = staticmethod(lambda context: os.kill(os.getpid(), signal.SIGTERM))
+    assert go().status == "interrupted"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_in_the_verdict_keeps_every_pass(go, stands, monkeypatch):
+    def interrupt(context):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workflow, "verdict", interrupt)
+    found = go()
+    assert found.status == "interrupted"
+    assert set(statuses(found).values()) == {"done"}
+
+
+def test_a_baseline_that_fails_ends_the_run_and_leaves_nothing_to_go_on_from(
+    go, stands, tmp_path, monkeypatch
+):
+    def fail(self, context):
+        raise ConfigError("no baseline")
+
+    monkeypatch.setattr(workflow.Baseline, "run", fail)
+    with pytest.raises(ConfigError, match="no baseline"):
+        go(folder=tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_another_run_in_the_folder_is_refused_and_left_alone(go, stands, out, made, tmp_path):
+    before = (out / "state.json").read_bytes()
+    (tmp_path / "t.txt").write_text((made / "t.txt").read_text() * 2)
+    for changed, said in (
+        ({"seed": 1}, "settings"),
+        ({"max_quality_loss": 0.5}, "settings"),
+        ({"data": tmp_path / "t.txt"}, "data"),
+        ({"model": made / "embed.keras", "data": made / "l.txt"}, "data, model"),
+    ):
+        with pytest.raises(ConfigError, match=f"another run: {said} differ"):
+            go(**changed)
+    assert (out / "state.json").read_bytes() == before
+
+
+def test_the_same_model_saved_again_is_the_same_run(go, stands, made, tmp_path):
+    model, record = load_model(made / "text.keras")
+    workflow.save_model(model, tmp_path / "again.keras", record)
+    assert (tmp_path / "again.keras").read_bytes() != (made / "text.keras").read_bytes()
+    go(model=tmp_path / "again.keras")
+    found = go(keep=[0.5, 0.75])
+    assert "--keep" not in found.command
+    # A model that is no file is written into the folder, and goes on as well.
+    go(model=model, record=record)
+    assert Stand.begun == ["kernels", "quantize", "prune"]
+
+
+def test_a_record_beside_a_file_raises_config_error(go, stands, made):
+    with pytest.raises(ConfigError, match="has its own"):
+        go(record=load_model(made / "text.keras")[1])
+
+
+def test_a_model_that_the_run_would_write_over_is_refused(go, stands, out, made):
+    shutil.copy(made / "text.keras", out / "optimized.keras")
+    with pytest.raises(ConfigError, match="choose another folder"):
+        go(model=out / "optimized.keras")
+
+
+def test_a_candidate_of_the_run_as_its_model_is_refused_and_survives_a_restart(go, stands, out, made):
+    (out / "candidates").mkdir(exist_ok=True)
+    candidate = shutil.copy(made / "text.keras", out / "candidates" / "pruned.keras")
+    with pytest.raises(ConfigError, match="choose another folder"):
+        go(model=candidate, restart=True)
+    assert candidate.exists()
+
+
+def test_a_model_in_memory_that_the_folder_refuses_leaves_the_one_before(go, stands, out, made):
+    model, record = load_model(made / "text.keras")
+    go(model=model, record=record)
+    before = (out / "original.keras").read_bytes()
+    other = keras.models.clone_model(model)
+    other.set_weights([2 * weights for weights in model.get_weights()])
+    with pytest.raises(ConfigError, match="another run: model differ"):
+        go(model=other, record=record)
+    assert (out / "original.keras").read_bytes() == before
+    assert not (out / "given.keras").exists()
+
+
+def test_restart_throws_away_what_was_found(go, stands, out, here_probe):
+    (out / "candidates").mkdir(exist_ok=True)
+    (out / "candidates" / "old.cell").write_bytes(b"old")
+    go(seed=1, restart=True)
+    assert [kind for kind, _ in here_probe.asked] == ["explain", "judge", "use", "train"]
+    assert not (out / "candidates" / "old.cell").exists()
+
+
+def test_an_output_that_is_a_file_raises_output_error(go, stands, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="it is a file"):
+        go(folder=tmp_path / "file")
+    with pytest.raises(OutputError, match="not a folder"):
+        go(folder=tmp_path / "file" / "out")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_raises_output_error_and_leaves_what_was_there(go, stands, out, monkeypatch):
+    go(only=["kernels"])
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        from cellerate.optimization import state
+
+        patch.setattr(state.Path, "write_bytes", full)
+        with pytest.raises(OutputError, match="disk is full"):
+            go()
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert Stand.begun == ["kernels", "quantize"]
+    assert go().status == "finished"
+
+
+def test_listener_hears_of_every_pass_and_stops_whatever_the_end(go, stands):
+    class Heard(Listener):
+        def __init__(self):
+            self.told = []
+
+        def start(self, passes, left_s):
+            assert 90_000 < left_s <= LONG["time_budget"]
+            self.told.append(("start", *passes))
+
+        def begin(self, title):
+            self.told.append(("begin", title))
+
+        def end(self, found):
+            self.told.append(("end", found.name, found.status))
+
+        def stop(self):
+            self.told.append(("stop",))
+
+    def interrupt(context):
+        raise KeyboardInterrupt
+
+    stands["prune"].does = staticmethod(interrupt)
+    heard = Heard()
+    go(only=["kernels", "prune"], listener=heard)
+    assert heard.told == [
+        ("start", "Kernels", "Prune", "Verdict"),
+        ("begin", "Kernels"),
+        ("end", "kernels", "done"),
+        ("begin", "Prune"),
+        ("stop",),
+    ]

@@ -1,0 +1,286 @@
+"""What each task is to the optimizer: judged alike in Keras and packed, and as the task itself judges it."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.data.line_files import read_lines
+from cellerate.data.tokenizer import ByteTokenizer
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.optimization.judging import paired_loss
+from cellerate.optimization.workloads.opening import open_workload
+from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
+from cellerate.tasks.packing import packed
+from cellerate.tasks.series import evaluate_series, load_series_model
+from cellerate.tasks.settings import TextOptions
+from cellerate.tasks.text import evaluate_text, load_text_model
+
+from .conftest import HORIZON, LENGTH, LINES, TEXT, WINDOW, filled, text_payload
+
+pytestmark = pytest.mark.keras
+
+DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
+# float32 rounding of the model's outputs, some sums later.
+ROUNDING = 2e-5
+
+
+@pytest.fixture(scope="module")
+def work(made, tmp_path_factory):
+    """The workload of each task."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return {
+            task: open_workload(made / f"{task}.keras", [made / data], seed=0) for task, data in DATA.items()
+        }
+
+
+def bits(model, windows):
+    """(windows, T) -log2 p of each id after the first, from logits in float64."""
+    logits = np.asarray(model.predict_on_batch(windows[:, :-1]), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.take_along_axis(log_p, windows[:, 1:, None], -1)[..., 0] / np.log(2)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task):
+    one = work[task]
+    here, there = one.judge(one.model), one.judge(packed(one.model, one.record))
+    assert len(here.values) > 5
+    assert here.weights == there.weights
+    np.testing.assert_allclose(here.values, there.values, rtol=ROUNDING)
+    assert abs(paired_loss(here, there, higher_is_better=False).value) < ROUNDING
+
+
+def test_text_judge_is_what_evaluate_says_and_the_bits_by_hand(work, made):
+    one = work["text"]
+    found = one.judge(one.model)
+    ids = np.array([sorted(set(TEXT)).index(c) for c in TEXT])[-201:]
+    windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(20)])
+    np.testing.assert_allclose(found.values, bits(one.model, windows).mean(1), rtol=ROUNDING)
+    options = TextOptions(paths=[made / "t.txt"], length=LENGTH, validation_fraction=0.25)
+    said = evaluate_text(load_text_model(made / "text.keras"), options, part="held-out")
+    assert found.mean == pytest.approx(said["bits_per_character"], rel=ROUNDING)
+    assert "200 characters of the last 25 %" in one.metric.source
+    assert not one.metric.higher_is_better
+
+
+def test_text_judge_in_bytes_is_per_character(tmp_path):
+    (tmp_path / "t.txt").write_text("çà et là, où déjà — \n" * 40)
+    model = filled(build_text_model(256, embedding=4, units=8, dropout=0.0))
+    payload = text_payload(tokenizer=ByteTokenizer().to_config(), validation_fraction=0.0)
+    save_model(model, tmp_path / "b.keras", TaskRecord("text", payload))
+    one = open_workload(tmp_path / "b.keras", [tmp_path / "t.txt"], seed=0)
+    # Nothing was held out, so it is the last twentieth, which the model may know.
+    assert "may have been trained on" in one.metric.source
+    content = (tmp_path / "t.txt").read_bytes()
+    tail = np.frombuffer(content[-int(0.05 * len(content)) :], np.uint8).astype(np.int32)
+    count = (len(tail) - 1) // LENGTH
+    windows = np.stack([tail[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(count)])
+    characters = len(tail.astype(np.uint8).tobytes().decode(errors="replace"))
+    expected = bits(model, windows).mean() * len(tail) / characters
+    assert len(tail) > 1.1 * characters
+    assert one.judge(one.model).mean == pytest.approx(expected, rel=1e-3)
+
+
+def last_step(activation=None, **shape):
+    inputs = keras.Input((LENGTH,), dtype="int32", **shape)
+    x = keras.layers.LSTM(9)(keras.layers.Embedding(len(set(TEXT)), 4)(inputs))
+    return filled(keras.Model(inputs, keras.layers.Dense(len(set(TEXT)), activation)(x)))
+
+
+def test_text_judge_of_probabilities_after_the_last_step_only(made, tmp_path):
+    model = last_step("softmax")
+    save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
+    one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
+    ids = np.array([sorted(set(TEXT)).index(c) for c in TEXT])[-201:]
+    windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(20)])
+    p = np.asarray(model.predict_on_batch(windows[:, :-1]), np.float64)
+    expected = -np.log2(np.take_along_axis(p, windows[:, -1:], 1)[:, 0])
+    np.testing.assert_allclose(one.judge(one.model).values, expected, rtol=ROUNDING)
+    np.testing.assert_allclose(one.judge(packed(one.model, one.record)).values, expected, rtol=ROUNDING)
+    assert one.metric.source.startswith("20 characters")
+
+
+def test_text_model_of_a_fixed_batch_is_judged_and_trained_in_it(made, tmp_path):
+    save_model(last_step(batch_size=3), tmp_path / "m.keras", TaskRecord("text", text_payload()))
+    one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
+    assert one.batch_size == 3
+    assert len(one.judge(one.model).values) == 20
+    assert one.source(one.model, 3).batch(0, 0)[0].shape == (3, LENGTH)
+
+
+def test_text_judge_of_a_stateful_model_reads_each_window_from_zeros(made, tmp_path):
+    inputs = keras.Input(batch_shape=(8, LENGTH), dtype="int32")
+    x = keras.layers.Embedding(len(set(TEXT)), 4)(inputs)
+    x = keras.layers.LSTM(9, return_sequences=True, stateful=True)(x)
+    model = filled(keras.Model(inputs, keras.layers.Dense(len(set(TEXT)))(x)))
+    save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
+    one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
+    first, again = one.judge(one.model), one.judge(one.model)
+    assert first == again
+    there = one.judge(packed(one.model, one.record))
+    np.testing.assert_allclose(first.values, there.values, rtol=ROUNDING)
+
+
+def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
+    one = work["series"]
+    found = one.judge(one.model)
+    said = evaluate_series(load_series_model(made / "series.keras"), [made / "s.csv"], part="held-out")
+    assert found.mean == pytest.approx(said["model"]["scaled_mae"], rel=ROUNDING)
+    values = np.loadtxt(made / "s.csv", delimiter=",", skiprows=1)
+    train = values[: int(0.7 * len(values))]
+    scaled = ((values - train.mean(0)) / train.std(0)).astype(np.float32)
+    starts = range(int(0.8 * len(values)) - WINDOW, len(values) - WINDOW - HORIZON + 1)
+    past = np.stack([scaled[s : s + WINDOW] for s in starts])
+    future = np.stack([scaled[s + WINDOW : s + WINDOW + HORIZON, :1] for s in starts])
+    made_of_it = np.asarray(one.model.predict_on_batch(past)).reshape(future.shape)
+    expected = np.abs(made_of_it - future).mean((1, 2))
+    np.testing.assert_allclose(found.values, expected, rtol=2e-3)
+    assert one.metric.source == f"{len(expected)} windows of the test part"
+
+
+def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
+    one = work["embed"]
+    found = one.judge(one.model)
+    _, held_out = split_lines(read_lines(made / "l.txt", column=None, errors="replace"), 0.2, 3)
+    said = evaluate_lines(load_line_model(made / "embed.keras"), held_out)
+    assert 0 < said["token_accuracy"] < 1
+    assert found.mean == pytest.approx(said["token_accuracy"], abs=1e-6)
+    assert sum(found.weights) == sum(len(line) + 1 for line in held_out)
+    assert one.metric.higher_is_better
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
+    one = work[task]
+    broken = keras.models.clone_model(one.model)
+    broken.set_weights([np.full_like(weights, np.nan) for weights in one.model.get_weights()])
+    if task == "embed":  # the likeliest of all NaN is a character as any
+        assert one.judge(broken).mean < 0.5
+        return
+    with pytest.raises(ModelError, match="not finite"):
+        one.judge(broken)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
+    one = work[task]
+    model = packed(one.model, one.record)
+    speeds = (*one.keras_speeds(one.model), one.packed_speed(model))
+    assert [speed.way for speed in speeds] == ["predict", "predict_on_batch", "packed"]
+    for speed in speeds:
+        assert 0 < speed.latency_p50_ms <= speed.latency_p99_ms
+        assert speed.per_s > 0
+    assert speeds[1].throughput_per_s
+    assert speeds[2].throughput_per_s
+    here, there = one.sample(one.model, None), one.sample(one.model, model)
+    if task == "series":
+        assert len(here.forecasts) == len(there.forecasts) == 3
+        for mine, its in zip(here.forecasts, there.forecasts, strict=True):
+            assert (mine.past, mine.truth) == (its.past, its.truth)
+            assert len(mine.truth) == len(mine.forecast) == HORIZON
+            np.testing.assert_allclose(mine.forecast, its.forecast, rtol=1e-4, atol=1e-5)
+    else:
+        assert here == there
+        assert here.prompt
+        assert here.text
+
+
+def test_source_is_what_the_model_is_trained_on_and_no_larger_than_the_data(work):
+    text, series, lines = work["text"], work["series"], work["embed"]
+    assert text.source(text.model, 4).batch(0, 0)[0].shape == (4, LENGTH)
+    assert text.source(text.model, 4, 5).batch(0, 0)[0].shape == (4, 5)
+    # 603 characters to train on: 60 windows of 10, less one to begin an epoch anywhere.
+    assert text.source(text.model, 10_000).batch_size == 59
+    assert series.source(series.model, 10_000).batch_size == 140 - WINDOW - HORIZON + 1
+    assert lines.source(lines.model, 10_000).batch_size == len(LINES) - len(LINES) // 5
+
+
+# --- what cannot be used
+
+
+def opened(made, folder, task, data, **payload):
+    model, record = load_model(made / f"{task}.keras")
+    save_model(model, folder / "m.keras", TaskRecord(task, record.payload | payload))
+    return open_workload(folder / "m.keras", data, seed=0)
+
+
+def test_no_data_raises_config_error(made):
+    with pytest.raises(ConfigError, match="--data"):
+        open_workload(made / "text.keras", [], seed=0)
+
+
+def test_a_model_without_a_record_says_how_to_get_one(made, tmp_path):
+    model, _ = load_model(made / "text.keras")
+    save_model(model, tmp_path / "m.keras")
+    with pytest.raises(ModelError, match="cellerate train"):
+        open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
+
+
+def test_text_with_unknown_characters_raises_data_error(made, tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT + "Ω")
+    with pytest.raises(DataError, match="Ω"):
+        open_workload(made / "text.keras", [tmp_path / "t.txt"], seed=0)
+
+
+@pytest.mark.parametrize("characters", [1, 4])
+def test_text_too_short_raises_data_error(made, tmp_path, characters):
+    (tmp_path / "t.txt").write_text(TEXT[:characters])
+    with pytest.raises(DataError, match="longer text"):
+        open_workload(made / "text.keras", [tmp_path / "t.txt"], seed=0)
+
+
+def test_text_too_short_for_a_model_of_fixed_windows_raises_data_error(made, tmp_path):
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = keras.layers.LSTM(4, return_sequences=True)(keras.layers.Embedding(len(set(TEXT)), 4)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(len(set(TEXT)))(x))
+    save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
+    (tmp_path / "t.txt").write_text(TEXT[:40])
+    with pytest.raises(DataError, match="10 characters: too few"):
+        open_workload(tmp_path / "m.keras", [tmp_path / "t.txt"], seed=0)
+
+
+@pytest.mark.parametrize(
+    "payload", [{"length": "ten"}, {"validation_fraction": 7}, {"tokenizer": {}}], ids=str
+)
+def test_text_model_with_a_damaged_record_raises_model_error(made, tmp_path, payload):
+    with pytest.raises(ModelError):
+        opened(made, tmp_path, "text", [made / "t.txt"], **payload)
+
+
+def test_series_with_other_columns_raises_model_error(made, tmp_path):
+    (tmp_path / "s.csv").write_text((made / "s.csv").read_text().replace("other", "else"))
+    with pytest.raises((DataError, ModelError), match="other"):
+        open_workload(made / "series.keras", [tmp_path / "s.csv"], seed=0)
+
+
+def test_series_too_short_to_judge_raises_data_error(made, tmp_path):
+    content = (made / "s.csv").read_text().splitlines()
+    (tmp_path / "s.csv").write_text("\n".join(content[:8]))
+    with pytest.raises(DataError, match="longer series"):
+        open_workload(made / "series.keras", [tmp_path / "s.csv"], seed=0)
+
+
+def test_series_without_a_test_part_is_judged_on_the_validation_part(made, tmp_path):
+    shutil.copy(made / "s.csv", tmp_path)
+    model, record = load_model(made / "series.keras")
+    told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.3}
+    save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
+    one = open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)
+    assert one.metric.source.endswith("the validation part")
+    assert one.judge(one.model).mean > 0
+
+
+def test_several_files_of_lines_raise_config_error(made):
+    with pytest.raises(ConfigError, match="one file of lines; 2"):
+        open_workload(made / "embed.keras", [made / "l.txt", made / "t.txt"], seed=0)
+
+
+def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
+    (tmp_path / "l.txt").write_text("red hat\nold cow\n")
+    with pytest.raises(DataError, match="give more lines"):
+        open_workload(made / "embed.keras", [tmp_path / "l.txt"], seed=0)
