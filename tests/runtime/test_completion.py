@@ -87,6 +87,17 @@ def test_cancel_ends_all_with_what_they_have(packed):
     assert all(len(one.ids) == len(one.text) for one in found)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_cancelled_is_asked_before_each_step(packed, steps):
+    asked = iter([False] * steps + [True] * 9)
+    found = packed().complete(["abc", "b"], max_tokens=10**7, cancelled=lambda: next(asked))
+    assert [one.reason for one in found] == ["cancelled"] * 2
+    assert all((len(one.ids) > 0) == (steps > 0) for one in found)
+    asked = iter([False] * steps + [True] * 9)
+    pieces = packed().generate_text("abc", max_tokens=10**7, cancelled=lambda: next(asked))
+    assert len("".join(pieces)) == len(found[0].ids)
+
+
 def test_unknown_characters_are_left_out_where_asked(packed):
     model = packed()
     with pytest.raises(DataError, match=r"'A'.*position 1 "):

@@ -176,6 +176,8 @@ class Batcher:
         self._waiting: list[Ticket] = []
         self._active: list[Ticket] = []
         self._next_drawn = _FIRST_DRAWN
+        # The sequences drawn last, with the states and logits of all of them.
+        self._together: tuple[list[Ticket], np.ndarray, np.ndarray] | None = None
 
     @property
     def idle(self) -> bool:
@@ -239,10 +241,11 @@ class Batcher:
         """
         with self._stepping:
             with self._lock:
-                new = sorted(self._submitted, key=lambda one: len(one._prompt))
-                self._waiting += reversed(new)
-                self._submitted.clear()
-            updates = self._leave_unread() + self._join()
+                if self._submitted:
+                    new = sorted(self._submitted, key=lambda one: len(one._prompt))
+                    self._waiting += reversed(new)
+                    self._submitted.clear()
+            updates = self._leave_unread() + self._join() if self._waiting else []
             if self._active:
                 updates += self._draw()
             if not self._active and not self._waiting:
@@ -267,42 +270,54 @@ class Batcher:
         if not waiting or room < 1 or (room < steps.rows_at_once // 4 and len(waiting) > room):
             return []
         joining = waiting[:room]
-        read, failed = _each(joining, self._read)
         # A sequence that joins others should show its first words as soon as they did.
         if any(one._joins_others for one in joining):
             self._next_drawn = _FIRST_DRAWN
-        for one, (state, logits) in read.items():
-            one._state, one._logits = state, logits
+        read, failed = [], []
+        for one, found in zip(joining, _each(joining, self._read), strict=True):
+            if isinstance(found, Exception):
+                failed.append(one._fail(found))
+            else:
+                one._state, one._logits = found
+                read.append(one)
         with self._lock:
             del waiting[: len(joining)]
             self._active += read
-        return [one._fail(error) for one, error in failed.items()]
+        return failed
 
     def _draw(self) -> list[Update]:
         """Draws some ids for each active sequence."""
         least = min(one._left for one in self._active)
         count = min(self._next_drawn, max(_LEAST_DRAWN, least))
-
-        def draw(tickets: Sequence[Ticket]) -> list[tuple[Drawn, np.ndarray, np.ndarray]]:
-            found, state, logits = self._steps.generate_rows(
-                np.stack([one._state for one in tickets]),
-                np.stack([one._logits for one in tickets]),
-                [one._request(count) for one in tickets],
-            )
-            return list(zip(found, state, logits, strict=True))
-
-        drawn, failed = _each(self._active, draw)
+        results = _each(self._active, lambda tickets: self._draw_rows(tickets, count))
         self._next_drawn = min(2 * self._next_drawn, self._steps.most_drawn)
         updates = []
-        for one in self._active:
-            if one in failed:
-                updates.append(one._fail(failed[one]))
+        for one, found in zip(self._active, results, strict=True):
+            if isinstance(found, Exception):
+                updates.append(one._fail(found))
             else:
-                found, one._state, one._logits = drawn[one]
-                updates.append(one._take(found))
-        with self._lock:
-            self._active = [one for one in self._active if one.reason is None]
+                drawn, one._state, one._logits = found
+                updates.append(one._take(drawn))
+        if any(update.reason is not None for update in updates):
+            with self._lock:
+                self._active = [one for one in self._active if one.reason is None]
+            self._together = None
         return updates
+
+    def _draw_rows(self, tickets: Sequence[Ticket], count: int) -> list[tuple[Drawn, np.ndarray, np.ndarray]]:
+        """Draws ids for sequences; returns what was drawn for each, and its state and logits after that."""
+        # If the same sequences were drawn in the last step, their rows still lie in one array.
+        if self._together is not None and self._together[0] == tickets:
+            _, state, logits = self._together
+        else:
+            state = np.stack([one._state for one in tickets])
+            logits = np.stack([one._logits for one in tickets])
+        self._together = None
+        drawn, state, logits = self._steps.generate_rows(
+            state, logits, [one._request(count) for one in tickets]
+        )
+        self._together = (list(tickets), state, logits)
+        return list(zip(drawn, state, logits, strict=True))
 
     def _read(self, tickets: Sequence[Ticket]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Reads prompts together; returns the state and the logits after each."""
@@ -315,19 +330,13 @@ class Batcher:
 
 
 def _each(
-    tickets: Sequence[Ticket], call: Callable[[Sequence[Ticket]], list[_Found]]
-) -> tuple[dict[Ticket, _Found], dict[Ticket, Exception]]:
-    """Calls a function on several sequences; returns the results, and the errors of the sequences that fail."""
+    tickets: Sequence[Ticket], call: Callable[[Sequence[Ticket]], Sequence[_Found]]
+) -> list[_Found | Exception]:
+    """Calls a function on several sequences; returns the result of each, or the error of one that fails."""
     try:
-        return dict(zip(tickets, call(tickets), strict=True)), {}
+        return list(call(tickets))
     except _OF_A_SEQUENCE as error:
         if len(tickets) == 1:
-            return {}, {tickets[0]: error}
+            return [error]
     # One sequence made the call fail for all. Alone, each gives the same results as together.
-    found: dict[Ticket, _Found] = {}
-    failed: dict[Ticket, Exception] = {}
-    for one in tickets:
-        alone, wrong = _each([one], call)
-        found |= alone
-        failed |= wrong
-    return found, failed
+    return [found for one in tickets for found in _each([one], call)]
