@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -73,6 +74,14 @@ def test_env_without_a_gpu_says_so_once(cellerate, monkeypatch):
         "  none           no NVIDIA driver was found (libcuda.so.1)",
         "  JAX_PLATFORMS='cpu' (where JAX computes, the first one counts)",
     ]
+
+
+def test_env_says_what_its_facts_about_gpus_lack(cellerate, monkeypatch):
+    facts = dataclasses.replace(NO_GPU, incomplete="free memory is missing: pip install nvidia-ml-py")
+    monkeypatch.setattr("cellerate.machine.gpu.facts", lambda: facts)
+    code, out, _ = cellerate("env")
+    assert code == 0
+    assert out.endswith("\n  incomplete     free memory is missing: pip install nvidia-ml-py\n")
 
 
 def test_env_with_gpus_says_what_each_backend_makes_of_them(cellerate, monkeypatch):

@@ -1,6 +1,5 @@
-"""What is said of GPUs, with libraries of NVIDIA's made of Python and packages made up in a folder."""
+"""What is said of GPUs, with a CUDA driver and a `pynvml` made of Python and packages made up in a folder."""
 
-import ctypes
 import dataclasses
 import importlib
 import platform
@@ -12,7 +11,6 @@ import pytest
 
 from cellerate.machine import gpu
 from cellerate.machine.gpu import builds
-from cellerate.machine.gpu.libraries import _Memory, _PciInfo
 
 H100 = SimpleNamespace(
     name=b"NVIDIA H100 80GB HBM3", capability=(9, 0), total=85_000_000_000, free=84_000_000_000, bus=0x1B
@@ -55,72 +53,81 @@ def cuda_library(*cards, code=0, version=13000, count=None):
     )
 
 
-def management_library(*cards, code=0, driver=b"580.65.06", count=None, closed=None):
-    """An NVML that lists some GPUs; it writes to `closed` when it is shut down."""
+class NVMLError(Exception):
+    """What `pynvml` raises where NVML answers with a code other than 0."""
 
-    def text(buffer, size, value):
-        buffer.value = value
-        return 0
+    def __init__(self, value):
+        self.value = value
 
-    def handle(index, pointer):
-        return put(pointer, 1000 + index) if index < len(cards) else 6
+
+class LibraryNotFoundError(NVMLError):
+    pass
+
+
+NVML_ABSENT, NO_FUNCTION, INVALID_ARGUMENT = 12, 13, 2
+
+
+def management_library(*cards, code=0, driver=b"580.65.06", count=None, closed=None, absent=()):
+    """A `pynvml` whose NVML lists some GPUs and lacks the functions of `absent`; it writes to `closed` at the end."""
+
+    def start():
+        if code != 0:
+            raise (LibraryNotFoundError if code == NVML_ABSENT else NVMLError)(code)
+
+    def handle(index):
+        if index >= len(cards):
+            raise NVMLError(INVALID_ARGUMENT)
+        return 1000 + index
 
     def card(handle):
-        return cards[handle.value - 1000]
-
-    def capability(handle, major, minor):
-        put(major, card(handle).capability[0])
-        return put(minor, card(handle).capability[1])
-
-    def memory(handle, pointer):
-        assert isinstance(pointer._obj, _Memory)
-        pointer._obj.total, pointer._obj.free = card(handle).total, card(handle).free
-        return 0
-
-    def pci(handle, pointer):
-        assert isinstance(pointer._obj, _PciInfo)
-        pointer._obj.bus = card(handle).bus
-        return 0
+        return cards[handle - 1000]
 
     def shutdown():
         if closed is not None:
             closed.append(True)
-        return 0
 
-    return SimpleNamespace(
-        nvmlInit_v2=lambda: code,
-        nvmlShutdown=shutdown,
-        nvmlSystemGetDriverVersion=lambda buffer, size: text(buffer, size, driver),
-        nvmlDeviceGetCount_v2=lambda pointer: put(pointer, len(cards) if count is None else count),
-        nvmlDeviceGetHandleByIndex_v2=handle,
-        nvmlDeviceGetName=lambda handle, buffer, size: text(buffer, size, card(handle).name),
-        nvmlDeviceGetCudaComputeCapability=capability,
-        nvmlDeviceGetMemoryInfo=memory,
-        nvmlDeviceGetPciInfo_v3=pci,
-    )
+    def missing(*arguments):
+        raise NVMLError(NO_FUNCTION)
+
+    functions = {
+        "nvmlInit": start,
+        "nvmlShutdown": shutdown,
+        "nvmlSystemGetDriverVersion": lambda: driver.decode(),
+        "nvmlDeviceGetCount": lambda: len(cards) if count is None else count,
+        "nvmlDeviceGetHandleByIndex": handle,
+        "nvmlDeviceGetName": lambda handle: card(handle).name.decode(),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: card(handle).capability,
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+            total=card(handle).total, free=card(handle).free
+        ),
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(domain=0, bus=card(handle).bus, device=0),
+    }
+    functions |= dict.fromkeys(absent, missing)
+    return SimpleNamespace(**functions, NVMLError=NVMLError, NVMLError_LibraryNotFound=LibraryNotFoundError)
+
+
+FUNCTIONS = tuple(name for name in vars(management_library()) if name.startswith("nvml"))
+NO_PACKAGE = "no package"
 
 
 @pytest.fixture
-def find(tmp_path):
+def find(tmp_path, monkeypatch):
     """The facts of a machine with these libraries, environment variables and files."""
 
     def facts(cuda=None, management=None, environ=(), files=FILES):
         def load(name):
-            library = {"libcuda.so.1": cuda, "libnvidia-ml.so.1": management}[name]
-            if library is None:
+            if cuda is None:
                 raise OSError(f"{name}: cannot open shared object file: No such file or directory")
-            return library
+            return {"libcuda.so.1": cuda}[name]
 
+        nvml = management_library(code=NVML_ABSENT) if management is None else management
+        monkeypatch.setitem(sys.modules, "pynvml", None if nvml is NO_PACKAGE else nvml)
         for name in files:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(NVRM if name == KERNEL_DRIVER else "")
         return gpu.facts(load=load, environ=dict(environ), root=tmp_path)
 
     return facts
-
-
-def test_structures_of_nvml_have_the_sizes_of_its_header():
-    assert (ctypes.sizeof(_PciInfo), ctypes.sizeof(_Memory)) == (68, 24)
 
 
 def test_facts_of_a_machine_with_two_gpus_are_those_of_both_libraries(find):
@@ -141,11 +148,23 @@ def test_facts_of_a_machine_with_two_gpus_are_those_of_both_libraries(find):
     assert closed == [True]
 
 
-@pytest.mark.parametrize("management", [None, management_library(H100, code=9)], ids=["none", "fails"])
+@pytest.mark.parametrize(
+    "management", [None, management_library(H100, code=9), NO_PACKAGE], ids=["none", "fails", "no package"]
+)
 def test_facts_without_nvml_lack_the_free_memory_and_take_the_driver_of_the_kernel(find, management):
     found = find(cuda_library(H100, version=12080), management)
     assert (found.driver, found.cuda) == ("550.54.14", "12.8")
     assert found.devices == (gpu.Device("NVIDIA H100 80GB HBM3", (9, 0), 85_000_000_000, None),)
+    assert (found.incomplete is not None) == (management is NO_PACKAGE)
+
+
+@pytest.mark.parametrize("cuda", [None, cuda_library(H100)], ids=["no GPU", "a GPU"])
+def test_facts_without_the_package_for_nvml_say_what_they_lack_and_how_to_get_it(find, cuda):
+    found = find(cuda, NO_PACKAGE)
+    assert found.incomplete == (
+        "free memory, hidden GPUs and part of the diagnosis are missing, because the package nvidia-ml-py is not "
+        "installed: pip install nvidia-ml-py"
+    )
 
 
 def test_free_memory_is_no_more_than_cuda_says_there_is(find):
@@ -190,8 +209,8 @@ def strange(**changes):
         (cuda_library(H100, count=-3), management_library(H100, count=-3), []),
         (cuda_library(H100, count=2**31 - 1), management_library(H100, count=2**31 - 1), ["NVIDIA H100 80GB HBM3"]),
         (cuda_library(H100, version=-1), management_library(H100, driver=b"\xff"), ["NVIDIA H100 80GB HBM3"]),
-        (SimpleNamespace(), SimpleNamespace(), []),
-        (SimpleNamespace(cuInit=lambda flags: 0), SimpleNamespace(nvmlInit_v2=lambda: 0), []),
+        (SimpleNamespace(), management_library(H100, absent=FUNCTIONS), []),
+        (SimpleNamespace(cuInit=lambda flags: 0), management_library(H100, absent=FUNCTIONS[1:]), []),
         (cuda_library(H100), management_library(H100, code=-5), ["NVIDIA H100 80GB HBM3"]),
         (cuda_library(H100, code=-5), management_library(H100), []),
     ],
@@ -311,10 +330,11 @@ def test_device_files_that_may_not_be_opened_are_named_with_their_group(find, mo
     )
 
 
-def test_a_driver_that_cannot_be_loaded_is_quoted(tmp_path):
+def test_a_driver_that_cannot_be_loaded_is_quoted(tmp_path, monkeypatch):
     def load(name):
         raise OSError(f"{name}: file too short")
 
+    monkeypatch.setitem(sys.modules, "pynvml", management_library(code=NVML_ABSENT))
     found = gpu.facts(load=load, environ={}, root=tmp_path)
     assert found.problems == ("no NVIDIA driver was found (libcuda.so.1: file too short)",)
 

@@ -80,6 +80,8 @@ def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
     from cellerate.machine import gpu
 
     settings = {f"{name}={value!r}": f"({gpu.SETTINGS[name]})" for name, value in facts.settings.items()}
+    if facts.incomplete is not None:
+        settings["incomplete"] = facts.incomplete
     if not facts.devices:
         return {"none": facts.problems[0]} | settings
     reason = _without_kernels(facts)

@@ -1,4 +1,4 @@
-"""Asks NVIDIA's two libraries through ctypes: the CUDA driver and its management library, NVML.
+"""Asks NVIDIA's two libraries: the CUDA driver through ctypes, its management library NVML through `pynvml`.
 
 Whatever a library lacks or answers, the caller gets values or None.
 """
@@ -11,13 +11,16 @@ from typing import Any
 
 Load = Callable[[str], Any]
 DRIVER = "libcuda.so.1"
-MANAGEMENT = "libnvidia-ml.so.1"
 # No machine has more; a larger count counts as none.
 _MOST_CARDS = 64
 _NO_FUNCTION = -1
 _NAMELESS = "a GPU without a name"
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and ..._MINOR.
 _CAPABILITY = (75, 76)
+_NO_PACKAGE = (
+    "free memory, hidden GPUs and part of the diagnosis are missing, because the package nvidia-ml-py is not "
+    "installed: pip install nvidia-ml-py"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Answer:
 
     Attributes:
         code: The result of its first call, 0 for success; None if the library cannot be loaded.
-        error: Why it cannot be loaded.
+        error: From the driver, why it cannot be loaded; from NVML, that its package is not installed.
         version: From the driver, the version of CUDA ("13.0"); from NVML, that of the driver ("580.65.06").
         cards: The GPUs it lists.
     """
@@ -55,22 +58,6 @@ class Answer:
     error: str = ""
     version: str | None = None
     cards: tuple[Card, ...] = ()
-
-
-class _PciInfo(ctypes.Structure):
-    """`nvmlPciInfo_t`."""
-
-    _fields_ = (
-        ("bus_id_legacy", ctypes.c_char * 16),
-        *((name, ctypes.c_uint) for name in ("domain", "bus", "device", "device_id", "subsystem_id")),
-        ("bus_id", ctypes.c_char * 32),
-    )
-
-
-class _Memory(ctypes.Structure):
-    """`nvmlMemory_t`."""
-
-    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
 
 def ask_driver(load: Load) -> Answer:
@@ -95,56 +82,59 @@ def ask_driver(load: Load) -> Answer:
     return Answer(code, version=version, cards=tuple(card for card in cards if card is not None))
 
 
-def ask_management(load: Load) -> Answer:
+def ask_management() -> Answer:
     """Lists the GPUs of the machine or container, whether or not CUDA may use them.
-
-    Args:
-        load: Loads a library by its name; raises `OSError` if it cannot.
 
     Source: NVML API Reference, "Initialization and Cleanup" and "Device Queries".
     """
     try:
-        library = load(MANAGEMENT)
-    except OSError as error:
-        return Answer(None, str(error))
-    code = _call(library, "nvmlInit_v2")
-    if code != 0:
-        return Answer(code)
-    version = _text(library, "nvmlSystemGetDriverVersion")
-    count = _number(library, "nvmlDeviceGetCount_v2") or 0
-    cards = [_management_card(library, index) for index in range(min(count, _MOST_CARDS))]
-    _call(library, "nvmlShutdown")
-    return Answer(code, version=version, cards=tuple(card for card in cards if card is not None))
+        import pynvml
+    except ImportError:
+        return Answer(None, _NO_PACKAGE)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Answer(None if isinstance(error, pynvml.NVMLError_LibraryNotFound) else error.value)
+
+    def ask(name: str, *arguments: Any) -> Any:
+        """Gives what a function returns; None if it fails or returns bytes that are no text."""
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except (pynvml.NVMLError, UnicodeDecodeError):
+            return None
+
+    version = ask("nvmlSystemGetDriverVersion")
+    count = ask("nvmlDeviceGetCount") or 0
+    handles = (ask("nvmlDeviceGetHandleByIndex", index) for index in range(min(count, _MOST_CARDS)))
+    cards = tuple(_management_card(ask, handle) for handle in handles if handle is not None)
+    ask("nvmlShutdown")
+    return Answer(0, version=_printable(version), cards=cards)
 
 
 def _driver_card(library: Any, index: int) -> Card | None:
     device = _number(library, "cuDeviceGet", index)
     if device is None:
         return None
-    name = _text(library, "cuDeviceGetName", after=(device,))
+    name = _text(library, "cuDeviceGetName", device)
     major, minor = (_number(library, "cuDeviceGetAttribute", which, device) for which in _CAPABILITY)
     memory = _number(library, "cuDeviceTotalMem_v2", device, kind=ctypes.c_size_t)
-    bus_id = _text(library, "cuDeviceGetPCIBusId", after=(device,)) or ""
+    bus_id = _text(library, "cuDeviceGetPCIBusId", device) or ""
     found = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.\w+", bus_id)
     place = None if found is None else (int(found[1], 16), int(found[2], 16), int(found[3], 16))
     return Card(place, name or _NAMELESS, _capability(major, minor), memory or None)
 
 
-def _management_card(library: Any, index: int) -> Card | None:
-    handle = ctypes.c_void_p()
-    if _call(library, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)) != 0:
-        return None
-    name = _text(library, "nvmlDeviceGetName", before=(handle,))
-    major, minor, memory, pci = ctypes.c_int(-1), ctypes.c_int(-1), _Memory(), _PciInfo()
-    _call(library, "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
-    knows = _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == 0
-    placed = _call(library, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci)) == 0
+def _management_card(ask: Callable[..., Any], handle: Any) -> Card:
+    name = ask("nvmlDeviceGetName", handle)
+    capability = ask("nvmlDeviceGetCudaComputeCapability", handle) or (None, None)
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    pci = ask("nvmlDeviceGetPciInfo", handle)
     return Card(
-        (pci.domain, pci.bus, pci.device) if placed else None,
-        name or _NAMELESS,
-        _capability(major.value, minor.value),
-        memory.total if knows else None,
-        memory.free if knows else None,
+        None if pci is None else (pci.domain, pci.bus, pci.device),
+        _printable(name) or _NAMELESS,
+        _capability(*capability),
+        None if memory is None else memory.total,
+        None if memory is None else memory.free,
     )
 
 
@@ -164,12 +154,14 @@ def _number(library: Any, name: str, *arguments: Any, kind: Any = ctypes.c_int) 
     return int(value.value) if _call(library, name, ctypes.byref(value), *arguments) == 0 else None
 
 
-def _text(
-    library: Any, name: str, *, before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()
-) -> str | None:
+def _text(library: Any, name: str, *arguments: Any) -> str | None:
     """Gives the text that a function writes into a buffer of a given length, or None if it fails."""
     buffer = ctypes.create_string_buffer(96)
-    if _call(library, name, *before, buffer, len(buffer), *after) != 0:
+    if _call(library, name, buffer, len(buffer), *arguments) != 0:
         return None
-    text = buffer.value.decode(errors="replace")
-    return "".join(letter for letter in text if letter.isprintable()).strip() or None
+    return _printable(buffer.value.decode(errors="replace"))
+
+
+def _printable(text: str | None) -> str | None:
+    """Gives the printable letters of a text; None if it has none."""
+    return "".join(letter for letter in text or "" if letter.isprintable()).strip() or None

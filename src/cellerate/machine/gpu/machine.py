@@ -76,6 +76,7 @@ class GpuFacts:
         hidden: The GPUs that CUDA_VISIBLE_DEVICES hides.
         settings: The environment variables of `SETTINGS` that are set.
         problems: Why there are no devices and what to do about it, most telling first; else empty.
+        incomplete: What these facts lack and how to get it, in a sentence; None if nothing.
     """
 
     driver: str | None
@@ -84,6 +85,7 @@ class GpuFacts:
     hidden: tuple[Device, ...]
     settings: Mapping[str, str]
     problems: tuple[str, ...]
+    incomplete: str | None = None
 
 
 def facts(
@@ -95,11 +97,11 @@ def facts(
     this process cannot change its CUDA_VISIBLE_DEVICES.
 
     Args:
-        load: Loads a library by its name; raises `OSError` if it cannot.
+        load: Loads the driver's library by its name; raises `OSError` if it cannot.
         environ: The environment variables.
         root: Where the machine's files are.
     """
-    driver, management = ask_driver(load), ask_management(load)
+    driver, management = ask_driver(load), ask_management()
     hidden = _hidden(driver, management, environ)
     kernel_driver = _kernel_driver(root)
     problem = None
@@ -114,6 +116,7 @@ def facts(
         hidden=tuple(_plain(card) for card in hidden),
         settings={name: environ[name] for name in SETTINGS if name in environ},
         problems=() if problem is None else (problem,),
+        incomplete=management.error or None,
     )
 
 
