@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from cellerate.format import milliseconds
 from cellerate.report.svg import (
     Dot,
     ForecastChart,
@@ -228,7 +229,7 @@ def test_ticks_of_logarithms_are_powers():
         "512",
     ]
     assert [label for _, label in canvas.log2_ticks(Scale(16, 512, 0, 100, True), 3)] == ["16", "64", "256"]
-    shown = [label for _, label in canvas.time_ticks(Scale(0.008, 60, 0, 100, True), 4)]
+    shown = [label for _, label in canvas.log_ticks(Scale(0.008, 60, 0, 100, True), 4, milliseconds)]
     assert shown == ["10 µs", "100 µs", "1 ms", "10 ms"]
 
 

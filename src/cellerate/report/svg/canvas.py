@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup, escape
 
-from cellerate.format import bare, milliseconds, number
+from cellerate.format import bare, number
 
 FONT = 12.0
 """The size of all text, in units of the drawing, which is shown at about its drawn size."""
@@ -141,7 +141,7 @@ def linear_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
     return [(v, f"{v / divisor:,.{decimals}f}{suffix if round(v, 12) else ''}") for v in found]
 
 
-def log_ticks(scale: Scale, count: int, label: Callable[[float], str] = number) -> list[tuple[float, str]]:
+def log_ticks(scale: Scale, count: int, label: Callable[[float], str]) -> list[tuple[float, str]]:
     """Gives ticks at powers of ten, and at 2 and 5 times them if there is space."""
     first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
     for factors in ((1, 2, 5), (1, 3), (1,)):
@@ -160,9 +160,9 @@ def log2_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
     return [(2.0**p, bare(number(2.0**p))) for p in powers]
 
 
-def time_ticks(scale: Scale, count: int) -> list[tuple[float, str]]:
-    """Gives the ticks of a logarithmic axis in ms, each in the unit that fits."""
-    return log_ticks(scale, count, milliseconds)
+def beside_ticks(ticks: Sequence[tuple[float, str]]) -> float:
+    """Gives the place of a y axis: right of the labels of its ticks."""
+    return max((text_width(label) for _, label in ticks), default=0.0) + 8
 
 
 class Box(NamedTuple):
@@ -180,22 +180,17 @@ class Box(NamedTuple):
         # Most pairs end here, and each label is checked against hundreds of boxes.
         if other_top >= bottom or other_bottom <= top or other_left >= right or other_right <= left:
             return 0.0
-        return (min(right, other_right) - max(left, other_left)) * (
-            min(bottom, other_bottom) - max(top, other_top)
+        wide, high = (
+            min(right, other_right) - max(left, other_left),
+            min(bottom, other_bottom) - max(top, other_top),
         )
+        return wide * high
 
 
 _Anchor = Literal["start", "middle", "end"]
 
 
-def text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    anchor: _Anchor = "start",
-    class_: str | None = None,
-) -> Markup:
+def text(x: float, y: float, words: str, *, anchor: _Anchor = "start", class_: str | None = None) -> Markup:
     """A line of text with its baseline at y."""
     return element("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
@@ -225,9 +220,8 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def marker(kind: int, x: float, y: float, class_: str, radius: float = 3.5) -> Markup:
-    """Gives one of the shapes that tell lines apart where colours do not."""
-    r = radius
+def marker(kind: int, x: float, y: float, class_: str, r: float = 3.5) -> Markup:
+    """Gives one of the shapes, of radius r, that tell lines apart where colours do not."""
     if kind % SERIES == 0:
         return element("circle", cx=x, cy=y, r=r, class_=class_)
     corners = {
@@ -276,11 +270,12 @@ def place_label(
 
     best = min(near, key=cost)
     taken.append(box(best))
-    shown = text(x + best[0], y + best[1], words, anchor=best[2], class_=class_)
-    if abs(best[1]) < 2.2 * gap:
+    right, down, anchor = best
+    shown = text(x + right, y + down, words, anchor=anchor, class_=class_)
+    if abs(down) < 2.2 * gap:
         return shown
-    end = y + best[1] + (4 if best[1] < 0 else -FONT)
-    return line(x, y + math.copysign(gap * 0.6, best[1]), x + best[0], end, "lead") + shown
+    end = y + down + (4 if down < 0 else -FONT)
+    return line(x, y + math.copysign(gap * 0.6, down), x + right, end, "lead") + shown
 
 
 def along(places: Sequence[tuple[float, float]]) -> list[Box]:

@@ -39,20 +39,12 @@ class ForecastChart(Chart):
         bottom = 150.0
         y = Scale.around(values, bottom, 10, zero_below=0.0)
         y_ticks = canvas.linear_ticks(y, 4)
-        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
-        box = Box(left, 10, width - 4, bottom)
+        box = Box(canvas.beside_ticks(y_ticks), 10, width - 4, bottom)
         x = Scale(float(-len(past)), float(later), box.left, box.right)
         count = int((box.right - box.left) / 55) + 1
+        x_ticks = [tick for tick in canvas.linear_ticks(x, count) if tick[0] == int(tick[0])]
         parts = [
-            canvas.frame(
-                box,
-                [t for t in canvas.linear_ticks(x, count) if t[0] == int(t[0])],
-                y_ticks,
-                x,
-                y,
-                "steps",
-                "",
-            ),
+            canvas.frame(box, x_ticks, y_ticks, x, y, "steps", ""),
             canvas.line(x(0), box.top, x(0), box.bottom, "now"),
         ]
         # Starts at the last known point, so that the lines join and the band of a single step covers an area.
@@ -65,14 +57,12 @@ class ForecastChart(Chart):
                 parts.append(canvas.path([*joint, *canvas.thin(edge), *canvas.thin(back)], "band"))
             else:
                 parts.append(canvas.line(*edge[0], *back[0], "interval"))
-        for values_of, class_ in (
-            (past, "past"),
-            (self.truth, "truth"),
-            (self.forecast, "forecast"),
-        ):
-            first = -len(past) + 1 if class_ == "past" else 1
-            places = [(x(first + n), y(value)) for n, value in enumerate(values_of)]
-            places = places if class_ == "past" else joint + places
+        before = [(x(n - len(past)), y(value)) for n, value in enumerate(past, 1)]
+        after = [
+            [*joint, *((x(n), y(value)) for n, value in enumerate(values, 1))]
+            for values in (self.truth, self.forecast)
+        ]
+        for places, class_ in zip((before, *after), ("past", "truth", "forecast"), strict=True):
             if len(places) > 1:
                 parts.append(canvas.path(canvas.thin(places), class_))
         return Markup("").join(parts), bottom + 40

@@ -62,8 +62,7 @@ class LineChart(Chart):
         zero_below = 0.7 if self.log_x else 0.3
         y = Scale.around([value for _, value in points], bottom, top + 26, zero_below=zero_below)
         y_ticks = canvas.linear_ticks(y, 5)
-        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
-        box = Box(left, top + 26, width - (longest if beside else 8.0), bottom)
+        box = Box(canvas.beside_ticks(y_ticks), top + 26, width - (longest if beside else 8.0), bottom)
         x = Scale.around([value for value, _ in points], box.left + 6, box.right - 4, log=self.log_x)
         if not self.log_x and points:
             # The measured range fills the width; only y needs space above it.
@@ -81,9 +80,9 @@ class LineChart(Chart):
                 continue
             drawn = canvas.thin(places)
             taken += canvas.along(drawn)
-            parts.append(canvas.path(drawn, f"line s{n % canvas.SERIES}", canvas.dash(n)))
+            parts.append(canvas.path(drawn, f"line {_series(n)}", canvas.dash(n)))
             if len(places) <= _MOST_MARKERS:
-                parts += [canvas.marker(n, *place, class_=f"dot s{n % canvas.SERIES}") for place in places]
+                parts += [canvas.marker(n, *place, class_=f"dot {_series(n)}") for place in places]
                 taken += [Box(a - 4, b - 4, a + 4, b + 4) for a, b in places]
             ends.append((places[-1][1], n))
             for index, words in one.marks[:_MOST_MARKS]:
@@ -92,17 +91,18 @@ class LineChart(Chart):
         if beside:
             for place, n in _spread(ends, box):
                 shown = canvas.shorten(lines[n].name, longest)
-                parts.append(
-                    canvas.text(box.right + 4, place + 4, shown, class_=f"name s{n % canvas.SERIES}")
-                )
+                parts.append(canvas.text(box.right + 4, place + 4, shown, class_=f"name {_series(n)}"))
         parts += [_mark(words, place, taken, box) for words, place in marked]
         return Markup("").join(parts), bottom + 42
 
 
 def _sign(n: int) -> Markup:
-    return canvas.path([(-12, 0), (12, 0)], f"line s{n % canvas.SERIES}", canvas.dash(n)) + canvas.marker(
-        n, 0, 0, f"dot s{n % canvas.SERIES}"
-    )
+    line = canvas.path([(-12, 0), (12, 0)], f"line {_series(n)}", canvas.dash(n))
+    return line + canvas.marker(n, 0, 0, f"dot {_series(n)}")
+
+
+def _series(n: int) -> str:
+    return f"s{n % canvas.SERIES}"
 
 
 def _mark(words: str, place: tuple[float, float], taken: list[Box], box: Box) -> Markup:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from cellerate.format import milliseconds
 from cellerate.report.svg import canvas
 from cellerate.report.svg.canvas import Box, Chart, Scale
 
@@ -73,23 +74,12 @@ class ScatterChart(Chart):
         space = 0.12 * (max(values) - min(values)) or 0.02 * abs(values[0]) or 1.0
         y = Scale(min(values) - space, max(values) + space, bottom, top + 30)
         y_ticks = canvas.linear_ticks(y, 6)
-        left = max((canvas.text_width(label) for _, label in y_ticks), default=0.0) + 8
-        box = Box(left, top + 30, width - 8, bottom)
+        box = Box(canvas.beside_ticks(y_ticks), top + 30, width - 8, bottom)
         x = Scale.around([dot.latency_ms for dot in self.dots], box.left + 12, box.right - 12, log=True)
-        x_ticks = canvas.time_ticks(x, int((box.right - box.left) / 75) + 1)
+        x_ticks = canvas.log_ticks(x, int((box.right - box.left) / 75) + 1, milliseconds)
         better = "higher is better" if self.higher_is_better else "lower is better"
-        parts = [
-            head,
-            canvas.frame(
-                box,
-                x_ticks,
-                y_ticks,
-                x,
-                y,
-                "latency of one call (faster to the left)",
-                f"{self.y_label}, {better}",
-            ),
-        ]
+        x_label, y_label = "latency of one call (faster to the left)", f"{self.y_label}, {better}"
+        parts = [head, canvas.frame(box, x_ticks, y_ticks, x, y, x_label, y_label)]
         taken = [
             Box(x(d.latency_ms) - 6, y(d.quality) - 6, x(d.latency_ms) + 6, y(d.quality) + 6)
             for d in self.dots
@@ -121,9 +111,8 @@ class ScatterChart(Chart):
         for dot in named:
             name = canvas.shorten(dot.name, 0.55 * (box.right - box.left))
             class_ = "strong" if dot.kind in ("original", "chosen") else "mark"
-            parts.append(
-                canvas.place_label(name, x(dot.latency_ms), y(dot.quality), taken, box, class_, gap=11)
-            )
+            place = x(dot.latency_ms), y(dot.quality)
+            parts.append(canvas.place_label(name, *place, taken, box, class_, gap=11))
         return Markup("").join(parts), bottom + 42
 
 

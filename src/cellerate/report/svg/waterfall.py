@@ -1,7 +1,6 @@
 """A chart of the factors by which steps changed a quantity, and their product: bars on an axis of factors."""
 
 import dataclasses
-import math
 
 from markupsafe import Markup
 
@@ -58,47 +57,28 @@ class WaterfallChart(Chart):
             parts.append(canvas.text(x(value), box.bottom + 16, label, anchor="middle"))
         parts.append(canvas.line(x(1), box.top + 18, x(1), box.bottom + 4, "axis"))
         for n, (step, (before, after)) in enumerate(zip(self.steps, spans, strict=True)):
-            better = after >= before
-            parts.append(
-                self._bar(n, x, before, after, step.name, step.words, width, "gain" if better else "fall")
-            )
+            kind = "gain" if after >= before else "fall"
+            parts.append(_bar(n, x, (before, after), step.name, step.words, width, kind))
             foot = _TOP + n * _ROW + 22 + _BAR
             parts.append(canvas.line(x(after), foot, x(after), foot + _ROW - _BAR, "link"))
-        parts.append(self._bar(len(spans), x, 1.0, reached, "In all", self.total, width, "total"))
+        parts.append(_bar(len(spans), x, (1.0, reached), "In all", self.total, width, "total"))
         return Markup("").join(parts), box.bottom + 22
 
-    def _bar(
-        self,
-        n: int,
-        x: Scale,
-        before: float,
-        after: float,
-        name: str,
-        words: str,
-        width: float,
-        class_: str,
-    ) -> Markup:
-        top = _TOP + n * _ROW
-        left, right = sorted((x(before), x(after)))
-        if not math.isfinite(left + right):
-            left = right = x(1)
-        room = width - 16 - canvas.text_width(words)
-        bar = canvas.element(
-            "rect",
-            x=left,
-            y=top + 22,
-            width=max(right - left, 2.0),
-            height=_BAR,
-            rx=2.0,
-            class_=f"bar {class_}",
-        )
-        # Text has the page's colour behind it, so that grid lines do not cross it.
-        under = canvas.element("rect", x=0.0, y=top + 2, width=width, height=18.0, class_="under")
-        return (
-            under
-            + canvas.text(2, top + 16, canvas.shorten(name, room), class_="strong")
-            + canvas.text(
-                width - 2, top + 16, words, anchor="end", class_=class_ if class_ != "total" else "strong"
-            )
-            + bar
-        )
+
+def _bar(
+    n: int, x: Scale, span: tuple[float, float], name: str, words: str, width: float, kind: str
+) -> Markup:
+    top = _TOP + n * _ROW
+    left, right = sorted((x(span[0]), x(span[1])))
+    # Text has the page's colour behind it, so that grid lines do not cross it.
+    under = canvas.element("rect", x=0.0, y=top + 2, width=width, height=18.0, class_="under")
+    named = canvas.shorten(name, width - 16 - canvas.text_width(words))
+    class_ = "strong" if kind == "total" else kind
+    long = max(right - left, 2.0)
+    bar = canvas.element("rect", x=left, y=top + 22, width=long, height=_BAR, rx=2.0, class_=f"bar {kind}")
+    return (
+        under
+        + canvas.text(2, top + 16, named, class_="strong")
+        + canvas.text(width - 2, top + 16, words, anchor="end", class_=class_)
+        + bar
+    )
