@@ -57,7 +57,8 @@ def build_forecast_model(
         layers: The number of LSTM layers.
         bidirectional: Whether the layers also read the window backwards.
         dropout: The fraction of each LSTM's outputs to drop while training.
-        recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
+        recurrent_dropout: The fraction of the recurrent state to drop. Keras's own fused kernels do not
+            have it; Cellerate's do.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
         residual: Whether to predict the difference from the last observed values.
         dtype_policy: A Keras dtype policy or its name, for the encoder; None is Keras's global one. The head,

@@ -36,7 +36,8 @@ def build_text_model(
         units: H, for all layers; or one number per layer, which also sets the number of layers.
         layers: The number of LSTM layers.
         dropout: The fraction of each LSTM's outputs to drop while training.
-        recurrent_dropout: The fraction of the recurrent state to drop. It switches off every fused kernel.
+        recurrent_dropout: The fraction of the recurrent state to drop. Keras's own fused kernels do not
+            have it; Cellerate's do.
         layer_norm: Whether to normalise each LSTM's output.
         tie_weights: Whether the logits come from the transposed embedding (no bias). If `embedding` differs
             from the last layer's units, a Dense projection comes between them.
