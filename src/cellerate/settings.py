@@ -112,10 +112,10 @@ def takes_fields_of(*records: type, leave_out: Sequence[str] = ()) -> Callable[[
             for name in options:
                 if name not in known:
                     near = difflib.get_close_matches(name, known, 1)
-                    meant = f" Did you mean {near[0]!r}?" if near else ""
+                    meant = f"; did you mean {near[0]!r}?" if near else "."
                     raise ConfigError(
-                        f"{name!r} is not an argument of {function.__name__}; expected one of "
-                        f"{', '.join(sorted(known))}.{meant}"
+                        f"{name!r} is not an argument of {function.__name__}{meant} It takes "
+                        f"{', '.join(sorted(known))}."
                     )
             return function(*arguments, **options)
 

@@ -74,7 +74,7 @@ def test_chosen_passes_for_training_leave_the_model_as_it_is():
 @pytest.mark.keras
 def test_optimize_checks_its_settings_before_anything_else():
     with pytest.raises(
-        ConfigError, match=r"'quality' is not an argument of optimize; expected one of .*keep"
+        ConfigError, match=r"'quality' is not an argument of optimize; did you mean 'max_quality_loss'"
     ):
         cellerate.optimize("no such model.keras", "no such data.txt", quality=1)
     with pytest.raises(ConfigError, match="prune"):
