@@ -35,10 +35,10 @@ from generation_peers import (
 
 STREAMS = 64
 BACKENDS = ("tensorflow", "jax", "torch")
-PRECISIONS = ("float32", "bfloat16", "int8")
 # The error allowed, as a share of the root mean square. bfloat16 and int8 as in tests/runtime/test_packed.py,
 # where the file's own rounded weights are the truth.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-7, "int8": 2.0**-5}
+PRECISIONS = tuple(TOLERANCES)
 # A pool of OpenMP threads spins for so long after its last work, and would slow the next contestant.
 SPINNING_S = 0.25
 

@@ -17,7 +17,7 @@ from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import selfcheck
 from cellerate.kernels.lstm.spec import LstmOptions
 from gpu_journal import Item
-from gpu_sizes import NUMBERS, VARIANTS
+from gpu_sizes import PRECISIONS, VARIANTS
 
 DEVICE = "cuda"
 # A sanitizer makes a second of minutes.
@@ -28,14 +28,14 @@ def checks() -> list[Item]:
     """Every variant at a small size, and the plain layer at every number of units and more rows than fit."""
     varied = (gpu_sizes.CHECKED_VARIANT_BATCH, gpu_sizes.CHECKED_VARIANT_UNITS)
     found = [
-        Item(f"{number} {name}", partial(checked, number, *varied, **variant))
-        for number in NUMBERS
+        Item(f"{precision} {name}", partial(checked, precision, *varied, **variant))
+        for precision in PRECISIONS
         for name, variant in VARIANTS.items()
     ]
     return found + [
-        Item(f"{number} H{units}", partial(checked, number, gpu_sizes.CHECKED_BATCH, units))
+        Item(f"{precision} H{units}", partial(checked, precision, gpu_sizes.CHECKED_BATCH, units))
         for units in gpu_sizes.CHECKED_UNITS
-        for number in NUMBERS
+        for precision in PRECISIONS
     ]
 
 
@@ -44,11 +44,11 @@ def small() -> list[Item]:
     variant = VARIANTS["masked, backwards, recurrent dropout"]
     return [
         Item(
-            f"{number} H{units}",
-            partial(checked, number, gpu_sizes.SMALL_BATCH, units, **variant),
+            f"{precision} H{units}",
+            partial(checked, precision, gpu_sizes.SMALL_BATCH, units, **variant),
             _SANITIZED_S,
         )
-        for number in NUMBERS
+        for precision in PRECISIONS
         for units in gpu_sizes.SMALL_UNITS
     ]
 
@@ -58,9 +58,9 @@ def robustness() -> list[Item]:
     return [Item("NaN in a row", poisoned), Item("soak", soak, 120)]
 
 
-def checked(number: str, batch: int, units: int, **variant: Any) -> dict[str, Any]:
+def checked(precision: str, batch: int, units: int, **variant: Any) -> dict[str, Any]:
     """The errors of a layer, and whether they are allowed."""
-    return verdict(check(number, batch, units, **variant))
+    return verdict(check(precision, batch, units, **variant))
 
 
 def verdict(errors: dict[str, float]) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def arrays(
 
 def call_of(
     given: dict[str, np.ndarray],
-    number: str,
+    precision: str,
     options: LstmOptions = LstmOptions(),  # noqa: B008 (frozen)
 ) -> torch_cuda.Call:
     """A call on the GPU."""
-    kinds = {"mask": torch.bool, **dict.fromkeys(("x", "h0", "c0"), getattr(torch, number))}
+    kinds = {"mask": torch.bool, **dict.fromkeys(("x", "h0", "c0"), getattr(torch, precision))}
     tensors = {
         name: torch.from_numpy(array).to(DEVICE, kinds.get(name, torch.float32))
         for name, array in given.items()
@@ -108,7 +108,7 @@ def call_of(
 
 
 def check(
-    number: str,
+    precision: str,
     batch: int,
     units: int,
     *,
@@ -116,12 +116,12 @@ def check(
     **variant: tuple[str, ...],
 ) -> dict[str, float]:
     """The errors of a layer and its gradients against the oracle, as shares of what is allowed."""
-    dtype = getattr(torch, number)
+    dtype = getattr(torch, precision)
     given = arrays(batch, 7, 24, units, **variant)
     for name, array in given.items():
         if name != "mask":
             given[name] = torch.from_numpy(array).to(dtype).float().numpy()
-    call = call_of(given, number, options)
+    call = call_of(given, precision, options)
     done = reference.forward(**given, options=options)
     outputs, h_T, c_T, reserve = torch_cuda.forward(call, keep=True)
     rng = np.random.default_rng(1)
@@ -129,7 +129,7 @@ def check(
     narrow = [torch.from_numpy(a).to(DEVICE, dtype) for a in cotangents]
     wanted = reference.backward(done, *(a.double().cpu().numpy() for a in narrow))
     found = torch_cuda.backward(call, outputs, reserve, *narrow)
-    allowed, of_gradients = selfcheck.ALLOWED[number]
+    allowed, of_gradients = selfcheck.ALLOWED[precision]
     results = {
         "outputs": (outputs, done.outputs), "h_T": (h_T, done.h_T), "c_T": (c_T, done.c_T)
     }  # fmt: skip

@@ -27,10 +27,10 @@ def compiled() -> list[Item]:
 def _name(kernel: Kernel) -> str:
     if isinstance(kernel, Generator):
         what = "+".join(str(layer.units) for layer in kernel.layers)
-        return f"generate {kernel.number} H{what} V{kernel.vocabulary} rows {kernel.rows}"
+        return f"generate {kernel.precision} H{what} V{kernel.vocabulary} rows {kernel.rows}"
     extra = [kernel.activation] * (kernel.activation != "tanh") + ["masked"] * kernel.masked
     extra += ["recurrent dropout"] * kernel.dropped
-    return " ".join([kernel.direction, kernel.number, f"H{kernel.units}", *extra, f"rows {kernel.rows}"])
+    return " ".join([kernel.direction, kernel.precision, f"H{kernel.units}", *extra, f"rows {kernel.rows}"])
 
 
 def _compile(kernel: Kernel) -> dict[str, Any]:

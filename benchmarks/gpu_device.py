@@ -32,7 +32,7 @@ def selfcheck() -> list[Item]:
     """The cases that `accelerate` tries before it trusts a GPU."""
     return [
         Item(
-            f"{case.number} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",
+            f"{case.precision} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",
             partial(_try, case),
         )
         for case in kernels_check.CASES

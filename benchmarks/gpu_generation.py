@@ -103,5 +103,5 @@ def measure(units: int, batch: int) -> dict[str, Any]:
         "least": min(rates),
         "most": max(rates),
         # From before it is started until its results can be read.
-        "kernel_us_per_step": 1e6 * model.seconds_a_step,
+        "kernel_us_per_step": 1e6 * model.seconds_per_step,
     }

@@ -13,7 +13,7 @@ from gpu_sizes import (
     TIMED_BATCHES,
     TIMED_UNITS,
     TIMED_VARIANTS,
-    VARIED_NUMBERS,
+    VARIED_PRECISIONS,
 )
 
 BOTH = "forward and backward"
@@ -27,10 +27,12 @@ def goals(result: dict[str, Any]) -> Iterator[Goal]:
     yield from _recurrence(result)
     yield from _beside_cudnn(result)
     varied = {(one["number"], one["variant"]): one for one in result.get("variants", ())}
-    for number, name in itertools.product(VARIED_NUMBERS, TIMED_VARIANTS):
-        plain, variant = (_median_ms(varied.get((number, name), {}), what) for what in ("plain", "variant"))
+    for precision, name in itertools.product(VARIED_PRECISIONS, TIMED_VARIANTS):
+        plain, variant = (
+            _median_ms(varied.get((precision, name), {}), what) for what in ("plain", "variant")
+        )
         ratio = None if plain is None or variant is None else variant / plain
-        yield _goal(f"times the plain layer, {name}, {number}", ratio, most=1.3)
+        yield _goal(f"times the plain layer, {name}, {precision}", ratio, most=1.3)
     yield from _training(result)
     drawn = {(one.get("units"), one.get("batch")): one for one in result.get("generation", ())}
     for units, batch, least in ((512, 1, 4e5), (512, 8192, 6e7), (256, 1, 7e5)):

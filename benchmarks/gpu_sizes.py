@@ -6,12 +6,11 @@ from typing import Any
 
 from cellerate.kernels.cuda.kernel import Kernel
 from cellerate.kernels.decoder.cuda import plan as decoder_plan
-from cellerate.kernels.decoder.cuda.plan import Generator, Layer
+from cellerate.kernels.decoder.cuda.plan import PRECISIONS, Generator, Layer
 from cellerate.kernels.lstm.cuda import plan, selfcheck
 from cellerate.kernels.lstm.cuda.plan import Variant
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
 
-NUMBERS = ("bfloat16", "float16", "float32")
 # Beyond the plain layer: the arguments that it has more, or not, and its options.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -32,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # A direction of a Bidirectional is "backwards".
 TIMED_VARIANTS = ("masked", "relu", "recurrent dropout", "no bias", "backwards")
-VARIED_NUMBERS, VARIED_UNITS, VARIED_BATCH = ("bfloat16", "float32"), 512, 112
+VARIED_PRECISIONS, VARIED_UNITS, VARIED_BATCH = ("bfloat16", "float32"), 512, 112
 
 CHECKED_UNITS, CHECKED_BATCH = (512, 256, 128, 1024, 64, 640, 200, 32, 1), 130
 CHECKED_VARIANT_UNITS, CHECKED_VARIANT_BATCH = 72, 19
@@ -65,24 +64,24 @@ def _wanted() -> Iterator[Kernel]:
         yield from (case.variant("forward"), case.variant("backward"))
     yield from _layer("bfloat16", FIRST_UNITS)
     # In float32 the logits are checked, in bfloat16 times are taken.
-    for number, units in itertools.product(("bfloat16", "float32"), GENERATED_UNITS):
-        yield Generator(number, (Layer(units),), V, V)
-    for number in ("float32", "bfloat16"):
-        yield from _layer(number, FIT_UNITS)
-    for number, units in itertools.product(NUMBERS, TIMED_UNITS):
-        yield from _layer(number, units)
-    for number, name in itertools.product(VARIED_NUMBERS, TIMED_VARIANTS):
-        yield from _layer(number, VARIED_UNITS, **VARIANTS[name])
-    for number in NUMBERS:
+    for precision, units in itertools.product(("bfloat16", "float32"), GENERATED_UNITS):
+        yield Generator(precision, (Layer(units),), V, V)
+    for precision in ("float32", "bfloat16"):
+        yield from _layer(precision, FIT_UNITS)
+    for precision, units in itertools.product(PRECISIONS, TIMED_UNITS):
+        yield from _layer(precision, units)
+    for precision, name in itertools.product(VARIED_PRECISIONS, TIMED_VARIANTS):
+        yield from _layer(precision, VARIED_UNITS, **VARIANTS[name])
+    for precision in PRECISIONS:
         for variant in VARIANTS.values():
-            yield from _layer(number, CHECKED_VARIANT_UNITS, **variant)
+            yield from _layer(precision, CHECKED_VARIANT_UNITS, **variant)
         for units in CHECKED_UNITS:
-            yield from _layer(number, units)
+            yield from _layer(precision, units)
     yield from _layer("float32", CHART_UNITS, **VARIANTS["relu"])
 
 
 def _layer(
-    number: str,
+    precision: str,
     units: int,
     *,
     with_: tuple[str, ...] = (),
@@ -94,7 +93,7 @@ def _layer(
     for direction in ("forward", "backward"):
         yield Variant(
             direction,
-            number,
+            precision,
             plan.padded_units(units),
             8,
             *activations,

@@ -115,7 +115,7 @@ class Suite:
             self._compiled += 1
             if self._compiled % _COMPILED_TOLD:
                 return
-        told = gpu_summary.line_told(line)
+        told = gpu_summary.event_line(line)
         if told is not None:
             _say(f"{time.monotonic() - self._began:6.1f} s  {told}")
 
@@ -199,7 +199,7 @@ def _run(folder: Path, only: Sequence[str] | None, seconds: float) -> int:
 
 def _ended(record: gpu_summary.Record, path: Path) -> int:
     """Prints a record; gives what the program ends with."""
-    for line in gpu_summary.told(record):
+    for line in gpu_summary.report_lines(record):
         _say(line)
     _say(f"written: {path}")
     return int(any(gpu_summary.failures(record)))

@@ -93,14 +93,14 @@ def failures(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name}: {item}", error
 
 
-def told(record: Record) -> Iterator[str]:
+def report_lines(record: Record) -> Iterator[str]:
     """The lines that are printed of a record: parts, failures, and goals."""
     for name, part in record["parts"].items():
         ended = f"{part.get('ended', 'it was cut off')}, {part.get('seconds', 0):.0f} s"
         counts = f"{part['done']} of {part['items']} items, {len(part['failed'])} failed"
         yield f"{name}: {counts}, {len(part['left_out'])} left out; {ended}"
         yield from _some([f"  left out: {item}: {why}" for item, why in part["left_out"].items()])
-    yield from _some([_failure_told(name, error) for name, error in failures(record)])
+    yield from _some([_failure_line(name, error) for name, error in failures(record)])
     found = record["result"]["goals"]
     for one in found:
         if one["figure"] is not None:
@@ -116,18 +116,18 @@ def _some(lines: list[str]) -> list[str]:
     return lines if more <= 0 else [*lines[:_MOST_TOLD], f"  and {more} more"]
 
 
-def _failure_told(where: str, error: dict[str, Any]) -> str:
+def _failure_line(where: str, error: dict[str, Any]) -> str:
     return f"FAILED {where}: {error['type']}: {error['message'][:200]}"
 
 
-def line_told(line: dict[str, Any]) -> str | None:
+def event_line(line: dict[str, Any]) -> str | None:
     """What is printed of a line of a journal as it comes; None for what nobody waits for."""
     where = f"{line['part']}: {line.get('item') or 'the part itself'}"
     if line["event"] == "done":
         mark = "" if line["found"].get("right", True) else "WRONG "
         return f"{mark}{where} ({line['seconds']:.1f} s): {_short(line['found'])}"
     if line["event"] == "failed":
-        return _failure_told(where, line["error"])
+        return _failure_line(where, line["error"])
     if line["event"] == "left out":
         return f"left out {where}: {line['reason']}"
     return None

@@ -32,11 +32,13 @@ def sizes() -> list[Item]:
     """The others, bfloat16 first: that is what most of the goals are of."""
     return _items(
         [
-            (number, units, batch)
-            for number in ("bfloat16", "float32", "float16")
+            (precision, units, batch)
+            for precision in ("bfloat16", "float32", "float16")
             for units in gpu_sizes.TIMED_UNITS
             for batch in gpu_sizes.TIMED_BATCHES
-            if number != "bfloat16" or units != gpu_sizes.FIRST_UNITS or batch not in gpu_sizes.FIRST_BATCHES
+            if precision != "bfloat16"
+            or units != gpu_sizes.FIRST_UNITS
+            or batch not in gpu_sizes.FIRST_BATCHES
         ]
     )
 
@@ -44,15 +46,15 @@ def sizes() -> list[Item]:
 def variants() -> list[Item]:
     """Variants of the layer, forward and backward, beside the plain one in the same run."""
     return [
-        Item(f"{number} {name}", partial(beside_plain, number, name))
-        for number in gpu_sizes.VARIED_NUMBERS
+        Item(f"{precision} {name}", partial(beside_plain, precision, name))
+        for precision in gpu_sizes.VARIED_PRECISIONS
         for name in gpu_sizes.TIMED_VARIANTS
     ]
 
 
 def _items(every: list[tuple[str, int, int]]) -> list[Item]:
     """Each size beside cuDNN, and after all of them each kernel alone: a profiler slows down what comes after it."""
-    names = [f"{number} H{units} B{batch}" for number, units, batch in every]
+    names = [f"{precision} H{units} B{batch}" for precision, units, batch in every]
     both = [Item(name, partial(beside_cudnn, *size)) for name, size in zip(names, every, strict=True)]
     alone = [
         Item(f"{name}, kernels alone", partial(kernels_alone, *size))
@@ -61,10 +63,10 @@ def _items(every: list[tuple[str, int, int]]) -> list[Item]:
     return both + alone
 
 
-def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
+def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
     """Forward and forward with backward, of Cellerate's kernels and of cuDNN, as graphs and as called."""
-    call, works = layer_works(number, units, batch)
-    for theirs in dict.fromkeys((number, "float16") if number == "bfloat16" else (number,)):
+    call, works = layer_works(precision, units, batch)
+    for theirs in dict.fromkeys((precision, "float16") if precision == "bfloat16" else (precision,)):
         works |= cudnn_works(theirs, units, batch)
     graphs, refused = {}, {}
     for name, work in works.items():
@@ -76,7 +78,7 @@ def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
                 raise
             refused[name] = str(error)
     return {
-        "number": number,
+        "number": precision,
         "units": units,
         "batch": batch,
         "steps": STEPS,
@@ -88,12 +90,12 @@ def beside_cudnn(number: str, units: int, batch: int) -> dict[str, Any]:
     }
 
 
-def kernels_alone(number: str, units: int, batch: int) -> dict[str, Any]:
+def kernels_alone(precision: str, units: int, batch: int) -> dict[str, Any]:
     """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once."""
-    call, works = layer_works(number, units, batch)
+    call, works = layer_works(precision, units, batch)
     full = {name: selfcheck.step_us(call.plan.kernel(name), 0) for name in ("forward", "backward")}
     return {
-        "number": number,
+        "number": precision,
         "units": units,
         "batch": batch,
         "full_wave_us_a_step": full,
@@ -101,17 +103,17 @@ def kernels_alone(number: str, units: int, batch: int) -> dict[str, Any]:
     }
 
 
-def beside_plain(number: str, name: str) -> dict[str, Any]:
+def beside_plain(precision: str, name: str) -> dict[str, Any]:
     """A variant and the plain layer, in turn."""
-    size = (number, gpu_sizes.VARIED_UNITS, gpu_sizes.VARIED_BATCH)
+    size = (precision, gpu_sizes.VARIED_UNITS, gpu_sizes.VARIED_BATCH)
     _, plain = layer_works(*size)
     _, varied = layer_works(*size, **gpu_sizes.VARIANTS[name])
     times = timed({"plain": as_graph(plain[BOTH]), "variant": as_graph(varied[BOTH])})
-    return {"number": number, "variant": name, "times": times}
+    return {"number": precision, "variant": name, "times": times}
 
 
 def layer_works(
-    number: str,
+    precision: str,
     units: int,
     batch: int,
     *,
@@ -120,7 +122,7 @@ def layer_works(
     options: LstmOptions = LstmOptions(),  # noqa: B008 (frozen)
 ) -> tuple[torch_cuda.Call, dict[str, Work]]:
     """A call of a layer with as many inputs as units, its forward pass, and both passes."""
-    dtype = getattr(torch, number)
+    dtype = getattr(torch, precision)
     normal = partial(torch.randn, device="cuda")
     given = {
         "x": normal(batch, STEPS, units, dtype=dtype),
@@ -146,9 +148,9 @@ def layer_works(
     return call, {"forward": forward, BOTH: both}
 
 
-def cudnn_works(number: str, units: int, batch: int) -> dict[str, Work]:
+def cudnn_works(precision: str, units: int, batch: int) -> dict[str, Work]:
     """The same of cuDNN, through torch."""
-    dtype = getattr(torch, number)
+    dtype = getattr(torch, precision)
     cudnn = torch.nn.LSTM(units, units, batch_first=True, device="cuda", dtype=dtype)
     x = torch.randn(batch, STEPS, units, device="cuda", dtype=dtype, requires_grad=True)
     d_outputs = torch.randn(batch, STEPS, units, device="cuda", dtype=dtype)
@@ -159,7 +161,7 @@ def cudnn_works(number: str, units: int, batch: int) -> dict[str, Work]:
     def both() -> Any:
         return torch.autograd.grad(forward(), [x, *cudnn.parameters()], d_outputs)
 
-    return {f"cuDNN {number} forward": forward, f"cuDNN {number} {BOTH}": both}
+    return {f"cuDNN {precision} forward": forward, f"cuDNN {precision} {BOTH}": both}
 
 
 def timed(works: dict[str, Work], rounds: int = 15) -> dict[str, dict[str, float]]:

@@ -139,7 +139,7 @@ class _Worker:
         if code is None and time.monotonic() < self._due:
             return True
         if code is None:
-            self._told_where()
+            self._dump_traceback()
             self._failed("Hang", f"it took more than {self._limit_s:g} s")
         elif code not in (0, ANEW):
             how = signal.Signals(-code).name if code < 0 else f"{code}"
@@ -181,7 +181,7 @@ class _Worker:
         file = journal(self._folder, self._part.module)
         append(file, part=self._part.name, event=event, item=self._item, **more)
 
-    def _told_where(self) -> None:
+    def _dump_traceback(self) -> None:
         """Has the process print where it is."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)

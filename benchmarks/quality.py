@@ -14,6 +14,7 @@ from typing import Any
 
 import cellerate
 from cellerate.data.text import open_text
+from cellerate.program import PRECISIONS
 
 EMBEDDING, UNITS, EPOCHS = 256, 512, 3
 LENGTH, HELD_OUT = 100, 0.05
@@ -27,7 +28,6 @@ OPTIONS = [
     "--clipnorm",
     "1",
 ]
-PRECISIONS = ("float32", "bfloat16", "int8")
 # How much worse than float32 a packed model may be.
 GOALS = {"bfloat16": 0.003, "int8": 0.01}
 # Keras judges in the bfloat16 that the model was trained in.

@@ -21,6 +21,9 @@ from cellerate.errors import ModelError
 MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
 """What the output holds where the mask is False. The native core knows each by its index here."""
 
+PRECISIONS = ("float32", "bfloat16", "int8")
+"""How the matrices of a packed model can be kept and multiplied. The native core knows each by its index here."""
+
 Option = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
 """What an option may be: a plain JSON value, with tuples for lists."""
 

@@ -91,9 +91,9 @@ def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bo
     return _lstm((options, return_sequences, True), arrays)
 
 
-def cuda_number(dtype: str) -> str:
-    """The number type in which the GPU kernels compute a dtype, by JAX's settings."""
-    return jax_cuda.number_name(jnp.dtype(dtype))
+def cuda_precision(dtype: str) -> str:
+    """The precision in which the GPU kernels compute a dtype, by JAX's settings."""
+    return jax_cuda.precision_of(jnp.dtype(dtype))
 
 
 def can_measure(array: Any) -> bool:

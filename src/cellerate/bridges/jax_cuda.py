@@ -42,7 +42,7 @@ class Call:
     return_sequences: bool
 
     @property
-    def number(self) -> Any:
+    def dtype(self) -> Any:
         """The type of h."""
         return self.given["h0"].dtype
 
@@ -62,7 +62,7 @@ class Call:
         """Its kernels, and what they read and write."""
         return LayerPlan(
             self.shape,
-            number_name(self.number),
+            precision_of(self.dtype),
             self.options,
             self.return_sequences,
             masked="mask" in self.given,
@@ -71,8 +71,8 @@ class Call:
         )
 
 
-def number_name(dtype: Any) -> str:
-    """The number type in which the kernels compute a dtype: TF32 for float32 if JAX's products use TF32."""
+def precision_of(dtype: Any) -> str:
+    """The precision in which the kernels compute a dtype: "tf32" for float32 if JAX's products use TF32."""
     return "tf32" if dtype == jnp.float32 and _tf32() else str(dtype)
 
 
@@ -122,25 +122,25 @@ def forward(call: Call, *, keep: bool) -> dict[str, Any]:
         cells (B, T, H) and, if they differ from the outputs, states (B, T, H).
     """
     batch, steps, units = call.shape
-    number, given = call.number, call.given
-    kernel = _gates_last(given["kernel"], units).astype(number)
+    dtype, given = call.dtype, call.given
+    kernel = _gates_last(given["kernel"], units).astype(dtype)
     ids, x = call.walked("ids"), call.walked("x")
     if ids is not None:
-        projected = _product(given["embeddings"].astype(number), kernel, number)
+        projected = _product(given["embeddings"].astype(dtype), kernel, dtype)
     elif "dropout" in given:
         parts = [
-            _product((x * scale[:, None]).astype(number), kernel[:, gate::4], number)
+            _product((x * scale[:, None]).astype(dtype), kernel[:, gate::4], dtype)
             for gate, scale in enumerate(given["dropout"])
         ]
         projected = jnp.stack(parts, -1).reshape(batch, steps, 4 * units)
     else:
-        projected = _product(x, kernel, number)
+        projected = _product(x, kernel, dtype)
     if "bias" in given:
-        projected = projected + _gates_last(given["bias"], units).astype(number)
+        projected = projected + _gates_last(given["bias"], units).astype(dtype)
     inputs = {"projected": projected, "ids": ids, "h0": given["h0"]}
     results = call.plan.forward_results() | (call.plan.kept() if keep else {})
     found = _run(call, "forward", ForwardArguments, inputs, results, vocabulary=projected.shape[0])
-    found["c_T"] = found["c_T"].astype(number)
+    found["c_T"] = found["c_T"].astype(dtype)
     if not call.return_sequences:
         found["outputs"] = found.pop("last_output")
     return found
@@ -161,12 +161,12 @@ def backward(call: Call, done: Arrays, d_outputs: Any, d_h_T: Any, d_c_T: Any) -
         the argument's type.
     """
     batch, steps, units = call.shape
-    number, given = call.number, call.given
+    dtype, given = call.dtype, call.given
     inputs = {
         "gates": done["gates"],
         "cells": done["cells"],
-        f"d_{call.plan.outputs}": d_outputs.astype(number),
-        "d_h_T": d_h_T.astype(number),
+        f"d_{call.plan.outputs}": d_outputs.astype(dtype),
+        "d_h_T": d_h_T.astype(dtype),
         "d_c_T": d_c_T.astype(jnp.float32),
     }
     results = _run(call, "backward", BackwardArguments, inputs, call.plan.backward_results())
@@ -201,7 +201,7 @@ def _run(
     found = jax.ffi.ffi_call(
         _TARGET,
         [
-            jax.ShapeDtypeStruct(result.shape, jnp.float32 if result.float32 else call.number)
+            jax.ShapeDtypeStruct(result.shape, jnp.float32 if result.float32 else call.dtype)
             for result in results.values()
         ],
         vmap_method="sequential",
@@ -231,7 +231,7 @@ def _loaded(variant: Variant, device: int) -> str:
 @functools.lru_cache(maxsize=1024)
 def _key(variant: Variant, gpu: str) -> str:
     digest = hashlib.sha256(f"{gpu}\n{variant.source}".encode()).hexdigest()
-    return f"{variant.name}-{variant.number}-{variant.units}-{digest[:16]}"
+    return f"{variant.name}-{variant.precision}-{variant.units}-{digest[:16]}"
 
 
 def _gates_last(weights: Any, units: int) -> Any:
@@ -247,13 +247,13 @@ def _gates_first(weights: Any, units: int) -> Any:
 def _packed(call: Call, kernel: Variant) -> Any:
     """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
-    weights = call.given["recurrent_kernel"].astype(call.number).reshape(units, 4, units)
+    weights = call.given["recurrent_kernel"].astype(call.dtype).reshape(units, 4, units)
     padded = jnp.pad(weights, ((0, missing), (0, 0), (0, missing)))
     return padded.reshape(packing.shape).transpose(packing.axes)
 
 
 def _product(a: Any, b: Any, dtype: Any = jnp.float32) -> Any:
-    """a·b summed in float32 for any number type; float32 is multiplied in full precision unless TF32 is set."""
+    """a·b summed in float32 for any dtype; float32 is multiplied in full precision unless TF32 is set."""
     precision = None if _tf32() else jax.lax.Precision.HIGHEST
     found = jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
     return found.astype(dtype)
@@ -287,7 +287,7 @@ def _d_inputs(call: Call, d: Any) -> dict[str, Any]:
             "bias": _gates_first(d_table.sum(0), units),
         }
     x = call.walked("x")
-    kernel = _gates_last(given["kernel"], units).astype(call.number)
+    kernel = _gates_last(given["kernel"], units).astype(call.dtype)
     found = {"bias": _gates_first(d.astype(jnp.float32).sum(0), units)}
     if "dropout" not in given:
         found["kernel"] = _gates_first(_product(x.reshape(batch * steps, -1).T, d), units)

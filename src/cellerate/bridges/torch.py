@@ -20,7 +20,7 @@ __all__ = [
     "capture_step",
     "compile_step",
     "cuda_lstm",
-    "cuda_number",
+    "cuda_precision",
     "dense",
     "gpu_available",
     "gpu_number",
@@ -141,9 +141,9 @@ def can_measure(tensor: torch.Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def cuda_number(dtype: str) -> str:
-    """The number type in which the GPU kernels compute a dtype, by torch's settings."""
-    return torch_cuda.number_name(getattr(torch, dtype))
+def cuda_precision(dtype: str) -> str:
+    """The precision in which the GPU kernels compute a dtype, by torch's settings."""
+    return torch_cuda.precision_of(getattr(torch, dtype))
 
 
 def capture_step(step: Callable[[Any], Any], seeding: Seeding) -> CapturedStep:

@@ -57,7 +57,7 @@ class Call:
         return (found.flip(1) if self.options.go_backwards else found).contiguous()
 
     @property
-    def number(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The type of h."""
         return self.there("h0").dtype
 
@@ -72,7 +72,7 @@ class Call:
         """Its kernels, and what they read and write."""
         return LayerPlan(
             self.shape,
-            number_name(self.number),
+            precision_of(self.dtype),
             self.options,
             self.return_sequences,
             masked=self["mask"] is not None,
@@ -81,8 +81,8 @@ class Call:
         )
 
 
-def number_name(dtype: torch.dtype) -> str:
-    """The number type in which the kernels compute a dtype: TF32 for float32 if torch's products may use TF32."""
+def precision_of(dtype: torch.dtype) -> str:
+    """The precision in which the kernels compute a dtype: "tf32" for float32 if torch's products may use TF32."""
     name = str(dtype).removeprefix("torch.")
     allowed = name == "float32" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if allowed else name
@@ -109,10 +109,10 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     """
     units = call.shape[2]
     gates_last = _gates_last(call.need("kernel"), units)
-    kernel, bias = gates_last.to(call.number), _bias(call)
+    kernel, bias = gates_last.to(call.dtype), _bias(call)
     ids, x = call.walked("ids"), call.walked("x")
     if ids is not None:
-        projected = _projected(call.need("embeddings").to(call.number), kernel, bias)
+        projected = _projected(call.need("embeddings").to(call.dtype), kernel, bias)
     elif (dropout := call["dropout"]) is not None:
         assert x is not None  # noqa: S101 (there are no ids)
         parts = [(x * scale.unsqueeze(1)).to(x.dtype) @ kernel[:, n::4] for n, scale in enumerate(dropout)]
@@ -127,7 +127,7 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     inputs = {"projected": projected.contiguous(), "ids": ids, "h0": call.need("h0")}
     kept = _kept(call, reserve) if keep else {}
     _run(call, "forward", ForwardArguments(vocabulary=vocabulary), inputs | kept | results)
-    return results[plan.outputs], results["h_T"], results["c_T"].to(call.number), reserve
+    return results[plan.outputs], results["h_T"], results["c_T"].to(call.dtype), reserve
 
 
 def backward(
@@ -152,11 +152,11 @@ def backward(
         The gradient of each given argument, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0, c0; of
         the argument's type.
     """
-    plan, number = call.plan, call.number
+    plan, dtype = call.plan, call.dtype
     kept, results = _kept(call, reserve), _empty(call, plan.backward_results())
     cotangents = {
-        f"d_{plan.outputs}": (d_outputs, number),
-        "d_h_T": (d_h_T, number),
+        f"d_{plan.outputs}": (d_outputs, dtype),
+        "d_h_T": (d_h_T, dtype),
         "d_c_T": (d_c_T, torch.float32),
     }
     inputs = {
@@ -205,7 +205,7 @@ def _empty(call: Call, results: Results) -> dict[str, torch.Tensor]:
 
 
 def _dtype(call: Call, result: Result) -> torch.dtype:
-    return torch.float32 if result.float32 else call.number
+    return torch.float32 if result.float32 else call.dtype
 
 
 def _reserve(call: Call, *, keep: bool) -> torch.Tensor:
@@ -237,7 +237,7 @@ def _gates_first(weights: torch.Tensor, units: int) -> torch.Tensor:
 
 def _bias(call: Call) -> torch.Tensor | None:
     bias = call["bias"]
-    return None if bias is None else _gates_last(bias.detach(), call.shape[2]).to(call.number)
+    return None if bias is None else _gates_last(bias.detach(), call.shape[2]).to(call.dtype)
 
 
 def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -247,7 +247,7 @@ def _projected(rows: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
 def _packed(call: Call, kernel: Variant) -> torch.Tensor:
     """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, (missing, packing) = call.shape[2], call.plan.packing(kernel)
-    weights = call.need("recurrent_kernel").to(call.number).view(units, 4, units)
+    weights = call.need("recurrent_kernel").to(call.dtype).view(units, 4, units)
     padded = torch.nn.functional.pad(weights, (0, missing, 0, 0, 0, missing))
     return padded.view(packing.shape).permute(packing.axes).contiguous()
 
@@ -295,7 +295,7 @@ def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
         return _d_table(call, d)
     x = call.walked("x")
     assert x is not None  # noqa: S101 (there are no ids)
-    kernel = _gates_last(call.need("kernel"), units).to(call.number)
+    kernel = _gates_last(call.need("kernel"), units).to(call.dtype)
     found = {"bias": _gates_first(d.sum(0, dtype=torch.float32), units)}
     dropout = call["dropout"]
     if dropout is None:

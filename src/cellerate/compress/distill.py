@@ -155,7 +155,7 @@ def distill(
     pupil = accelerate(_exact_copy(student))
     train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
     in_all = 2 * steps if compare else steps
-    course = Course(steps, _told_from(0, in_all, on_step))
+    course = Course(steps, _counted_from(0, in_all, on_step))
     soft = SoftLabels(outputs, temperature)
     distiller = Distiller(_in_float32(guide), _in_float32(pupil), soft, (weight, final_weight), course)
     # Judged on its own training data, the last model is best.
@@ -175,7 +175,7 @@ def distill(
     if compare:
         twin = _exact_copy(student)
         keeper = Keeper(twin, quality)
-        course = Course(steps, _told_from(steps, in_all, on_step))
+        course = Course(steps, _counted_from(steps, in_all, on_step))
         train(twin, again, course=course, keeper=keeper if looks else None)
         details["twin_quality"] = keeper.restore()
     return pupil, CompressionRecord(
@@ -203,7 +203,7 @@ def _latest(losses: list[float]) -> float | None:
     return statistics.fmean(losses[-_LATEST:]) if losses else None
 
 
-def _told_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:
+def _counted_from(start: int, in_all: int, on_step: OnStep | None) -> OnStep | None:
     """Wraps `on_step` for one of several trainings, so that steps are counted across all of them."""
     if on_step is None:
         return None
@@ -228,8 +228,8 @@ def _check_pair(teacher: Any, student: Any) -> None:
     )
     if not fit:
         raise ModelError(
-            f"student {student.name!r} takes {_told(taken)}, teacher {teacher.name!r} {_told(wanted)}: both are "
-            "given the same batches. Build the student with the teacher's inputs."
+            f"student {student.name!r} takes {_signature(taken)}, teacher {teacher.name!r} takes "
+            f"{_signature(wanted)}: both are given the same batches. Build the student with the teacher's inputs."
         )
     mine, its = (tuple(model.outputs[0].shape) for model in (student, teacher))
     if not _alike(mine, its):
@@ -246,7 +246,7 @@ def _alike(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> boo
     )
 
 
-def _told(inputs: list[tuple[tuple[int | None, ...], str]]) -> str:
+def _signature(inputs: list[tuple[tuple[int | None, ...], str]]) -> str:
     return ", ".join(f"{shape} {dtype}" for shape, dtype in inputs)
 
 

@@ -19,8 +19,8 @@ from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keras_graph.to_program import read_program, read_weights
 from cellerate.models.rewrite import describe, rebuild
-from cellerate.program import Program
-from cellerate.runtime.cell import PRECISIONS, kept_bytes, kept_types, narrowed, rounded
+from cellerate.program import PRECISIONS, Program
+from cellerate.runtime.cell import kept_bytes, kept_types, narrowed, rounded
 from cellerate.runtime.cell_format import INT8
 from cellerate.runtime.engine import Engine
 from cellerate.settings import check_number
@@ -124,7 +124,7 @@ def quantize(
     Args:
         model: A built Functional or Sequential model, of layers that can be packed. It is not changed.
         data: Data to calibrate and fine-tune with, as `fitting.Data`; None for plain rounding.
-        precision: "int8" or "bfloat16"; `runtime.cell.PRECISIONS` says how each weight is kept.
+        precision: "int8" or "bfloat16"; `runtime.cell` says how each weight is kept.
         validation: Data to judge on; None for `data`.
         loss: The Keras loss to train and judge with; None for the one the model was compiled with.
         gate: How much worse the model may become without being fine-tuned; None for any amount.

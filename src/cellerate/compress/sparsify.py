@@ -30,7 +30,8 @@ from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ModelError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.rewrite import describe, rebuild
-from cellerate.runtime.cell import PRECISIONS, write_cell
+from cellerate.program import PRECISIONS
+from cellerate.runtime.cell import write_cell
 from cellerate.settings import check_choice, check_number
 
 _REMARK = (

@@ -88,7 +88,7 @@ class _PieceEncoder:
 
     piece_characters: ClassVar[int] = 1 << 13
     longest_characters: ClassVar[int] = 1 << 20
-    _pieces_a_call: ClassVar[int] = 32  # an encoding takes about a hundred bytes per token while it lives
+    _pieces_per_call: ClassVar[int] = 32  # an encoding takes about a hundred bytes per token while it lives
     _line_break: ClassVar[re.Pattern[str]] = re.compile(r"(?<=\S)\n(?=\S)")
 
     def __init__(self, tokenizer: FileTokenizer) -> None:
@@ -110,7 +110,7 @@ class _PieceEncoder:
             pieces.append(held[start:end])
             start = end
         self._held = held[start:]
-        step = self._pieces_a_call
+        step = self._pieces_per_call
         parts = [self._tokenizer.encode_pieces(pieces[i : i + step]) for i in range(0, len(pieces), step)]
         return np.concatenate([np.array([], self._tokenizer.dtype), *parts])
 

@@ -26,7 +26,7 @@ PAD, BOS, EOS, UNK = range(4)
 _FIRST_CHARACTER = 4
 _BOUND_POINTS = (0.25, 0.5, 0.75, 0.9, 1.0)
 _BOUND_MULTIPLE = 8
-_LINES_A_BLOCK = 1 << 16
+_LINES_PER_BLOCK = 1 << 16
 
 
 class LineVocabulary:
@@ -289,8 +289,8 @@ class _EncodedLines:
         stops = np.cumsum(self._lengths)
         self._starts = stops - self._lengths
         self._ids = np.zeros(int(stops[-1]) + 1, narrowest_dtype(vocabulary.size))
-        for first in range(0, len(lines), _LINES_A_BLOCK):
-            block = [line[:max_length] for line in lines[first : first + _LINES_A_BLOCK]]
+        for first in range(0, len(lines), _LINES_PER_BLOCK):
+            block = [line[:max_length] for line in lines[first : first + _LINES_PER_BLOCK]]
             start = int(self._starts[first])
             ids = vocabulary._ids("".join(block), block, errors, first)
             self._ids[start : start + len(ids)] = ids

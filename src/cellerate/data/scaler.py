@@ -65,8 +65,8 @@ class Scaler:
         count = 0
         mean = np.zeros(len(columns))
         squares = np.zeros(len(columns))  # sum of squared distances from the mean
-        rows_a_chunk = max(1, _CHUNK_BYTES // (8 * len(columns)))
-        for chunk in part.chunks(rows_a_chunk):
+        rows_per_chunk = max(1, _CHUNK_BYTES // (8 * len(columns)))
+        for chunk in part.chunks(rows_per_chunk):
             values = chunk.astype(np.float64)
             here = values.mean(axis=0)
             total = count + len(values)

@@ -16,14 +16,14 @@ from cellerate.program import Node, Option
 ALL_COUNT = -1
 """Stands among the masks of a `ProgramValue` for a mask that is True everywhere."""
 
-USE_OTHERS = "Use layers that programs know, or do its work outside of the model."
-NAMED = "Use one of Keras's named activations, with its defaults."
+USE_OTHERS = "Use layers that can be packed, or do its work outside the model."
+NAMED = "Use one of Keras's named activations with its default arguments."
 _ADVICE = {
     "GRU": "Use keras.layers.LSTM.",
     "SimpleRNN": "Use keras.layers.LSTM.",
-    "Lambda": "Its Python code cannot be packed: use layers for it, or do its work outside of the model.",
+    "Lambda": "Python code cannot be packed: use layers instead, or do its work outside the model.",
     "PReLU": NAMED,
-    "Dot": "Use Multiply, or do its work outside of the model.",
+    "Dot": "Use Multiply, or do its work outside the model.",
 }
 
 
@@ -195,16 +195,15 @@ class ProgramCall:
         masks = mask.masks if isinstance(mask, ProgramValue) else None
         if masks is None or len(mask.shape) not in (0, 2):
             raise Refused(
-                "is given a mask that is computed from other things than an Embedding, a Masking or an input",
-                "Use one of these.",
+                "is given a mask that comes from something else than an Embedding, a Masking or an input",
+                "Make the mask with one of these.",
             )
         if ALL_COUNT in masks:
             return None
         if len(masks) != 1:
             raise Refused(
-                f"is given a mask made of {len(masks)} by an Add, a Concatenate or the like, where programs "
-                "take one",
-                "Mask only one of what is joined, or all of it with the same mask.",
+                f"is given {len(masks)} masks, joined by an Add, a Concatenate or the like; a packed layer takes one",
+                "Mask only one of the joined tensors, or all of them with the same mask.",
             )
         return ProgramValue(next(iter(masks)))
 
@@ -275,13 +274,13 @@ def _reader(layer: Any, table: Mapping[type, Read]) -> Read:
         if known is not None and getattr(kind, name, None) is not getattr(known, name, None)
     ]
     if known is None or (changed and kind.__module__.startswith("keras.")):
-        raise Refused("is none of the layers that programs know here", _ADVICE.get(kind.__name__, USE_OTHERS))
+        raise Refused("is not a layer that can be packed here", _ADVICE.get(kind.__name__, USE_OTHERS))
     if changed:
-        raise Refused(f"has a `{changed[0]}` of its own", f"Use {known.__name__} itself.")
+        raise Refused(f"overrides `{changed[0]}`", f"Use {known.__name__} itself.")
     if getattr(layer, "quantization_mode", None) is not None:
         raise Refused(
             f"is quantised ({layer.quantization_mode})",
-            "Take the model from before it was quantised: packing can do that itself.",
+            "Pack the model as it was before: packing can quantise it.",
         )
     return table[known]
 
@@ -298,5 +297,5 @@ def known_activation(function: Any) -> str:
     known = activation_name(function)
     if known is None:
         found = getattr(function, "__name__", None) or type(function).__name__
-        raise Refused(f"has the activation {found!r}, which programs do not know", NAMED)
+        raise Refused(f"has the activation {found!r}, which cannot be packed", NAMED)
     return known

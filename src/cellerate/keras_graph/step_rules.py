@@ -58,26 +58,25 @@ class StepCheck(Visitor[bool]):
         if layer.go_backwards:
             raise ModelError(
                 f"layer {layer.name!r} reads the sequence backwards (go_backwards=True), so it needs the "
-                "future: the model cannot be run step by step."
+                "future and cannot be run step by step. Build the model with go_backwards=False."
             )
         if len(node.input_tensors) > 1 and node.arguments.kwargs.get("mask") is None:
             raise ModelError(
-                f"layer {layer.name!r} gets its initial_state from the graph. A next-token model starts from "
-                "a zero state; an encoder and decoder pair cannot be run step by step."
+                f"layer {layer.name!r} gets its initial_state from another layer, so the model cannot be run step by "
+                "step. A next-token model starts from zeros: leave initial_state out."
             )
         if type(layer).call not in {kind.call for kind in _LOOPS}:
             raise ModelError(
-                f"layer {layer.name!r} ({type(layer).__name__}) has a `call` of its own, so its cell alone "
-                "does not say what a step is."
+                f"layer {layer.name!r} ({type(layer).__name__}) overrides `call`, so running its cell is not the "
+                "same as running the layer. Put the change into the cell, in a keras.layers.RNN."
             )
         self.recurrent.append(layer)
 
     def _check_other(self, operation: Any, node: Any, flags: Sequence[bool]) -> None:
         if isinstance(operation, layers.Bidirectional):
             raise ModelError(
-                f"layer {operation.name!r} is Bidirectional: its backward half reads the sequence from the "
-                "end, so a next token cannot be predicted without the future. Train the model with the "
-                "forward layer alone."
+                f"layer {operation.name!r} is Bidirectional: its backward half needs the future, which a model "
+                "that predicts the next token does not have. Train the model with the forward layer alone."
             )
         if treats_steps(operation, MIXED):
             raise ModelError(_mixes(operation))
@@ -114,8 +113,8 @@ def check_maskable(layer: keras.Layer) -> None:
     cells = layer.cell.cells if isinstance(layer.cell, layers.StackedRNNCells) else [layer.cell]
     if not all(type(cell) in _STANDARD_CELLS for cell in cells):
         raise ModelError(
-            f"layer {layer.name!r} gets a mask and has an own cell ({type(layer.cell).__name__}), whose "
-            "output at a masked step is not part of its state. Build the Embedding with mask_zero=False."
+            f"layer {layer.name!r} gets a mask and has a custom cell ({type(layer.cell).__name__}), whose state "
+            "does not hold the output of a masked step. Build the Embedding with mask_zero=False."
         )
 
 

@@ -238,7 +238,7 @@ def _read_operation(call: ProgramCall) -> ProgramValue:
         # An unknown one is refused only if a layer uses it as a mask; often none does.
         return ProgramValue(None) if row.mask is None else row.mask(call)
     if row.program is None:
-        raise Refused("is none of the operations that programs know")
+        raise Refused("is not an operation that can be packed")
     return row.program(call)
 
 

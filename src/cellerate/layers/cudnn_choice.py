@@ -42,18 +42,18 @@ def cudnn_is_faster(layer: layers.LSTM, sequences: Any, mask: Any, training: boo
     # In a symbolic call the sizes are made up.
     if in_symbolic_scope() or not all(isinstance(size, int) for size in sequences.shape):
         return False
-    number = fused.bridge().cuda_number(layer.compute_dtype)
-    call = (tuple(sequences.shape), mask is None, bool(training), number)
+    precision = fused.bridge().cuda_precision(layer.compute_dtype)
+    call = (tuple(sequences.shape), mask is None, bool(training), precision)
     answers = _answers.setdefault(layer, {})
     if call not in answers:
-        found = _asked(layer, sequences, mask, bool(training), number)
+        found = _asked(layer, sequences, mask, bool(training), precision)
         if found is None:
             return False
         answers[call] = found
     return answers[call]
 
 
-def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number: str) -> bool | None:
+def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, precision: str) -> bool | None:
     """The answer of `cudnn_is_faster`; None if it is not known yet and nothing can be measured now."""
     here, bridge = Platform.of(keras.backend.backend(), None), fused.bridge()
     conditions = cudnn_conditions(layer, "lstm", None if mask is None else "a layer", here)
@@ -68,7 +68,7 @@ def _asked(layer: layers.LSTM, sequences: Any, mask: Any, training: bool, number
     steps = min(steps, _MOST_STEPS, room)
     sizes = (batch, steps, inputs, units)
     question = (
-        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {number}, {'training' if training else 'inference'}"
+        f"{here.backend} LSTM, (B, T, D, H) = {sizes}, {precision}, {'training' if training else 'inference'}"
     )
     question += f", Keras {keras.__version__}, {here.backend} {package_version(here.backend)}"
 

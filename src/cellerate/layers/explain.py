@@ -179,7 +179,7 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
             yield from _reports(inside, here)
     elif runs and ours is not None:
         met = [*fused.fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
-        yield report(ours, [*met, *_contest(layer, found.mask, here)])
+        yield report(ours, [*met, *_cudnn_condition(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
         # On a GPU, TensorFlow has only its own kernels.
@@ -197,7 +197,7 @@ def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
     return [Condition("unroll", None if mask == UNKNOWN else False, f"unroll=True, mask from {mask}", fix)]
 
 
-def _contest(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condition]:
+def _cudnn_condition(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condition]:
     """The condition under which cuDNN runs single calls of an accelerated layer."""
     if is_strict(layer) or not here.gpu:
         return []

@@ -85,7 +85,7 @@ class Context:
 
     def to_train(self) -> keras.Model:
         """Gives a copy of the original in the dtype policy chosen for training."""
-        return with_dtype_policy(self.workload.model, self.state.choices.policy)
+        return with_dtype_policy(self.workload.model, self.state.choices.training_precision)
 
     def trained(self, model: keras.Model) -> keras.Model:
         """Gives a model trained that way in the dtype policy of the original."""

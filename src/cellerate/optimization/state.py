@@ -20,19 +20,19 @@ class Choices:
 
     Attributes:
         implementation: Which implementation computes the LSTM layers in training.
-        policy: The dtype policy of training.
+        training_precision: The Keras dtype policy of training.
         batch_size: Rows per training batch.
         accumulate: How many batches share one update.
         length: Time steps per training row.
-        precision: How a packed model stores its matrices.
+        packed_precision: How a packed model keeps its matrices, one of `program.PRECISIONS`.
     """
 
     implementation: str
-    policy: str
+    training_precision: str
     batch_size: int
     accumulate: int
     length: int | None
-    precision: str
+    packed_precision: str
 
 
 @dataclass(config=ConfigDict(extra="forbid"))
@@ -92,8 +92,8 @@ def load_state(folder: Path, identity: dict[str, str]) -> State | None:
         return None
     except (ValidationError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or is not the state of a run. Start again with --restart, or choose another "
-            "folder."
+            f"{path} cannot be read, or is not the state of a run of this version. Start anew with --restart, or "
+            "choose another folder (-o)."
         ) from error
     differing = sorted(name for name in identity if state.identity.get(name) != identity[name])
     if differing:

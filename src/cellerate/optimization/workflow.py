@@ -295,11 +295,11 @@ def _digest(work: Workload) -> str:
 def _first_choices(work: Workload, settings: OptimizeSettings) -> Choices:
     return Choices(
         implementation="keras",
-        policy=policy_of(work.model),
+        training_precision=policy_of(work.model),
         batch_size=settings.batch_size or work.batch_size,
         accumulate=1,
         length=work.length,
-        precision="float32",
+        packed_precision="float32",
     )
 
 

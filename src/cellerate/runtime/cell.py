@@ -3,6 +3,13 @@
 This module alone decides how weights are kept and how a program becomes JSON. Nothing in a file is ever executed:
 it names operations of `cellerate.program`, and a program checks itself. `runtime.cell_format` reads and writes the
 container, and checks its digest and its limits.
+
+How matrices are kept; vectors are always float32:
+
+    float32   as they are
+    bfloat16  rounded to nearest even
+    int8      the kernels of lstm and dense as whole numbers from -127 to 127, rounded to nearest even, times a
+              float32 of their column (its largest magnitude / 127); embeddings as bfloat16
 """
 
 import dataclasses
@@ -14,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.program import Node, Program
+from cellerate.program import PRECISIONS, Node, Program
 from cellerate.runtime.cell_format import (
     BFLOAT16,
     FLOAT32,
@@ -25,15 +32,6 @@ from cellerate.runtime.cell_format import (
     to_json,
     write_container,
 )
-
-PRECISIONS = ("float32", "bfloat16", "int8")
-"""How the matrices of a file can be kept; vectors are always float32.
-
-    float32   as they are
-    bfloat16  rounded to nearest even
-    int8      the kernels of lstm and dense as whole numbers from -127 to 127, rounded to nearest even, times a
-              float32 of their column (its largest magnitude / 127); embeddings as bfloat16
-"""
 
 _INT8 = {("lstm", "kernel"), ("lstm", "recurrent_kernel"), ("dense", "kernel")}
 _SCALE = ".scale"

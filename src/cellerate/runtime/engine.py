@@ -143,7 +143,7 @@ class Engine:
         if not isinstance(inputs, Mapping):
             if len(known) > 1:
                 raise ConfigError(
-                    f"inputs must be a dict of arrays by name, as this model has the inputs {', '.join(known)}; "
+                    f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(known)}; "
                     f"got one {type(inputs).__name__}."
                 )
             return {known[0]: inputs}
@@ -172,8 +172,8 @@ class Engine:
             first = first or (name, len(array))
             if len(array) != first[1]:
                 raise DataError(
-                    f"inputs {first[0]!r} and {name!r} must have as many rows as each other, got {first[1]} "
-                    f"and {len(array)}; give one row of each for every example."
+                    f"inputs {first[0]!r} and {name!r} must have the same number of rows, got {first[1]} and "
+                    f"{len(array)}; give one row of each for every example."
                 )
             if number in plan.needed:
                 given[number] = array
@@ -247,15 +247,15 @@ class Engine:
             # Checked at each node, so that the sizes computed for later nodes stay small numbers.
             if math.prod(result) > min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):
                 raise DataError(
-                    f"{node.name}: {node.op} would make {math.prod(result):,} numbers of a row of {numbers:,}, and "
-                    f"the most is {min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):,}; give fewer steps at "
-                    "once, or a model that somebody trained."
+                    f"{node.name}: {node.op} would make {math.prod(result):,} numbers from a row of {numbers:,}; the "
+                    f"limit is {min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):,}. Give fewer steps at "
+                    "once, or another model: no real one needs so many."
                 )
             work += shapes.work(node, read, result)
-        if work > (most := min(shapes.MOST_WORK_A_NUMBER * numbers, shapes.MOST_WORK)):
+        if work > (most := min(shapes.MOST_WORK_PER_NUMBER * numbers, shapes.MOST_WORK)):
             raise DataError(
-                f"the model would need {work:,} multiplications for a row of {numbers:,} numbers, and the most is "
-                f"{most:,}; give fewer steps at once, or a model that somebody trained."
+                f"the model would need {work:,} multiplications for a row of {numbers:,} numbers; the limit is "
+                f"{most:,}. Give fewer steps at once, or another model: no real one needs so many."
             )
         return found
 
@@ -320,7 +320,7 @@ def _check_elements(elements: int) -> None:
     """Refuses a row that needs more numbers at once than `shapes` allows."""
     if elements > shapes.MOST_ELEMENTS:
         raise DataError(
-            f"a row would need {elements:,} numbers at once, and the most is {shapes.MOST_ELEMENTS:,}; give fewer "
+            f"a row would need {elements:,} numbers at once; the limit is {shapes.MOST_ELEMENTS:,}. Give fewer "
             "steps, or ask for fewer outputs, at once."
         )
 
@@ -337,7 +337,7 @@ def _checked_array(node: Node, value: Any) -> np.ndarray:
     except ValueError as error:
         raise DataError(
             f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
-            "them to one length."
+            "them to the same length."
         ) from error
     # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
     kinds = "biu" if expected == "ids" else "bfiu"
@@ -346,18 +346,18 @@ def _checked_array(node: Node, value: Any) -> np.ndarray:
         fix = "int32" if expected == "ids" else "float32"
         raise DataError(
             f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
-            f"the type {array.dtype}; if its values are meant as such, cast it to {fix}."
+            f"dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
         )
     if array.ndim != len(shape) or any(
         size not in (-1, found) for size, found in zip(shape, array.shape, strict=True)
     ):
         raise DataError(
-            f"input {node.name!r}: expected the shape {text}, got {array.shape}; give one row for each example, "
+            f"input {node.name!r}: expected shape {text}, got {array.shape}; give one row for each example, "
             "with the sizes this model was made for."
         )
     if 0 in array.shape[1:]:
         raise DataError(
-            f"input {node.name!r}: expected the shape {text} with at least one step and feature, got "
+            f"input {node.name!r}: expected shape {text} with at least one step and one feature, got "
             f"{array.shape}; leave out examples without steps."
         )
     return array

@@ -108,7 +108,7 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
                 raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
-            raise ValueError("its scaler is not that of its features and targets")
+            raise ValueError("its scaler does not belong to its features and targets")
         return ForecastSettings(
             reading_arguments(options),
             _count(options, "window"),
@@ -171,8 +171,8 @@ def forecast_ends(predict: Predict, data: SeriesData, settings: ForecastSettings
     for series, (first, stop) in ends.items():
         if stop - first < window:
             raise DataError(
-                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, "
-                f"the model needs {window}."
+                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, but "
+                f"the model needs {window}: give more rows, or fill the gap."
             )
     rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for _, stop in ends.values()])
     features, targets = list(data.feature_columns), list(data.target_columns)
@@ -248,8 +248,8 @@ class Forecaster:
         )
         if not fits:
             raise ModelError(
-                f"this packed model is no forecaster of its record: expected one input (-1, {settings.window}, "
-                f"{len(self._features)}) and one output, found {len(program.outputs)} outputs and the inputs "
+                f"this packed model does not fit its record: expected one input (-1, {settings.window}, "
+                f"{len(self._features)}) and one output, got {len(program.outputs)} outputs and the inputs "
                 f"{shapes!s:.80}. Pack the trained model again."
             )
 
@@ -282,7 +282,7 @@ class Forecaster:
             expected.append((self._settings.horizon,))
         if made.shape[1:] not in expected:
             raise ModelError(
-                f"this packed model forecasts {made.shape[1:]} of a window, its record says {expected[0]}: pack it "
+                f"this packed model gives {made.shape[1:]} for a window, but its record says {expected[0]}: pack it "
                 "with the record that it was trained with."
             )
         return made
@@ -291,20 +291,20 @@ class Forecaster:
         """The last `window` rows of each window, float32."""
         window, count = self._settings.window, len(self._features)
         wanted = (
-            f"(rows, {count}) or (windows, rows, {count}) with at least {window} rows of the features "
-            f"{', '.join(self._features):.200}"
+            f"numbers of shape (rows, {count}) or (windows, rows, {count}), with at least {window} rows and the "
+            f"features {', '.join(self._features):.200}"
         )
         try:
             array = np.asarray(rows)
         except ValueError as error:
-            raise DataError(f"rows must be numbers {wanted}; got rows of different lengths.") from error
+            raise DataError(f"rows must be {wanted}; got rows of different lengths.") from error
         if array.dtype.kind not in "fiu":
-            raise DataError(f"rows must be numbers {wanted}; got the type {array.dtype}.")
+            raise DataError(f"rows must be {wanted}; got dtype {array.dtype}.")
         if array.ndim not in (2, 3) or array.shape[-1] != count:
-            raise DataError(f"rows must be {wanted}; got the shape {array.shape}.")
+            raise DataError(f"rows must be {wanted}; got shape {array.shape}.")
         if array.shape[-2] < window:
             raise DataError(
-                f"rows has {array.shape[-2]} rows, and the model forecasts from {window}: give at least as many."
+                f"rows has {array.shape[-2]} rows, but the model forecasts from {window}: give at least that many."
             )
         before = array.shape[-2] - window
         with np.errstate(over="ignore"):
@@ -317,8 +317,8 @@ class Forecaster:
                 where = f"window {place[0]}, {where}"
             value = array[(*place[:-2], place[-2] + before, place[-1])]
             raise DataError(
-                f"rows holds {value!s} in {where} (counted from 0): fill in what is missing, the model needs numbers "
-                "that float32 holds."
+                f"rows holds {value!s} in {where} (counted from 0): fill in missing values, and scale down those "
+                "that are too large for float32."
             )
         return last
 
@@ -342,5 +342,5 @@ def _count(options: Mapping[str, Any], name: str) -> int:
 def _quantiles(found: Any) -> tuple[float, ...]:
     levels = tuple(map(float, found))
     if not all(low < high for low, high in itertools.pairwise((0.0, *levels, 1.0))):
-        raise ValueError(f"quantiles must be rising numbers between 0 and 1, got {found!r:.40}")
+        raise ValueError(f"quantiles must be increasing numbers between 0 and 1, got {found!r:.40}")
     return levels

@@ -67,7 +67,9 @@ class PackedModel(NextTokenModel):
         super().__init__(cell, device)
         task = cell.header.get("task")
         if task is not None and not isinstance(task, str):
-            raise DataError(f"the packed model's task is a {type(task).__name__}; expected a text.")
+            raise DataError(
+                f"the packed model's task is a {type(task).__name__}; expected a string. Pack the model again."
+            )
         self.task: str | None = task
         self._engine = Engine(cell.program)
         nodes = cell.program.nodes
@@ -169,6 +171,8 @@ class PackedModel(NextTokenModel):
 
     def _of_task(self, task: str, verb: str) -> Cell:
         if self.task != task:
-            wanted = f"{verb} needs one of the task {task!r}, of `cellerate train {task}`."
-            raise ModelError(f"this is a model of the task {self.task!r:.40}; {wanted}")
+            raise ModelError(
+                f"this packed model's task is {self.task!r:.40}, but {verb} needs a model of the task {task!r}: "
+                f"train one with `cellerate train {task}`."
+            )
         return self.cell

@@ -19,7 +19,7 @@ CONTEXT = 512
 """Ids that a piece of a long text reads before its own first id."""
 
 # Rows side by side, and ids of a call: together they bound the memory of a call, except for a text read in one go.
-_ROWS, _IDS_A_CALL = 64, 1 << 24
+_ROWS, _IDS_PER_CALL = 64, 1 << 24
 # A piece is at least this many times as long as its context, which is read but not scored.
 _LEAST_CONTEXTS = 8
 
@@ -78,7 +78,7 @@ def score_ids(
     scores = [np.empty(len(ids) - 1, np.float32) for ids in texts]
     while pieces:
         longest = pieces[-1].stop - pieces[-1].start
-        rows = max(1, min(_ROWS, _IDS_A_CALL // longest))
+        rows = max(1, min(_ROWS, _IDS_PER_CALL // longest))
         _score(steps, texts, pieces[-rows:], scores)
         del pieces[-rows:]
     return [_summary(*each) for each in zip(scores, characters, strict=True)]
@@ -97,7 +97,7 @@ class _Piece:
 def _pieces(text: int, length: int, context: int | None) -> list[_Piece]:
     count = 1 if context is None else max(1, min(_ROWS, length // (_LEAST_CONTEXTS * context)))
     # A very long text has more pieces, to bound the memory.
-    count = max(count, 1 if context is None else -(-length // (_IDS_A_CALL // _ROWS)))
+    count = max(count, 1 if context is None else -(-length // (_IDS_PER_CALL // _ROWS)))
     ends = [1 + (length - 1) * n // count for n in range(count + 1)]
     return [
         _Piece(text, max(0, first - 1 - (context or 0)), first, stop)

@@ -24,7 +24,7 @@ MOST_GROWTH = 1 << 24
 """Elements of one array of a row, for each number of the row's inputs. An id may become 65,000 logits, a vector of
 16 numbers 100,000 steps of 2,000 units; no real model asks for more."""
 
-MOST_WORK_A_NUMBER, MOST_WORK = 1 << 36, 1 << 46
+MOST_WORK_PER_NUMBER, MOST_WORK = 1 << 36, 1 << 46
 """Multiply-adds for each number of a row's inputs, and for a whole row. Four LSTMs of 4,096 units need 2**29 a step.
 The first limit takes one core about a second; the second is a row of 100,000 steps of that model."""
 

@@ -12,7 +12,7 @@ from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.keras_graph.keras_stepper import KerasStepper
 from cellerate.kernels.decoder.sampling import SamplingRules
-from cellerate.runtime.cell import PRECISIONS
+from cellerate.program import PRECISIONS
 from cellerate.runtime.keras_generation import generate_ids
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.streaming import pieces

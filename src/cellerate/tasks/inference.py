@@ -14,7 +14,7 @@ from cellerate.data.line_files import read_lines
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
 from cellerate.machine.environment import require
-from cellerate.runtime.cell import PRECISIONS
+from cellerate.program import PRECISIONS
 from cellerate.runtime.device import check_implementation
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.runtime.sampling import sampling_rules

@@ -63,7 +63,7 @@ def handles(kernel: Kernel, device: int) -> tuple[int, int]:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise BackendError(f"the CUDA driver is not installed: {error}") from error
+        raise BackendError(f"the CUDA driver cannot be loaded: {error}. Install NVIDIA's driver.") from error
     return ctypes.cast(library.cuLaunchKernelEx, ctypes.c_void_p).value or 0, function
 
 
@@ -82,7 +82,7 @@ def why_unavailable(device: int) -> str | None:
     if (major, minor) < gpu.KERNELS_CAPABILITY:
         return f"its compute capability is {major}.{minor}; the kernels need 9.0 (Hopper) or later"
     if shared < SHARED_BYTES:
-        return f"its blocks have {shared:,} bytes of shared memory; the kernels need {SHARED_BYTES:,}"
+        return f"it has {shared:,} bytes of shared memory per block; the kernels need {SHARED_BYTES:,}"
     return None
 
 
@@ -249,5 +249,5 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     """The result of a driver call without its status code. Raises `BackendError` if the call failed."""
     code, *values = answer
     if int(code) != 0:
-        raise BackendError(f"the CUDA driver says {code!r}")
+        raise BackendError(f"a call of the CUDA driver failed: {code!r}")
     return values[0] if values else None

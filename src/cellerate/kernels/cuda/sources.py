@@ -11,8 +11,12 @@ from importlib.resources.abc import Traversable
 
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
-NUMBERS = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
-"""The number types of the source, by their names in plans."""
+TYPES = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
+"""The C++ type of each precision in which the kernels compute.
+
+A precision is the name of a dtype, that of weights, inputs, outputs and h, or "tf32": float32 of which products take
+the first 19 bits. Generation has no "tf32".
+"""
 
 _PACKAGES = ("cellerate.kernels.cuda", "cellerate.kernels.lstm.cuda", "cellerate.kernels.decoder.cuda")
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)

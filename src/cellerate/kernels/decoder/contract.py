@@ -56,7 +56,7 @@ class Steps(abc.ABC):
     It never changes after it is made, and any number of threads may use it at once.
 
     Attributes:
-        precision: The number type that its weights are kept in.
+        precision: How its weights are kept.
         vocabulary_size: V; ids are in [0, V).
         outputs: The number of logits.
         state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
@@ -203,7 +203,9 @@ class Steps(abc.ABC):
         following = float_array("logits", logits, (len(requests), self.outputs)).copy()
         rows = [self._row(request) for request in requests]
         if not np.isfinite(state).all():
-            raise ConfigError("state holds a NaN or an infinity.")
+            raise ConfigError(
+                "state holds a NaN or an infinity; expected finite numbers, such as those of initial_state() or read()."
+            )
         width = max((request.count for request in requests), default=0)
         ids = np.empty((len(requests), width), np.int32)
         log_probabilities = np.empty(ids.shape, np.float32)
@@ -269,8 +271,8 @@ class Steps(abc.ABC):
     def _check_logits_are_ids(self) -> None:
         if self.outputs != self.vocabulary_size:
             raise ConfigError(
-                f"the model gives {self.outputs} logits and reads ids of {self.vocabulary_size}; expected as many. "
-                "Use step() and read() where logits are no ids."
+                f"the model gives {self.outputs} logits but reads ids below {self.vocabulary_size}; expected one logit "
+                "for each id. Use step() and read() for a model whose logits do not stand for ids."
             )
 
     @abc.abstractmethod
@@ -357,7 +359,7 @@ def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
         if value is None and optional:
             return None
         if value is None:
-            raise ConfigError(f"{where}: {kind} has no {name}; expected a float32 array.")
+            raise ConfigError(f"{where}: {kind} has no {name}; give it one, a float32 array.")
         return float_array(f"{where}: {name}", value, shape)
 
     def code(name: str) -> int:

@@ -13,9 +13,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.decoder.contract import Row, Steps, checked_chain
 from cellerate.kernels.native import core, empty
-
-PRECISIONS = ("float32", "bfloat16", "int8")
-"""The number types that weights can be packed in; the index is the native core's code."""
+from cellerate.program import PRECISIONS
 
 
 class StepModel(Steps):
@@ -39,7 +37,7 @@ class StepModel(Steps):
             {"op": "affine", "scale": (F,), "offset": (F,)} and
             {"op": "dense", "kernel": (K, N), "bias": (N,) or None, "activation"}. Arrays are float32. The
             width of the last node is the number of logits.
-        precision: One of `PRECISIONS`.
+        precision: How weights are kept, one of `program.PRECISIONS`.
         threads: How many threads each call uses; None to measure, at the first generation, what is fastest.
 
     Attributes:

@@ -56,7 +56,7 @@ class Precision(OptimizerPass):
         gains: tuple[Change, ...] = ()
         decision = f"{now} stays: no other policy is 5 % faster with a loss that holds"
         if chosen != now:
-            choices.policy = chosen
+            choices.training_precision = chosen
             context.state.training_steps.append(steps[chosen])
             gain = step_gain(steps[now], steps[chosen])
             gains = (gain,)

@@ -16,6 +16,7 @@ from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
 from cellerate.optimization.context import PACKED, Context
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.program import PRECISIONS
 from cellerate.report.record import Candidate, Curve, Pass
 
 _LEAST_STEPS = 50
@@ -44,7 +45,7 @@ class Quantize(OptimizerPass):
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
         model, curves, facts = context.original(), [], []
         found = []
-        for precision in ("bfloat16", "int8"):
+        for precision in PRECISIONS[1:]:
             context.listener.note(precision)
             rounded, record = quantize(
                 model,
@@ -56,11 +57,11 @@ class Quantize(OptimizerPass):
             )
             found.append(context.consider(precision, f"packed in {precision}", self.name, rounded, precision))
             curves += _losses(record, f"quantised to {precision}")
-            facts.append((precision, _said(found[-1]) + f"; weights {record.details['kept']}"))
+            facts.append((precision, _in_words(found[-1]) + f"; weights {record.details['kept']}"))
         passing = [candidate for candidate in found if candidate.passes_gate]
         if passing:
             # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
-            context.state.choices.precision = passing[-1].precision
+            context.state.choices.packed_precision = passing[-1].precision
         return Pass(
             name=self.name,
             title=self.title,
@@ -129,11 +130,11 @@ class Prune(OptimizerPass):
         self, context: Context, model: keras.Model, share: float, words: str
     ) -> tuple[Candidate, str, list[Curve]]:
         """Gives the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
-        precision = context.state.choices.precision
+        precision = context.state.choices.packed_precision
         name = f"pruned-{round(100 * share)}-{precision}"
         if before := context.candidate(name):
             # Made by an earlier call, which ran out of time before it tried another share.
-            return before, _said(before), []
+            return before, _in_words(before), []
         steps = _steps(context, 0.4)
         context.listener.note(words)
         pruned, record = prune(
@@ -144,7 +145,7 @@ class Prune(OptimizerPass):
         layers = ", ".join(
             f"{path} {of['units']} to {of['kept']}" for path, of in record.details["layers"].items()
         )
-        return candidate, f"{_said(candidate)}, after {steps} steps; {layers}", _losses(record, words)
+        return candidate, f"{_in_words(candidate)}, after {steps} steps; {layers}", _losses(record, words)
 
 
 class Distill(OptimizerPass):
@@ -162,7 +163,7 @@ class Distill(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        teacher, precision = context.to_train(), context.state.choices.precision
+        teacher, precision = context.to_train(), context.state.choices.packed_precision
         student, goal_ms = _student(context, teacher)
         share = percent(student.count_params() / teacher.count_params())
         # The twin takes as long as a plain training; the student needs a forward pass of the teacher on top.
@@ -192,7 +193,7 @@ class Distill(OptimizerPass):
                 )
             )
             curves += _losses(record, title)
-            facts.append((title, f"{_said(found[-1])}, after {steps} steps"))
+            facts.append((title, f"{_in_words(found[-1])}, after {steps} steps"))
         # The better one comes last.
         passing = sorted((one for one in found if one.passes_gate), key=_loss_of, reverse=True)
         return Pass(
@@ -211,7 +212,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
     packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
     whole = [one for one in packed if one.parameters == context.before.parameters]
-    precision = context.state.choices.precision
+    precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
         raise NotNeededError("how fast the model is has to be known first: run the pass kernels too")
@@ -290,7 +291,7 @@ def _loss_of(candidate: Candidate) -> float:
     return candidate.loss.value
 
 
-def _said(candidate: Candidate) -> str:
+def _in_words(candidate: Candidate) -> str:
     """Says how good and how fast a candidate is."""
     change = _loss_of(candidate)
     worse = (
@@ -301,7 +302,7 @@ def _said(candidate: Candidate) -> str:
 
 def _decision(context: Context, kept: list[Candidate], found: list[Candidate]) -> str:
     if kept:
-        return f"{kept[-1].title}: {_said(kept[-1])}"
+        return f"{kept[-1].title}: {_in_words(kept[-1])}"
     limit = percent(context.settings.max_quality_loss)
-    told = "; ".join(f"{candidate.title}: {_said(candidate)}" for candidate in found)
-    return f"nothing passes the gate of {limit}: {told}"
+    failed = "; ".join(f"{candidate.title}: {_in_words(candidate)}" for candidate in found)
+    return f"nothing passes the gate of {limit}: {failed}"

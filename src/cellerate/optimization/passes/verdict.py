@@ -76,7 +76,7 @@ def _train_as_before(context: Context) -> None:
     """Measures the chosen way of training on batches like the baseline's, unless that is already measured."""
     state, choices = context.state, context.state.choices
     first = state.training_steps[0]
-    way = way_of(choices.implementation, choices.policy)
+    way = way_of(choices.implementation, choices.training_precision)
     if any(
         (s.way, s.batch_size, s.length) == (way, first.batch_size, first.length) for s in state.training_steps
     ):
@@ -86,7 +86,7 @@ def _train_as_before(context: Context) -> None:
         step = training_step(
             probe,
             implementation=choices.implementation,
-            policy=choices.policy,
+            policy=choices.training_precision,
             batch_size=first.batch_size,
             length=first.length,
         )
@@ -260,7 +260,7 @@ def _credit(context: Context, chosen: Candidate) -> None:
             chain.append(chosen)
             break
         made = [one for one in state.candidates if one.made_by == name and one.passes_gate]
-        same = [one for one in made if one.precision in (state.choices.precision, "float32")]
+        same = [one for one in made if one.precision in (state.choices.packed_precision, "float32")]
         if kind.inherited and same:
             chain.append(same[-1])
     brought = {}
@@ -334,7 +334,7 @@ def _training(context: Context) -> str:
         options.append(f"--accumulate {choices.accumulate}")
     if context.workload.length is not None:
         options.append(f"--length {choices.length}")
-    options.append(f"--precision {choices.policy}")
+    options.append(f"--precision {choices.training_precision}")
     if choices.implementation == "keras":
         options.append("--implementation keras")
     options.append(f"--optimizer {told.optimizer}")

@@ -17,7 +17,7 @@ from cellerate.kernels.decoder.cuda.plan import Generator
 from cellerate.kernels.decoder.cuda.records import GenerateArguments
 
 # The seconds that a step is taken to need until one was measured, and the fewest steps of a kernel.
-_SECONDS_A_STEP, _LEAST_STEPS = 5e-6, 16
+_SECONDS_PER_STEP, _LEAST_STEPS = 5e-6, 16
 
 
 class Loaded:
@@ -34,8 +34,8 @@ class Loaded:
         state_size: As given.
         device: As given.
         weights: The memory of each array of weights.
-        seconds_a_step: The time per step of the kernel that ran last, including its start and the wait for it.
-        seconds_a_wave: For each kernel that has run, how long a step takes for the clusters that run at once.
+        seconds_per_step: The time per step of the kernel that ran last, including its start and the wait for it.
+        seconds_per_wave: For each kernel that has run, how long a step takes for the clusters that run at once.
 
     Raises:
         BackendError: There is not enough memory.
@@ -45,8 +45,8 @@ class Loaded:
         self, generator: Generator, weights: dict[str, np.ndarray], state_size: int, device: int
     ) -> None:
         self.generator, self.state_size, self.device = generator, state_size, device
-        self.seconds_a_step = 0.0
-        self.seconds_a_wave: dict[Generator, float] = {}
+        self.seconds_per_step = 0.0
+        self.seconds_per_wave: dict[Generator, float] = {}
         self._rooms: dict[str, launch.Memory] = {}
         self.weights = {name: launch.Memory(max(1, array.nbytes), device) for name, array in weights.items()}
         for name, array in weights.items():
@@ -98,7 +98,7 @@ class Batch:
 
     def steps(self, seconds: float) -> int:
         """How many steps the next kernel should have, to run for about `seconds`."""
-        each = self._model.seconds_a_wave.get(self._kernel, _SECONDS_A_STEP) * self._waves
+        each = self._model.seconds_per_wave.get(self._kernel, _SECONDS_PER_STEP) * self._waves
         return max(_LEAST_STEPS, int(seconds / each))
 
     def read(self, asked: np.ndarray, ids: np.ndarray, *, wants_logits: bool) -> None:
@@ -182,8 +182,8 @@ class Batch:
         held["drawn"].read(drawn, 0)
         taken = time.perf_counter() - began
         done = steps if "given" in rest else max(1, min(steps, int(drawn.max()) + 1))
-        model.seconds_a_step = taken / done
-        model.seconds_a_wave[kernel] = model.seconds_a_step / self._waves
+        model.seconds_per_step = taken / done
+        model.seconds_per_wave[kernel] = model.seconds_per_step / self._waves
         self._has_logits = wants_logits
         return drawn
 

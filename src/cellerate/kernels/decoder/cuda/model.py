@@ -19,16 +19,13 @@ from cellerate.kernels.decoder.cuda.records import ROW, sampling_record
 from cellerate.kernels.decoder.cuda.weights import parts, weights
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
-PRECISIONS = ("float32", "bfloat16", "float16")
-"""The number types of the weights, and of the factors of products."""
-
 # Every block of the GPU counts what the penalty sees. Where the counts would take more than this, several calls share
 # the rows, each with at least `_LEAST_ROWS`.
 _MOST_COUNTS_BYTES = 1 << 30
 _LEAST_ROWS = 8
 # How long a kernel runs, in seconds, and the most ids that it draws: its start must not cost much beside it, whoever
 # cancels or interrupts waits for its end, and its ids take memory.
-_SECONDS_A_LAUNCH, _SECONDS_UNCANCELLED, _MOST_IDS = 0.04, 1.0, 1 << 25
+_SECONDS_PER_LAUNCH, _SECONDS_UNCANCELLED, _MOST_IDS = 0.04, 1.0, 1 << 25
 
 
 class CudaStepModel(Steps):
@@ -42,7 +39,7 @@ class CudaStepModel(Steps):
 
     Args:
         chain: As `StepModel` takes it: an embedding, LSTMs of at most 1024 units, a dense.
-        precision: One of `PRECISIONS`.
+        precision: One of `plan.PRECISIONS`.
         device: The GPU's number.
 
     Attributes:
@@ -63,8 +60,8 @@ class CudaStepModel(Steps):
     def __init__(
         self, chain: Sequence[Mapping[str, Any]], *, precision: str = "float32", device: int = 0
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.")
+        if precision not in plan.PRECISIONS:
+            raise ConfigError(f"precision is {precision!r}; expected one of {', '.join(plan.PRECISIONS)}.")
         embedding, lstms, dense = parts(checked_chain(chain))
         check_gpu(device)
         layers = tuple(
@@ -93,9 +90,9 @@ class CudaStepModel(Steps):
         self._lock = threading.Lock()
 
     @property
-    def seconds_a_step(self) -> float:
+    def seconds_per_step(self) -> float:
         """The time per step of the kernel that ran last, for all rows, including its start and the wait for it."""
-        return self._model.seconds_a_step
+        return self._model.seconds_per_step
 
     def _run(
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
@@ -114,7 +111,9 @@ class CudaStepModel(Steps):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The state after the ids (B, T), the logits, and, if `scored`, the log probability of each id."""
         if not np.isfinite(state).all():
-            raise ConfigError("state holds a NaN or an infinity.")
+            raise ConfigError(
+                "state holds a NaN or an infinity; expected finite numbers, such as those of initial_state() or read()."
+            )
         rows, width = ids.shape
         found = np.zeros((rows, width if scored else 0), np.float32)
         if rows == 0:
@@ -190,7 +189,7 @@ class CudaStepModel(Steps):
             if ended.all():
                 break
             left = np.where(ended, 0, counts - drawn)
-            most = batch.steps(_SECONDS_A_LAUNCH if flags else _SECONDS_UNCANCELLED)
+            most = batch.steps(_SECONDS_PER_LAUNCH if flags else _SECONDS_UNCANCELLED)
             steps = min(int(left.max()), most, max(1, _MOST_IDS // len(rows)))
             asked["count"] = np.minimum(left, steps)
             asked["position"] = start + drawn.astype(np.uint64)

@@ -25,7 +25,8 @@ from cellerate.kernels.lstm.cuda.plan import (
 ROWS = (8, 16, 32)
 # Units of h per panel, logits per tile, and how far apart the rows are where the parts of logits are added up.
 _PANEL_UNITS, _TILE, _PART_ROW = 32, 16, 20
-_NUMBERS = ("bfloat16", "float16", "float32")
+PRECISIONS = tuple(precision for precision in sources.TYPES if precision != "tf32")
+"""The precisions in which generation computes: the dtypes of weights, and of h where it is multiplied."""
 # The products whose weights a thread keeps in registers, by the threads of a block.
 _PRODUCTS_IN_REGISTERS = {256: 36, 512: 12}
 # The most tiles of logits per warp. They are unrolled in the kernel's code: more would take minutes to compile.
@@ -56,8 +57,7 @@ class Generator:
     """What a generating kernel is compiled for.
 
     Attributes:
-        number: The type of weights and of h where it is multiplied: "bfloat16", "float16" or "float32"; c and all sums
-            are float32.
+        precision: One of `PRECISIONS`; c and all sums are float32 in any.
         layers: The LSTMs.
         vocabulary: V, the number of ids that it can read.
         outputs: The number of logits.
@@ -68,7 +68,7 @@ class Generator:
         ConfigError: There is no such kernel.
     """
 
-    number: str
+    precision: str
     layers: tuple[Layer, ...]
     vocabulary: int
     outputs: int
@@ -76,8 +76,8 @@ class Generator:
     rows: int = 8
 
     def __post_init__(self) -> None:
-        if self.number not in _NUMBERS:
-            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(_NUMBERS)}.")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision is {self.precision!r}; expected one of {', '.join(PRECISIONS)}.")
         if self.rows not in ROWS:
             raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
         for layer in self.layers:
@@ -113,7 +113,7 @@ class Generator:
         entry = f"""
 using namespace cellerate::gpu;
 struct Chain {{
-  using Number = {sources.NUMBERS[self.number]};
+  using Number = {sources.TYPES[self.precision]};
   static constexpr int kBlockUnits = {self.block_units}, kRows = {self.rows}, kLayers = {len(layers)};
   static constexpr int kVocabulary = {self.vocabulary}, kOutputs = {self.outputs};
   static constexpr bool kMasksZero = {str(self.masks_zero).lower()};
@@ -174,7 +174,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
 
     def _products(self, layer: Layer) -> int:
         """The products of a warp with a matrix whose columns are the units of a layer."""
-        return self.padded_units(layer) * NUMBER_BYTES[self.number][0] // PRODUCT_BYTES
+        return self.padded_units(layer) * NUMBER_BYTES[self.precision][0] // PRODUCT_BYTES
 
     @functools.cached_property
     def products(self) -> tuple[int, ...]:
@@ -232,8 +232,8 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
     @property
     def _beside_logits_bytes(self) -> int:
         """The bytes of shared memory besides logits, weights and table."""
-        number, split = NUMBER_BYTES[self.number]
-        panel = number * split * self.rows * _PANEL_UNITS
+        size, split = NUMBER_BYTES[self.precision]
+        panel = size * split * self.rows * _PANEL_UNITS
         panels = sum(self.padded_units(layer) for layer in self.layers) // _PANEL_UNITS
         sent = len(self.layers) * self.block_units // _PANEL_UNITS
         total = 2 * (panels + sent) * panel
@@ -254,7 +254,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
     @property
     def _gates_bytes(self) -> int:
         """The size of the gates of one unit, the least size of the table in shared memory."""
-        return 4 * NUMBER_BYTES[self.number][0]
+        return 4 * NUMBER_BYTES[self.precision][0]
 
     @property
     def _weights_bytes(self) -> int:

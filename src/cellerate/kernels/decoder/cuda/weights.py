@@ -10,7 +10,7 @@ import numpy as np
 from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.decoder.contract import KINDS, ChainNode
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
-from cellerate.kernels.lstm.cuda.arrays import by_unit, numbers
+from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import MOST_UNITS
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
@@ -21,36 +21,41 @@ def parts(nodes: Sequence[ChainNode]) -> tuple[ChainNode, list[ChainNode], Chain
     """The embedding, the LSTMs and the dense of a chain, checked. Raises `ConfigError` and `ModelError`."""
     kinds = [KINDS[node.kind] for node in nodes]
     if not kinds or kinds[0] != "embedding":
-        raise ConfigError("chain: expected an embedding first")
+        raise ConfigError(
+            f"chain begins with {kinds[0] if kinds else 'nothing'}; expected an embedding first."
+        )
     for place, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
         where = f"chain[{place}]"
         wanted = "embedding" if place == 0 else "dense" if place == len(nodes) - 1 else "lstm"
         if kind != wanted:
-            raise _refusal(f"{where} is a {kind}, where it needs the {wanted}")
+            raise _refusal(f"{where} has the op {kind!r}, not {wanted!r}")
         if place > 0 and node.inputs != nodes[place - 1].outputs:
             raise ConfigError(
-                f"{where}: takes {node.inputs} features, but the node before it gives {nodes[place - 1].outputs}."
+                f"{where} takes {node.inputs} features, but the node before it gives {nodes[place - 1].outputs}; make "
+                "them equal."
             )
         if kind == "dense" and ACTIVATIONS[node.activation] != "linear":
-            raise _refusal(f"{where}, a dense, has the activation {ACTIVATIONS[node.activation]}")
+            raise _refusal(f"the dense {where} has the activation {ACTIVATIONS[node.activation]}")
         if kind == "lstm" and node.outputs > MOST_UNITS:
-            raise _refusal(f"{where}, an lstm, has {node.outputs} units, and {MOST_UNITS} is the most")
+            raise _refusal(f"the lstm {where} has {node.outputs} units; at most {MOST_UNITS} are possible")
         for name in ("kernel", "recurrent_kernel", "bias"):
             array = getattr(node, name)
             if array is not None and not np.isfinite(array).all():
                 raise ModelError(
-                    f"{where}: {name} holds a NaN or an infinity: its training has diverged. Go back to an earlier "
+                    f"{where}: {name} holds a NaN or an infinity, so the training has diverged. Go back to an earlier "
                     "checkpoint, or train with a lower learning rate or gradient clipping."
                 )
     if len(nodes) < 3:
-        raise ConfigError("chain: expected at least one lstm, and a dense behind it")
+        raise ConfigError(
+            f"chain is {', '.join(kinds)}; expected an embedding, at least one lstm, and a dense."
+        )
     return nodes[0], list(nodes[1:-1]), nodes[-1]
 
 
 def _refusal(reason: str) -> ModelError:
     return ModelError(
-        "a GPU generates from an embedding, LSTMs and a linear dense layer, one behind the other: "
-        f"{reason}. This model runs with device='cpu'."
+        "on a GPU a model that generates must be an embedding, then LSTMs, then a linear dense layer, but "
+        f"{reason}. Load this model with device='cpu'."
     )
 
 
@@ -72,7 +77,7 @@ def weights(
         biases.append(by_unit(bias, layer.units).reshape(-1))
     matrices.append(_packed_head(_array(dense.kernel), generator))
     return {
-        "table": numbers(np.ascontiguousarray(by_unit(table, first.outputs)), generator.number),
+        "table": in_precision(np.ascontiguousarray(by_unit(table, first.outputs)), generator.precision),
         "weights": np.concatenate(matrices),
         "biases": np.concatenate(biases),
         "head_bias": _head_bias(dense.bias, generator),
@@ -85,7 +90,7 @@ def _array(array: np.ndarray | None) -> np.ndarray:
 
 
 def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer: Layer) -> np.ndarray:
-    """A matrix of an LSTM in the order in which the warps read it, in the generator's number type, flat.
+    """A matrix of an LSTM in the order in which the warps read it, in the generator's precision, flat.
 
     The order is that of `kernels.lstm.cuda.plan.Packing` for the forward recurrence, (block, product, tile, lane, part,
     number), except that the layer below may have another number of units.
@@ -97,7 +102,7 @@ def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer
         layer: The layer that it belongs to.
     """
     inputs, units = generator.padded_units(below), generator.padded_units(layer)
-    values = numbers(weights, generator.number).reshape(below.units, 4, layer.units)
+    values = in_precision(weights, generator.precision).reshape(below.units, 4, layer.units)
     padded = np.zeros((inputs, 4, units), values.dtype)
     padded[: below.units, :, : layer.units] = values
     word = _WORD_BYTES // values.itemsize
@@ -107,12 +112,12 @@ def _packed_layer(weights: np.ndarray, generator: Generator, below: Layer, layer
 
 
 def _packed_head(kernel: np.ndarray, generator: Generator) -> np.ndarray:
-    """The matrix of the logits (H, V) in the order in which the warps read it, in the generator's number type, flat.
+    """The matrix of the logits (H, V) in the order in which the warps read it, in the generator's precision, flat.
 
     Ordered as in `_packed_layer`; the tiles of a block are those of its warps, one round after the other.
     """
     head = generator.head
-    values = numbers(kernel, generator.number)
+    values = in_precision(kernel, generator.precision)
     word = _WORD_BYTES // values.itemsize
     inputs = head.pairs * head.depth_warps * 16 * word
     padded = np.zeros((inputs, head.senders, head.rounds * head.tile_warps * 16), values.dtype)

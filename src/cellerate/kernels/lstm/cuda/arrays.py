@@ -1,13 +1,13 @@
-"""Arrays in the number types and the order that the kernels read."""
+"""Arrays in the precisions and the order that the kernels read."""
 
 import numpy as np
 
 
-def numbers(array: np.ndarray, number: str) -> np.ndarray:
-    """A float32 array in one of the kernels' number types; bfloat16 as its bits, in uint16."""
-    if number in ("float32", "tf32"):
+def in_precision(array: np.ndarray, precision: str) -> np.ndarray:
+    """A float32 array in one of the kernels' precisions; bfloat16 as its bits, in uint16."""
+    if precision in ("float32", "tf32"):
         return np.ascontiguousarray(array, np.float32)
-    if number == "float16":
+    if precision == "float16":
         limit = float(np.finfo(np.float16).max)
         return np.clip(array, -limit, limit).astype(np.float16)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)

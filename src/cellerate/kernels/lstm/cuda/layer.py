@@ -30,7 +30,7 @@ class LayerPlan:
 
     Attributes:
         shape: (B, T, H).
-        number: The number type of the products: the layer's type, or "tf32" for a float32 layer.
+        precision: That of the products, one of `sources.TYPES`: the dtype of h, or "tf32" if that is float32.
         options: Activations, direction and masked outputs.
         return_sequences: Whether all outputs are wanted or only the last.
         masked: Whether there is a mask.
@@ -39,7 +39,7 @@ class LayerPlan:
     """
 
     shape: tuple[int, int, int]
-    number: str
+    precision: str
     options: LstmOptions
     return_sequences: bool
     masked: bool
@@ -50,7 +50,7 @@ class LayerPlan:
         """The fastest kernel on the GPU. Raises `ConfigError` and `BackendError` as `select.variant_of` does."""
         return select.variant_of(
             direction,
-            self.number,
+            self.precision,
             self.shape,
             self.options,
             masked=self.masked,

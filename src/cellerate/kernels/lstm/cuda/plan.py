@@ -17,7 +17,7 @@ Direction = Literal["forward", "backward"]
 _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 ROWS = (8, 16, 24, 32, 40)
-# Bytes per number, and how many numbers each is split into for the matrix units.
+# Of each precision: bytes per number, and how many numbers each is split into for the matrix units.
 NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
 # A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, per thread.
 PRODUCT_BYTES = 32
@@ -73,8 +73,7 @@ class Variant:
 
     Attributes:
         direction: The forward or the backward recurrence.
-        number: The type of weights, inputs, outputs and h: "bfloat16", "float16", "float32", or "tf32": float32 of
-            which products take the first 19 bits. c and all sums are float32.
+        precision: One of `sources.TYPES`. c and all sums are float32 in any.
         units: H, as `padded_units` rounds it up.
         rows: Rows of the batch that a cluster computes: one of `ROWS`.
         activation: One of `spec.ACTIVATIONS`.
@@ -87,7 +86,7 @@ class Variant:
     """
 
     direction: Direction
-    number: str
+    precision: str
     units: int
     rows: int
     activation: str = "tanh"
@@ -96,18 +95,19 @@ class Variant:
     dropped: bool = False
 
     def __post_init__(self) -> None:
-        if self.number not in NUMBER_BYTES:
-            raise ConfigError(f"number is {self.number!r}; expected one of {', '.join(NUMBER_BYTES)}.")
+        if self.precision not in NUMBER_BYTES:
+            raise ConfigError(f"precision is {self.precision!r}; expected one of {', '.join(NUMBER_BYTES)}.")
         if not 0 < self.units <= MOST_UNITS or self.units % self.block_units:
             raise ConfigError(
-                f"units is {self.units}; expected a multiple of {_BLOCK_UNITS}, beyond {_MOST_OF_SMALL_BLOCKS} one of "
-                f"{_LARGE_BLOCK_UNITS}, at most {MOST_UNITS}."
+                f"units is {self.units}; expected a multiple of {_BLOCK_UNITS} up to {_MOST_OF_SMALL_BLOCKS}, or of "
+                f"{_LARGE_BLOCK_UNITS} up to {MOST_UNITS}."
             )
         if self.rows not in ROWS:
             raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
-        for name in (self.activation, self.recurrent_activation):
-            if name not in ACTIVATIONS:
-                raise ConfigError(f"{name!r} is none of the activations that kernels know.")
+        for name in ("activation", "recurrent_activation"):
+            value = getattr(self, name)
+            if value not in ACTIVATIONS:
+                raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
 
     @property
     def name(self) -> str:
@@ -120,7 +120,7 @@ class Variant:
         tiers = self.tiers
         options = ", ".join(
             [
-                sources.NUMBERS[self.number],
+                sources.TYPES[self.precision],
                 str(self.units),
                 str(self.block_units),
                 str(self.rows),
@@ -161,11 +161,11 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
     @property
     def tiers(self) -> Tiers:
         """Where the weights lie: in the nearest place with room."""
-        number, _ = NUMBER_BYTES[self.number]
+        size, _ = NUMBER_BYTES[self.precision]
         if self.direction == "forward":
-            products = self.units * number // PRODUCT_BYTES
+            products = self.units * size // PRODUCT_BYTES
         else:
-            products = self._unit_tiles * (4 * self.block_units * number // PRODUCT_BYTES)
+            products = self._unit_tiles * (4 * self.block_units * size // PRODUCT_BYTES)
         most = _PRODUCTS_IN_REGISTERS // self.threads
         registers = min(products, max(1, min(most, self._register_room)))
         room = max(0, SHARED_BYTES - self._exchange_bytes) // (WORDS_BYTES * self.threads)
@@ -180,20 +180,20 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
     @property
     def _register_room(self) -> int:
         """For about how many products a thread has registers for weights; with more, the compiler spills some."""
-        number, split = NUMBER_BYTES[self.number]
+        size, split = NUMBER_BYTES[self.precision]
         # Registers for each tile of eight rows: the factors, the sums and the states.
         each = 4 * split + self.masked
         if self.direction == "forward":
-            each += 4 * split + number + 1 + 4 * self.dropped
+            each += 4 * split + size + 1 + 4 * self.dropped
         else:
-            each += 4 * self._unit_tiles * (2 if self.dropped else 1) + number + 6
+            each += 4 * self._unit_tiles * (2 if self.dropped else 1) + size + 6
         others = 36 + 8 * (split - 1) + each * self.rows // 8
         return (min(255, _REGISTERS // self.threads) - others) // _WORDS_REGISTERS
 
     @property
     def _masks_shared(self) -> bool:
         """Whether the backward kernel has room in shared memory for the masks of recurrent dropout."""
-        return NUMBER_BYTES[self.number][0] < 4 or self.block_units == _BLOCK_UNITS
+        return NUMBER_BYTES[self.precision][0] < 4 or self.block_units == _BLOCK_UNITS
 
     @property
     def _unit_tiles(self) -> int:
@@ -209,9 +209,9 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
     @property
     def _exchange_bytes(self) -> int:
         """The bytes of shared memory before the weights."""
-        number, split = NUMBER_BYTES[self.number]
-        block = number * self.rows * self.block_units
-        masks = 4 * number * self.units * self.rows if self.dropped else 8
+        size, split = NUMBER_BYTES[self.precision]
+        block = size * self.rows * self.block_units
+        masks = 4 * size * self.units * self.rows if self.dropped else 8
         if self.direction == "forward":
             parts = 1 if self.dropped else split
             sums = 4 * self.rows * self.block_units if self.dropped else 1
@@ -233,7 +233,7 @@ def padded_units(units: int) -> int:
 
 def packing(variant: Variant) -> Packing:
     """The order in which a GPU kernel reads the recurrent kernel; it does not depend on `rows`."""
-    word = 4 // NUMBER_BYTES[variant.number][0]
+    word = 4 // NUMBER_BYTES[variant.precision][0]
     products = variant.units // (8 * word)
     # The names of the axes, first in the order of (H, 4, H), then (`read`) in the order in which they are read.
     if variant.direction == "backward":

@@ -18,7 +18,7 @@ are added one by one, in an order that differs from run to run."""
 
 def variant_of(
     direction: Direction,
-    number: str,
+    precision: str,
     shape: tuple[int, int, int],
     options: LstmOptions,
     *,
@@ -30,7 +30,7 @@ def variant_of(
 
     Args:
         direction: The forward or the backward recurrence.
-        number: The type of h: "bfloat16", "float16", "float32" or "tf32".
+        precision: One of `sources.TYPES`.
         shape: (B, T, H).
         options: The activations; the rest is not used.
         masked: Whether there is a mask.
@@ -44,7 +44,9 @@ def variant_of(
     batch, _, units = shape
     activations = (options.activation, options.recurrent_activation)
     return _chosen(
-        Variant(direction, number, plan.padded_units(units), 8, *activations, masked, dropped), batch, device
+        Variant(direction, precision, plan.padded_units(units), 8, *activations, masked, dropped),
+        batch,
+        device,
     )
 
 

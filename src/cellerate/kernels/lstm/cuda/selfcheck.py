@@ -20,7 +20,7 @@ from cellerate.kernels.cuda import launch, timing_cache
 from cellerate.kernels.lstm import reference
 from cellerate.kernels.lstm.cuda import plan
 from cellerate.kernels.lstm.cuda.arguments import BackwardArguments, ForwardArguments
-from cellerate.kernels.lstm.cuda.arrays import by_unit, numbers
+from cellerate.kernels.lstm.cuda.arrays import by_unit, in_precision
 from cellerate.kernels.lstm.cuda.plan import Direction, Variant
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS
 
@@ -33,12 +33,12 @@ _TIMED_STEPS, _TIMED_LAUNCHES = 32, 10
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer to check. `CASES` cover every type, both block sizes, the largest cluster, masks and dropout.
+    """A layer to check. `CASES` cover every precision, both block sizes, the largest cluster, masks and dropout.
 
     Forget gates near 1 over many steps show how good the GPU's approximations are.
     """
 
-    number: str
+    precision: str
     units: int
     masked: bool = False
     dropped: bool = False
@@ -50,7 +50,7 @@ class Case:
     def variant(self, direction: Direction) -> Variant:
         """The layer's kernel, with 8 rows."""
         padded = plan.padded_units(self.units)
-        return Variant(direction, self.number, padded, 8, masked=self.masked, dropped=self.dropped)
+        return Variant(direction, self.precision, padded, 8, masked=self.masked, dropped=self.dropped)
 
 
 CASES = (
@@ -88,13 +88,15 @@ def _checked_apart(device: int) -> float:
             command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise BackendError(f"the check of the kernels did not end within {_CHECK_SECONDS} s") from None
+        raise BackendError(
+            f"the self-check of the GPU kernels did not finish within {_CHECK_SECONDS} s"
+        ) from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise BackendError(f"the check of the kernels failed: {last}")
+        raise BackendError(f"the self-check of the GPU kernels failed: {last}")
     worst = float(done.stdout)
     if not 0 < worst < 1:
-        raise BackendError(f"the kernels err by {worst:.3g} times what is allowed")
+        raise BackendError(f"the GPU kernels' largest error is {worst:.3g} times the allowed error")
     return worst
 
 
@@ -104,7 +106,7 @@ def check(case: Case, device: int) -> float:
     done = reference.forward(**given)
     rng = np.random.default_rng(1)
     shapes = {"d_outputs": done.outputs.shape, "d_h_T": done.h_T.shape, "d_c_T": done.c_T.shape}
-    cotangents = {name: _rounded(rng.normal(size=shape), case.number) for name, shape in shapes.items()}
+    cotangents = {name: _rounded(rng.normal(size=shape), case.precision) for name, shape in shapes.items()}
     wanted = reference.backward(done, **cotangents)
     sizes = (case.batch, case.steps, case.units)
     state = sizes[::2]
@@ -117,9 +119,9 @@ def check(case: Case, device: int) -> float:
     found = _run(
         forward,
         {
-            "projected": numbers(by_unit(projected, case.units), case.number),
+            "projected": in_precision(by_unit(projected, case.units), case.precision),
             "weights": _packed(given["recurrent_kernel"], forward),
-            "h0": numbers(given["h0"], case.number),
+            "h0": in_precision(given["h0"], case.precision),
             "c0": given["c0"],
             **masks,
         },
@@ -135,8 +137,8 @@ def check(case: Case, device: int) -> float:
             "cells": found["cells"],
             "weights": _packed(given["recurrent_kernel"], backward),
             "c0": given["c0"],
-            "d_outputs": numbers(cotangents["d_outputs"], case.number),
-            "d_h_T": numbers(cotangents["d_h_T"], case.number),
+            "d_outputs": in_precision(cotangents["d_outputs"], case.precision),
+            "d_h_T": in_precision(cotangents["d_h_T"], case.precision),
             "d_c_T": cotangents["d_c_T"].astype(np.float32),
             **masks,
         },
@@ -144,15 +146,15 @@ def check(case: Case, device: int) -> float:
         sizes,
         device,
     )
-    d_projected = _widened(gradients["d_projected"], case.number).swapaxes(-1, -2)
+    d_projected = _widened(gradients["d_projected"], case.precision).swapaxes(-1, -2)
     d_projected = d_projected.reshape(case.batch * case.steps, -1)
     d_kernel = given["x"].reshape(len(d_projected), -1).T.astype(np.float64) @ d_projected
-    allowed, of_gradients = ALLOWED[case.number]
+    allowed, of_gradients = ALLOWED[case.precision]
     errors = [
-        _error(_widened(found["outputs"], case.number), done.outputs) / allowed,
-        _error(_widened(found["h_T"], case.number), done.h_T) / allowed,
+        _error(_widened(found["outputs"], case.precision), done.outputs) / allowed,
+        _error(_widened(found["h_T"], case.precision), done.h_T) / allowed,
         _error(found["c_T"], done.c_T) / allowed,
-        _error(_widened(gradients["d_h0"], case.number), wanted["h0"]) / of_gradients,
+        _error(_widened(gradients["d_h0"], case.precision), wanted["h0"]) / of_gradients,
         _error(gradients["d_c0"], wanted["c0"]) / of_gradients,
         _error(d_projected.sum(0), wanted["bias"]) / of_gradients,
         _error(d_kernel, wanted["kernel"]) / of_gradients,
@@ -207,9 +209,9 @@ def _given(case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {
         "x": rng.normal(size=(b, t, d)).astype(np.float32),
         "kernel": (rng.normal(size=(d, 4 * h)) * 0.5).astype(np.float32),
-        "recurrent_kernel": _rounded(rng.normal(size=(h, 4 * h)) * 0.8 / np.sqrt(h), case.number),
+        "recurrent_kernel": _rounded(rng.normal(size=(h, 4 * h)) * 0.8 / np.sqrt(h), case.precision),
         "bias": (rng.normal(size=4 * h) * 0.5).astype(np.float32),
-        "h0": _rounded(rng.uniform(-1, 1, (b, h)), case.number),
+        "h0": _rounded(rng.uniform(-1, 1, (b, h)), case.precision),
         "c0": rng.normal(size=(b, h)).astype(np.float32),
     }
     given["bias"][h : 2 * h] += case.forget_bias
@@ -234,9 +236,9 @@ def _run(
         if array is not None:
             held[name] = launch.Memory(array.nbytes, device)
             held[name].write(np.ascontiguousarray(array))
-    number = numbers(np.zeros(1), variant.number).dtype
+    dtype = in_precision(np.zeros(1), variant.precision).dtype
     wide = ("cells", "c_T", "d_c0")
-    empty = {name: np.empty(shape, np.float32 if name in wide else number) for name, shape in results.items()}
+    empty = {name: np.empty(shape, np.float32 if name in wide else dtype) for name, shape in results.items()}
     held |= {name: launch.Memory(array.nbytes, device) for name, array in empty.items()}
     for name, memory in held.items():
         setattr(arguments, name, memory.address)
@@ -249,21 +251,21 @@ def _run(
 def _packed(weights: np.ndarray, variant: Variant) -> np.ndarray:
     """The recurrent kernel (H, 4H) in the order in which a GPU kernel reads it."""
     units, packing = len(weights), plan.packing(variant)
-    values = numbers(weights, variant.number)
+    values = in_precision(weights, variant.precision)
     padded = np.zeros((variant.units, 4, variant.units), values.dtype)
     padded[:units, :, :units] = values.reshape(units, 4, units)
     return np.ascontiguousarray(padded.reshape(packing.shape).transpose(packing.axes))
 
 
-def _widened(array: np.ndarray, number: str) -> np.ndarray:
-    if number == "bfloat16":
+def _widened(array: np.ndarray, precision: str) -> np.ndarray:
+    if precision == "bfloat16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
 
 
-def _rounded(array: np.ndarray, number: str) -> np.ndarray:
-    """An array rounded to a number type, as float32."""
-    return _widened(numbers(array.astype(np.float32), number), number).astype(np.float32)
+def _rounded(array: np.ndarray, precision: str) -> np.ndarray:
+    """An array rounded to a precision, as float32."""
+    return _widened(in_precision(array.astype(np.float32), precision), precision).astype(np.float32)
 
 
 def _error(found: np.ndarray, wanted: np.ndarray) -> float:
