@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BACKENDS := jax tensorflow torch
+# The backend of the tests that need Keras and need it once: torch compiles nothing, so it is the quickest.
+ONCE := torch
 STAMPS := .stamps
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
@@ -19,8 +21,8 @@ export CTEST_OUTPUT_ON_FAILURE = 1
 .PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow test-native test-native-plain lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
-	@echo "make test       the test-suite, once on each of: $(BACKENDS)"
-	@echo "make test-slow  the tests that take minutes, those of the native core among them"
+	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
+	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine; results go to benchmarks/results/"
@@ -58,7 +60,7 @@ demo: $(STAMPS)/demo
 # goes into what uses one core. Those that take longest begin.
 test: $(STAMPS)/dev test-native-plain
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
-		test-tensorflow test-jax test-torch test-kernels test-plain
+		test-tensorflow test-jax test-torch test-plain test-kernels
 
 test-kernels: $(STAMPS)/dev
 	@echo "== kernels, without Keras"
@@ -70,15 +72,19 @@ test-plain: $(STAMPS)/dev
 
 $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 	@echo "== $*"
-	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "keras and not slow"
+	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
 
-# The layers are tested once more, with XLA's optimizations, which `make test` leaves out.
+# Tests of one backend run on the others, too; and the layers once more, with XLA's optimizations, which `make test`
+# leaves out.
 test-slow: $(STAMPS)/dev test-native
 	$(BIN)/pip install --quiet --group browser
 	$(BIN)/python -m pytest -m "slow and not keras"
 	@for backend in $(BACKENDS); do \
 		echo "== $$backend"; \
 		KERAS_BACKEND=$$backend XLA_FLAGS= $(BIN)/python -m pytest -m "keras and slow" || exit 1; \
+	done
+	@for backend in $(filter-out $(ONCE),$(BACKENDS)); do \
+		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and not backends and not slow" || exit 1; \
 	done
 	KERAS_BACKEND=jax XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers
 	KERAS_BACKEND=tensorflow XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers

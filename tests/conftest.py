@@ -1,4 +1,4 @@
-"""Shared fixtures. Tests marked `keras` run once on each backend, each backend in its own process."""
+"""Shared fixtures. Tests marked `backends` run once on each backend, each backend in its own process."""
 
 import gc
 import importlib.util
@@ -39,6 +39,14 @@ def _jax_knows(flag: bytes) -> bool:
 
 
 os.environ.setdefault("XLA_FLAGS", _quick_xla())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of every backend must need Keras, or the part of the suite without Keras would run it as well."""
+    for item in items:
+        if item.get_closest_marker("backends") and not item.get_closest_marker("keras"):
+            raise pytest.UsageError(f"{item.nodeid} is marked `backends` and not `keras`: give it both.")
 
 
 @pytest.hookimpl(trylast=True)

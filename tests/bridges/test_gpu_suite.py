@@ -23,7 +23,7 @@ import gpu_timings
 from cellerate.kernels.lstm.cuda import plan
 from support.gpu_cases import emulate
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import select
 from support.gpu_cases import ALLOWED, CASES, emulate, emulated_gpu, error
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_layer_equals_the_oracle(case):
 
     given = {name: jnp.asarray(array) for name, array in case.given().items()}
     done, plain, gradients = both(given, [jnp.asarray(a, given["h0"].dtype) for a in cotangents])
-    allowed, allowed_of_gradients = ALLOWED[case.number]
+    allowed, allowed_of_gradients = ALLOWED[case.precision]
     for name, expected in zip(("outputs", "h_T", "c_T"), wanted, strict=True):
         assert done[name].dtype == given["h0"].dtype
         assert error(done[name], expected) < allowed
@@ -66,10 +66,10 @@ def test_float32_is_tf32_where_jax_is_told_so_and_only_there():
     given = {name: jnp.asarray(array) for name, array in case.given().items()}
     exact, _, _ = jax_bridge.cuda_lstm(given, case.options, True)
     with jax.default_matmul_precision("tensorfloat32"):
-        assert jax_cuda.number_name(jnp.dtype("float32")) == "tf32"
+        assert jax_cuda.precision_of(jnp.dtype("float32")) == "tf32"
         found, _, _ = jax_bridge.cuda_lstm(given, case.options, True)
     assert 1e-5 < error(found, np.asarray(exact, np.float64)) < 1e-3
-    assert jax_cuda.number_name(jnp.dtype("float32")) == "float32"
+    assert jax_cuda.precision_of(jnp.dtype("float32")) == "float32"
 
 
 def test_program_of_a_call_is_the_same_in_every_process_and_has_no_address():

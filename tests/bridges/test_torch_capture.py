@@ -20,7 +20,7 @@ from cellerate import accelerate
 from cellerate.bridges.torch_capture import CapturedStep
 from cellerate.layers.cuda_graph_step import seeding
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 V, B, T = 12, 4, 6
 IDS = np.random.default_rng(0).integers(0, V, (5 * B + 2, T + 1)).astype("int32")
 X, Y = IDS[:, :-1], IDS[:, 1:]

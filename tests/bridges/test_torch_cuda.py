@@ -15,7 +15,7 @@ from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.cuda import selfcheck
 from support.gpu_cases import ALLOWED, CASES, LARGE_CASES, Arrays, Case, emulate, emulated_gpu, error
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 EVERY_CASE = CASES | LARGE_CASES
 
 
@@ -63,7 +63,7 @@ def tf32():
 
 @pytest.mark.parametrize("case", EVERY_CASE.values(), ids=EVERY_CASE.keys())
 def test_layer_equals_the_oracle(case):
-    check(case, ALLOWED[case.number])
+    check(case, ALLOWED[case.precision])
 
 
 def test_layer_in_tf32_with_saturated_gates_equals_the_oracle(tf32):
@@ -76,13 +76,13 @@ def check(case: Case, bounds: tuple[float, float]) -> None:
     *results, reserve = torch_cuda.forward(call, keep=True)
     allowed, allowed_of_gradients = bounds
     for found, expected in zip(results, wanted, strict=True):
-        assert found.dtype == call.number
+        assert found.dtype == call.dtype
         assert error(numbers(found), expected) < allowed
     *without, nothing = torch_cuda.forward(call, keep=False)
     assert all(torch.equal(a, b) for a, b in zip(without, results, strict=True))
     assert nothing.numel() == 0
 
-    given = [torch.from_numpy(a).to(call.number) for a in cotangents]
+    given = [torch.from_numpy(a).to(call.dtype) for a in cotangents]
     gradients = torch_cuda.backward(call, results[0], reserve, *given)
     assert gradients.keys() == wanted_gradients.keys()
     for name, found in gradients.items():
@@ -108,7 +108,7 @@ def test_operators_keep_the_rules_of_torch_and_give_the_same(name):
     case = CASES[name]
     call = call_of(case)
     *expected, reserve = torch_cuda.forward(call, keep=True)
-    cotangents = [torch.from_numpy(a).to(call.number) for a in case.expected()[1]]
+    cotangents = [torch.from_numpy(a).to(call.dtype) for a in case.expected()[1]]
     expected_gradients = torch_cuda.backward(call, expected[0], reserve, *cotangents)
 
     given = {n: t.clone().requires_grad_(n in expected_gradients) for n, t in call.given.items()}
@@ -127,9 +127,9 @@ def test_operators_keep_the_rules_of_torch_and_give_the_same(name):
         opcheck(torch.ops.cellerate.cuda_lstm_forward, (*arguments, codes, keep), test_utils=tests)
 
 
-@pytest.mark.parametrize("number", ALLOWED)
-def test_nan_of_one_row_stays_in_that_row_and_is_not_lost(number):
-    case = Case(batch=9, units=33, number=number)
+@pytest.mark.parametrize("precision", ALLOWED)
+def test_nan_of_one_row_stays_in_that_row_and_is_not_lost(precision):
+    case = Case(batch=9, units=33, precision=precision)
     given = case.given()
     clean = torch_cuda.forward(call_of(case, given), keep=False)
     given["h0"][3, 5] = np.nan
@@ -142,7 +142,7 @@ def test_nan_of_one_row_stays_in_that_row_and_is_not_lost(number):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_in_which_threads_take_turns_gives_the_same(monkeypatch, seed):
-    case = Case(number="bfloat16", units=96, batch=8, steps=9)
+    case = Case(precision="bfloat16", units=96, batch=8, steps=9)
     first = torch_cuda.forward(call_of(case), keep=False)
     monkeypatch.setattr(emulated_gpu, "seed", 100 + seed)
     again = torch_cuda.forward(call_of(case), keep=False)
@@ -150,11 +150,11 @@ def test_any_order_in_which_threads_take_turns_gives_the_same(monkeypatch, seed)
 
 
 def test_float32_is_tf32_where_torch_allows_that_and_only_there(request):
-    case = Case(number="float32", with_=("bias", "c0", "mask"))
+    case = Case(precision="float32", with_=("bias", "c0", "mask"))
     call = call_of(case)
-    assert call.plan.kernel("forward").number == "float32"
+    assert call.plan.kernel("forward").precision == "float32"
     exact = torch_cuda.forward(call, keep=False)[0]
     request.getfixturevalue("tf32")
-    assert call_of(case).plan.kernel("backward").number == "tf32"
+    assert call_of(case).plan.kernel("backward").precision == "tf32"
     found = torch_cuda.forward(call_of(case), keep=False)[0]
     assert 1e-5 < error(numbers(found), numbers(exact)) < 1e-3

@@ -76,6 +76,7 @@ def test_ctrl_c_before_the_first_epoch_is_over_says_so(start_cellerate, here, sm
         assert list(here.glob("m.*")) == []
 
 
+@pytest.mark.backends
 def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate, cellerate, here, small):
     words = ["--embedding", "4", "--units", "6", "--length", "6", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "12", "--log-every", "1"]

@@ -357,8 +357,16 @@ def test_packed_models_forecast_and_embed_as_keras_models_do(cellerate, made, tm
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["forecast", "embed.cell", "s.csv"], 4, "the task 'embed'; forecast needs one of the task 'series'"),
-        (["embed", "series.cell", "l.txt"], 4, "the task 'series'; embed needs one of the task 'embed'"),
+        (
+            ["forecast", "embed.cell", "s.csv"],
+            4,
+            "task is 'embed', but forecast needs a model of the task 'series'",
+        ),
+        (
+            ["embed", "series.cell", "l.txt"],
+            4,
+            "task is 'series', but embed needs a model of the task 'embed'",
+        ),
         (["forecast", "series.cell", "l.txt"], 3, "l.txt"),
         (["forecast", "series.cell", "s.csv", "-o", "l.txt/f.csv"], 6, "f.csv"),
         (["embed", "embed.cell", "l.txt", "-o", "v.csv"], 2, "v.csv"),
@@ -414,6 +422,7 @@ def test_evaluate_prints_the_same_in_words_and_json(cellerate, made, task, data)
             assert f"{value:,.4f}" in words
 
 
+@pytest.mark.backends
 def test_explain_names_every_recurrent_layer(cellerate, made):
     code, out, err = cellerate("explain", made / "text.keras", "--json")
     assert (code, err) == (0, "")
@@ -554,6 +563,7 @@ def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(celler
     one_error(err)
 
 
+@pytest.mark.backends
 def test_config_trains_without_any_other_word(cellerate, here, small):
     (here / "c.toml").write_text(
         'quiet = true\n[train.text]\npaths = ["t.txt"]\noutput = "m.keras"\nembedding = 4\nunits = 5\nlength = 6\n'

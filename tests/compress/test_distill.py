@@ -92,6 +92,7 @@ def unjudged(teacher, student, data, **arguments):
     return distill(teacher, student, data, **(common | arguments))
 
 
+@pytest.mark.backends
 def test_distilled_student_is_nearer_to_its_teacher_than_a_twin_of_as_many_steps(teacher):
     student = text_model()
     small, record = distill(
@@ -247,6 +248,7 @@ def test_soft_loss_heeds_temperature_and_sample_weights(teacher):
     assert record.details["soft_loss"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.backends
 def test_soft_loss_heeds_the_mask_of_the_student():
     def masked(seed):
         start = keras.initializers.RandomNormal(stddev=1.0, seed=seed)
@@ -331,6 +333,7 @@ def test_forecast_student_learns_the_values_of_its_teacher(quantiles, rng):
     assert np.square(outputs(one, x) - outputs(small, x)).mean() < 0.5 * before
 
 
+@pytest.mark.backends
 def test_autoencoder_with_a_dict_of_inputs_and_weights_learns_from_its_teacher(rng):
     source = rng.integers(1, V, (24, 5)).astype(np.int32)
     source[::2, 3:] = 0

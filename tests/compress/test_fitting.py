@@ -121,6 +121,7 @@ def test_endless_over_a_tf_dataset_gives_its_batches_over_and_over():
     assert firsts(endless(as_tf_dataset(SOURCE), 64, seed=0), 2 * len(SOURCE)) == expected * 2
 
 
+@pytest.mark.backends
 @pytest.mark.skipif(keras.config.backend() != "torch", reason="runs when torch is the backend")
 def test_endless_over_a_data_loader_gives_its_batches_over_and_over():
     from torch.utils.data import DataLoader
@@ -166,6 +167,7 @@ def test_fine_tune_takes_as_many_batches_as_steps_and_goes_on_with_the_next():
     assert second < 0.8 * first
 
 
+@pytest.mark.backends
 def test_fine_tune_trains_as_fit_does_and_leaves_no_compiled_state():
     # Both on the same kernels: TensorFlow gives an optimizer other (sparse) gradients of Keras's own embedding.
     tuned, plain = model(), accelerate(model())
@@ -350,6 +352,7 @@ def stateful_model(wrapped):
     return keras.Model(rows, keras.layers.Dense(1, kernel_initializer=start)(x))
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "bidirectional"])
 def test_loss_on_a_stateful_model_begins_with_zeros_and_leaves_them(wrapped):
     rng = np.random.default_rng(3)
@@ -368,6 +371,7 @@ def test_loss_on_a_stateful_model_begins_with_zeros_and_leaves_them(wrapped):
     assert loss_on(one, (x, y), loss="mse", batch_size=4) == tuned != first
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
 def test_fine_tune_scales_the_loss_where_layers_compute_in_float16(policy, monkeypatch):
     found = []

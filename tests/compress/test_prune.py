@@ -248,6 +248,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize("case", CASES)
 def test_model_without_units_equals_the_one_that_does_not_read_them(case):
     model = with_random_weights(CASES[case]())
@@ -301,6 +302,7 @@ def rows(count: int = 24, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, np.stack([x[:, :, 0].sum(1), x[:, -1, 1]], -1)
 
 
+@pytest.mark.backends
 def test_saliency_equals_the_slope_of_the_loss_along_the_weights_that_read_a_unit():
     model = two_layers(4, dropout=0.3, kernel_regularizer="l2", kernel_constraint="max_norm")
     model.layers[1].trainable = False
@@ -369,6 +371,7 @@ def test_magnitude_is_the_norm_of_all_weights_of_a_unit():
     assert magnitude(model, units)[units.layers["first"]] == pytest.approx(np.sqrt(columns + into), rel=1e-5)
 
 
+@pytest.mark.backends
 def test_pruned_model_is_smaller_as_recorded_and_better_for_its_training():
     x, y = rows(128)
     results = [

@@ -168,6 +168,7 @@ def test_calibration_that_does_not_help_is_not_kept(tmp_path: Path) -> None:
     assert_same(read_program(found), narrowed(read_program(model), "int8"))
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize("way", [{}, {"go_backwards": True}, {"return_sequences": True}])
 def test_calibration_takes_the_outputs_of_an_lstm_for_the_inputs_of_its_recurrent_kernel(
     way: dict[str, bool], tmp_path: Path
@@ -240,6 +241,7 @@ def regression() -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
     return model, (inputs, np.asarray(model.predict(inputs, verbose=0)))
 
 
+@pytest.mark.backends
 def test_gate_that_rounding_fails_is_met_by_fine_tuning_or_the_best_is_given(tmp_path: Path) -> None:
     model, (x, y) = regression()
     # The fit is not perfect, so that there is a loss to lose a share of.

@@ -68,6 +68,7 @@ def test_model_as_a_whole_loses_its_smallest_weights():
     assert min(kept) >= max(gone)
 
 
+@pytest.mark.backends
 def test_training_makes_up_for_zeros_and_leaves_the_model_that_was_given_alone():
     model = text()
     model.compile("adam", LOSS)

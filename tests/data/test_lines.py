@@ -224,7 +224,7 @@ def test_batches_fingerprint_tells_every_difference_and_nothing_else() -> None:
 
 
 def test_batches_of_an_unknown_character_name_line_and_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LINES_A_BLOCK", 2)
+    monkeypatch.setattr(module, "_LINES_PER_BLOCK", 2)
     lines = ["ab", "", "", "abcd", "abz"]
     with pytest.raises(DataError, match=r"line 5: character 'z' \(U\+007A\) at position 2 "):
         LineBatches(lines, LETTERS, batch_size=2, max_length=9)

@@ -12,7 +12,7 @@ from cellerate.data.text_windows import TextBatches
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ConfigError, DataError
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 needs_tensorflow = pytest.mark.skipif(
     keras.config.backend() != "tensorflow", reason="runs when TensorFlow is the backend"
@@ -28,11 +28,11 @@ class Numbered:
     items_per_batch = 4
 
     def __init__(self, batches: int, broken: int | None = None) -> None:
-        self.batches_an_epoch, self.broken = batches, broken
+        self.batches_per_epoch, self.broken = batches, broken
         self.made: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
-        return self.batches_an_epoch
+        return self.batches_per_epoch
 
     def batch(self, epoch: int, index: int):
         if index == self.broken:

@@ -121,13 +121,13 @@ def test_block_shuffle_mixing_grows_with_mixing_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, "BLOCK_BYTES", 12 * 20)
     values = mapped(tmp_path, numbered(8000))
 
-    def blocks_a_batch(mixing):
+    def blocks_per_batch(mixing):
         source = WindowSource(
             values, window=2, batch_size=64, seed=2, shuffle="blocks", mixing_bytes=mixing * 12 * 20
         )
         return np.mean([len({int(x[0, 0]) // 20 for x in batch[0]}) for batch in all_batches(source)])
 
-    assert blocks_a_batch(4) < 12 < 40 < blocks_a_batch(128)
+    assert blocks_per_batch(4) < 12 < 40 < blocks_per_batch(128)
 
 
 @pytest.mark.parametrize("shuffle", ["exact", "blocks"])

@@ -8,7 +8,7 @@ from keras import layers
 from cellerate.errors import ModelError
 from cellerate.keras_graph.step_graph import step_model
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 V, ROWS, STEPS = 7, 3, 5
 

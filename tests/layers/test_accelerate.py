@@ -22,6 +22,7 @@ from cellerate.layers.explain import explain
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backends,
     # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]

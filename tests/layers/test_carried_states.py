@@ -6,7 +6,7 @@ from cellerate.errors import ModelError
 from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated, is_strict
 from cellerate.layers.carried_states import CarriedRNN, carried_states
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 B, T, V = 3, 12, 7
 IDS = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)

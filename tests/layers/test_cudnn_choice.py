@@ -20,6 +20,7 @@ from support import gpu_cases
 BACKEND = keras.backend.backend()
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backends,
     pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow's own path is cuDNN"),
     pytest.mark.usefixtures("gpu"),
 ]
@@ -219,7 +220,9 @@ def test_training_step_on_torch_is_captured_unless_it_is_somebodys_own(measured:
 def test_kernels_that_fail_their_check_are_left_to_keras_unless_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selfcheck, "failure", lambda device=0: "the check of the kernels failed: wrong")
+    monkeypatch.setattr(
+        selfcheck, "failure", lambda device=0: "the self-check of the GPU kernels failed: wrong"
+    )
     model = accelerate(keras.Sequential([keras.Input((T, D)), layers.LSTM(H)]))
     assert implementation_of(model.layers[0]) is None
     assert "failed: wrong" in str(explain(model))

@@ -19,11 +19,13 @@ from cellerate.layers.accelerate import accelerate, implementation_of, is_accele
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backends,
     # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
 
 BACKEND = keras.backend.backend()
+FEW_ACTIVATIONS = ("tanh", "relu", "gelu", "exponential", "hard_sigmoid")
 # The kernels for GPUs run on an emulated one, for which each kind of layer is compiled anew: that takes minutes.
 IMPLEMENTATIONS = ["cellerate-cpu"]
 if BACKEND != "tensorflow":
@@ -266,7 +268,14 @@ def test_lstm_with_dropout_draws_anew_in_training_and_not_at_all_in_inference() 
         assert np.array_equal(first, second) is not training
 
 
-@pytest.mark.parametrize("name", sorted(set(ALL_OBJECTS_DICT) & set(ACTIVATIONS)))
+# torch, which compiles nothing, tries them all; elsewhere most are for `make test-slow`.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if BACKEND == "torch" or name in FEW_ACTIVATIONS else pytest.mark.slow)
+        for name in sorted(set(ALL_OBJECTS_DICT) & set(ACTIVATIONS))
+    ],
+)
 def test_lstm_of_each_activation_equals_keras(name: str) -> None:
     # Small weights, so that none runs away.
     random, grows = keras.initializers, name == "exponential"

@@ -7,7 +7,7 @@ import pytest
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate, restore
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 # Enough rows for the kernel to be worth it.
 B, T, H, V = 16, 50, 24, 70

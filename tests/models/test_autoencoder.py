@@ -48,6 +48,7 @@ def test_autoencoder_vector_of_an_empty_line_is_finite():
     assert np.isfinite(run(encode, np.zeros((2, 5), "int32"))).all()
 
 
+@pytest.mark.backends
 def test_autoencoder_saved_and_loaded_in_safe_mode_gives_the_same_float32_results(tmp_path):
     model = small(dtype_policy="mixed_bfloat16", dropout=0.1, decoder_dropout=0.2)
     model.save(tmp_path / "model.keras")
@@ -100,6 +101,7 @@ def test_autoencoder_same_seed_gives_the_same_weights_and_no_two_tables_are_equa
     assert not np.allclose(*tables)
 
 
+@pytest.mark.backends
 def test_autoencoder_trained_on_four_lines_reproduces_them():
     model = small(units=32, latent=16, embedding=16)
     target = np.concatenate([padded(6, "right"), np.zeros((4, 1), "int32")], axis=1)

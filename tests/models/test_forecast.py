@@ -32,6 +32,7 @@ def stir(model: keras.Model, scale: float = 2.0) -> keras.Model:
     return model
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize(
     ("arguments", "shape"),
     [
@@ -116,6 +117,7 @@ def test_forecast_model_same_seed_gives_the_same_weights():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.backends
 def test_forecast_model_learns_a_step_it_cannot_repeat():
     random = np.random.default_rng(2)
     x = random.normal(size=(64, 9, 5)).astype("float32")

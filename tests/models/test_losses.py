@@ -7,6 +7,7 @@ from cellerate.models.losses import QuantileLoss, check_quantiles
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backends,
     # Keras 3.15 variables have the __array__ of NumPy 1; saving and reading weights meets it.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
 ]

@@ -80,6 +80,7 @@ def same_weights(first: keras.Model, second: keras.Model) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.backends
 def test_with_dtype_policy_of_a_users_model_changes_all_but_the_output_layer():
     model = users_model()
     model.compile("adam", "mse")
@@ -139,6 +140,7 @@ def test_with_dtype_policy_of_a_forecast_model_keeps_its_operations():
     assert copy.output.dtype == "float32"
 
 
+@pytest.mark.backends
 def test_with_dtype_policy_copy_trained_leaves_the_original_alone():
     model = users_model()
     before = model.get_weights()

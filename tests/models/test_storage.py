@@ -60,6 +60,7 @@ def table(model: keras.Model) -> np.ndarray:
     return np.asarray(model.get_layer("table").get_weights()[0])
 
 
+@pytest.mark.backends
 def test_save_model_then_load_model_gives_model_and_record_back(tmp_path):
     model = tiny()
     save_model(model, tmp_path / "new folder" / "a.keras", RECORD)
@@ -83,6 +84,7 @@ def test_save_model_of_each_builder_loads_as_its_task(task, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.backends
 def test_saved_files_open_without_cellerate_even_after_training_with_its_loss(tmp_path):
     model = build_forecast_model(3, 2, 2, 1, target_columns=[0], units=2, quantiles=(0.1, 0.5))
     model.compile("adam", QuantileLoss((0.1, 0.5)))

@@ -28,6 +28,7 @@ def small(**arguments: object) -> keras.Model:
     return build_text_model(11, **{"embedding": 5, "units": 6, "seed": 3, **arguments})
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -74,6 +75,7 @@ def test_text_model_layers_of_equal_shape_start_with_different_weights():
         assert not np.allclose(a, b)
 
 
+@pytest.mark.backends
 def test_text_model_with_dropout_and_seed_drops_the_same_twice():
     first, again = (call(small(dropout=0.5, recurrent_dropout=0.2), training=True) for _ in range(2))
     np.testing.assert_array_equal(first, again)

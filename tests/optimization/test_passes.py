@@ -42,6 +42,7 @@ def whole(made, tmp_path_factory):
     return found, folder / "out"
 
 
+@pytest.mark.backends
 def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     found, folder = whole
     assert {one.name: (one.status, one.reason) for one in found.passes} == dict.fromkeys(
@@ -80,6 +81,7 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     assert first.y[0] == pytest.approx(second.y[0], rel=1e-4)
 
 
+@pytest.mark.backends
 def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
     found, folder = whole
     chosen = next(one for one in found.candidates if one.id == found.verdict.chosen)
@@ -512,7 +514,7 @@ def test_precision_is_kept_only_if_faster_and_the_loss_holds(tuned, monkeypatch,
     found, state = tuned(
         module.Precision(), lambda options: bfloat16 if options["policy"] == "mixed_bfloat16" else {}
     )
-    assert state.choices.policy == chosen
+    assert state.choices.training_precision == chosen
     assert found.kept is (chosen != "float32")
     assert len(state.training_steps) == 1 + found.kept
     assert [name for name, _ in found.facts] == ["float32", "mixed_bfloat16"]
@@ -529,7 +531,7 @@ def test_precision_that_cannot_run_is_told(tuned, monkeypatch):
         return {}
 
     found, state = tuned(module.Precision(), rule)
-    assert state.choices.policy == "float32"
+    assert state.choices.training_precision == "float32"
     assert dict(found.facts)["mixed_bfloat16"] == "Unknown output type bfloat16"
 
 

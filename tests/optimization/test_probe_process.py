@@ -11,6 +11,7 @@ from cellerate.optimization.probe_client import Probe, ProbeError
 pytestmark = pytest.mark.keras
 
 
+@pytest.mark.backends
 def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
     import keras
 

@@ -56,7 +56,7 @@ class Round(Halve):
 
     def run(self, context):
         context.consider("rounded", "rounded", self.name, context.original(), "bfloat16")
-        context.state.choices.precision = "bfloat16"
+        context.state.choices.packed_precision = "bfloat16"
         return Pass(name=self.name, title=self.title, status="done", decision="rounded", kept=True)
 
 

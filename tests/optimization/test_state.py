@@ -69,6 +69,16 @@ def test_load_state_that_is_damaged_raises_saying_how_to_start_anew(tmp_path, co
         load_state(tmp_path, IDENTITY)
 
 
+def test_load_state_of_an_older_layout_raises_saying_how_to_start_anew(tmp_path):
+    save_state(state(), tmp_path)
+    file = tmp_path / "state.json"
+    file.write_text(
+        file.read_text().replace("training_precision", "policy").replace("packed_precision", "precision")
+    )
+    with pytest.raises(ConfigError, match=r"not the state of a run of this version\..*--restart"):
+        load_state(tmp_path, IDENTITY)
+
+
 def test_load_state_cut_anywhere_is_never_taken_for_a_run(tmp_path):
     save_state(state(), tmp_path)
     whole = (tmp_path / "state.json").read_bytes()

@@ -157,7 +157,7 @@ def test_a_call_for_other_passes_keeps_what_was_done_before(go, stands):
 
 def test_a_pass_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(go, stands, out):
     def fail(context):
-        context.state.choices.policy = "mixed_bfloat16"
+        context.state.choices.training_precision = "mixed_bfloat16"
         context.state.choices.batch_size = 7
         context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
         raise RuntimeError("no kernel for it\nand a long explanation")
@@ -169,7 +169,7 @@ def test_a_pass_that_raises_is_told_its_choices_taken_back_and_the_rest_goes_on(
     assert statuses(found)["quantize"] == statuses(found)["prune"] == "done"
     assert len(found.training_steps) == 1
     choices = load_state(out, {}).choices
-    assert (choices.policy, choices.batch_size) == ("float32", 8)
+    assert (choices.training_precision, choices.batch_size) == ("float32", 8)
     # The next call tries it again, and nothing else.
     stands["kernels"].does = staticmethod(lambda context: None)
     assert statuses(go())["kernels"] == "done"
@@ -222,7 +222,7 @@ def test_time_that_earlier_calls_took_counts(go, stands, out):
 
 def test_ctrl_c_in_a_pass_keeps_those_before_and_the_next_call_goes_on(go, stands, out):
     def interrupt(context):
-        context.state.choices.precision = "int8"
+        context.state.choices.packed_precision = "int8"
         context.state.training_steps.append(TrainingStep("x", 1, None, 1.0, 1.0, 1.0, 1.0))
         raise KeyboardInterrupt
 
@@ -232,7 +232,7 @@ def test_ctrl_c_in_a_pass_keeps_those_before_and_the_next_call_goes_on(go, stand
     assert statuses(found) == {"baseline": "done", "kernels": "done"}
     assert read_run(out) == found
     state = load_state(out, {})
-    assert (state.choices.precision, len(state.training_steps)) == ("float32", 1)
+    assert (state.choices.packed_precision, len(state.training_steps)) == ("float32", 1)
     stands["quantize"].does = staticmethod(lambda context: None)
     found = go()
     assert found.status == "finished"

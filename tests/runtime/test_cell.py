@@ -10,9 +10,9 @@ import pytest
 import safetensors
 
 from cellerate.errors import ConfigError, ModelError, OutputError
-from cellerate.program import OPERATIONS, Node, Program
+from cellerate.program import OPERATIONS, PRECISIONS, Node, Program
 from cellerate.runtime import cell_format
-from cellerate.runtime.cell import PRECISIONS, narrowed, read_cell, write_cell
+from cellerate.runtime.cell import narrowed, read_cell, write_cell
 
 LSTM: dict[str, Any] = {
     "activation": "tanh",

@@ -97,7 +97,7 @@ def test_a_model_that_only_the_cpu_runs_says_what_is_in_the_way(gpu, text_model)
     head = dataclasses.replace(program.nodes[3], inputs={"x": 3})
     program = dataclasses.replace(program, nodes=(*program.nodes[:3], norm, head), outputs={"logits": 4})
     model = PackedModel(Cell(program, "float32", text_model.header()), "cuda")
-    with pytest.raises(ModelError, match=r"chain\[2\] is a layer_norm.*device='cpu'"):
+    with pytest.raises(ModelError, match=r"chain\[2\] has the op 'layer_norm'.*device='cpu'"):
         model.generate("abc")
     assert model.predict(np.array([[1, 2]])).shape == (1, 2, 29)
 

@@ -169,7 +169,7 @@ def test_program_that_is_no_encoder_of_the_record_is_refused(what, message):
 
 @pytest.mark.parametrize("task", ["text", "series", None, "x" * 10**6])
 def test_model_of_another_task_is_refused(task):
-    with pytest.raises(ModelError, match="embed needs one of the task 'embed'") as caught:
+    with pytest.raises(ModelError, match="embed needs a model of the task 'embed'") as caught:
         PackedModel(Cell(program(), "float32", header() | {"task": task})).embed(["red"])
     assert len(str(caught.value)) < 300
 

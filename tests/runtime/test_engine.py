@@ -510,18 +510,18 @@ def test_run_in_several_threads_at_once_gives_each_its_own_results():
     assert failures == []
 
 
-SHAPES = "expected the shape (B, any, 3)"
+SHAPES = "expected shape (B, any, 3)"
 BAD_X = {
     "axes": (np.zeros((5, 3)), f"input 'x': {SHAPES}, got (5, 3); give one row for each example"),
     "features": (np.zeros((5, 2, 4)), f"input 'x': {SHAPES}, got (5, 2, 4)"),
-    "steps": (np.zeros((5, 0, 3)), f"input 'x': {SHAPES} with at least one step and feature, got (5, 0, 3); leave out"),
-    "no rows and steps": (np.zeros((0, 0, 3)), "with at least one step and feature, got (0, 0, 3)"),
+    "steps": (np.zeros((5, 0, 3)), f"{SHAPES} with at least one step and one feature, got (5, 0, 3); leave out"),
+    "no rows and steps": (np.zeros((0, 0, 3)), "with at least one step and one feature, got (0, 0, 3)"),
     "ragged": ([[1, 2], [3]], "input 'x': expected an array of numbers (B, any, 3), got rows of different lengths"),
-    "text": (np.array(["a"]), "input 'x': expected real numbers (B, any, 3), got the type <U1; if its values"),
-    "objects": (np.array([None]), "got the type object"),
-    "complex": (np.zeros((5, 2, 3), complex), "got the type complex128"),
-    "dates": (np.zeros((5, 2, 3), "M8[s]"), "datetime64[s]; if its values are meant as such, cast it to float32"),
-    "none": (None, "got the type object"),
+    "text": (np.array(["a"]), "input 'x': expected real numbers (B, any, 3), got dtype <U1; if its values"),
+    "objects": (np.array([None]), "got dtype object"),
+    "complex": (np.zeros((5, 2, 3), complex), "got dtype complex128"),
+    "dates": (np.zeros((5, 2, 3), "M8[s]"), "datetime64[s]; if its values are meant as numbers, cast it to float32"),
+    "none": (None, "got dtype object"),
 }  # fmt: skip
 
 
@@ -534,14 +534,14 @@ def test_run_of_a_wrong_array_raises_saying_what_was_expected_and_what_came(what
 
 
 BAD_IDS = {
-    "fractions": (np.zeros((2, 3)), "input 'ids': expected integer ids (B, any), got the type float64; if its values"),
-    "text": ([["a"]], "got the type <U1; if its values are meant as such, cast it to int32"),
-    "one axis": (np.array([1, 2]), "expected the shape (B, any), got (2,)"),
+    "fractions": (np.zeros((2, 3)), "input 'ids': expected integer ids (B, any), got dtype float64; if its values"),
+    "text": ([["a"]], "got dtype <U1; if its values are meant as ids, cast it to int32"),
+    "one axis": (np.array([1, 2]), "expected shape (B, any), got (2,)"),
     "above": (np.array([[1, V]]), f"input 'ids' holds {V} at [0, 1], but the ids of table run from 0 to {V - 1}"),
     "below": (np.array([[1], [-V - 1]]), f"holds {-V - 1} at [1, 0], but the ids of table run from 0 to {V - 1}, or"),
     "huge": (np.array([[2**40]]), f"holds {2**40} at [0, 0], but the ids of table"),
     "unsigned": (np.array([[2**64 - 1]], np.uint64), f"holds {2**64 - 1} at [0, 0], but the ids of table"),
-    "no steps": (np.zeros((2, 0), int), "with at least one step and feature, got (2, 0)"),
+    "no steps": (np.zeros((2, 0), int), "with at least one step and one feature, got (2, 0)"),
 }  # fmt: skip
 
 
@@ -590,7 +590,7 @@ def test_run_of_ids_that_an_operation_moved_first_raises_all_the_same():
 @pytest.mark.parametrize(
     ("inputs", "outputs", "words"),
     [
-        (draw(2, 3), None, "inputs must be a dict of arrays by name, as this model has the inputs a, b; got one nd"),
+        (draw(2, 3), None, "inputs must be a dict of arrays by name, since this model has the inputs a, b; got one nd"),
         ([draw(2, 5, 3), draw(2, 3)], None, "got one list"),
         ({"a": draw(2, 5, 3), "z": draw(2, 3)}, None, "inputs holds 'z'; this model's inputs are a, b"),
         ({"a": draw(2, 5, 3)}, None, "inputs lacks 'b'"),
@@ -609,7 +609,7 @@ def test_run_with_a_wrong_argument_raises_naming_it(inputs, outputs, words):
 
 def test_run_of_inputs_with_unequal_rows_raises():
     with pytest.raises(
-        DataError, match="inputs 'a' and 'b' must have as many rows as each other, got 2 and 3; give"
+        DataError, match="inputs 'a' and 'b' must have the same number of rows, got 2 and 3; give"
     ):
         Engine(two_inputs()).run({"a": draw(2, 5, 3), "b": draw(3, 3)})
 
@@ -628,7 +628,7 @@ def test_run_of_sizes_that_a_layer_cannot_take_raises_naming_the_layer():
 def test_run_with_a_fixed_batch_takes_no_other():
     engine = Engine(Program((Node("input", "x", options={"shape": (2, 3), "dtype": "float32"}),), {"y": 0}))
     assert engine.run(draw(2, 3))["y"].shape == (2, 3)
-    with pytest.raises(DataError, match=r"expected the shape \(2, 3\), got \(1, 3\)"):
+    with pytest.raises(DataError, match=r"expected shape \(2, 3\), got \(1, 3\)"):
         engine.run(draw(1, 3))
 
 

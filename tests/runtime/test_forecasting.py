@@ -136,15 +136,15 @@ def broken(place, value):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (series(WINDOW - 1), f"5 rows, and the model forecasts from {WINDOW}"),
-        (series(2, 3, WINDOW)[..., :0], r"features load, wind; got the shape \(2, 3, 6, 0\)"),
-        (series(WINDOW)[:, :1], r"features load, wind; got the shape \(6, 1\)"),
-        (series(WINDOW)[0], r"got the shape \(2,\)"),
-        (3.0, r"got the shape \(\)"),
+        (series(WINDOW - 1), f"5 rows, but the model forecasts from {WINDOW}"),
+        (series(2, 3, WINDOW)[..., :0], r"features load, wind; got shape \(2, 3, 6, 0\)"),
+        (series(WINDOW)[:, :1], r"features load, wind; got shape \(6, 1\)"),
+        (series(WINDOW)[0], r"got shape \(2,\)"),
+        (3.0, r"got shape \(\)"),
         ([[1.0, 2.0], [3.0]], "rows of different lengths"),
-        ([["a", "b"]] * WINDOW, "got the type <U1"),
-        ([[None, 1.0]] * WINDOW, "got the type object"),
-        (series(WINDOW) > 5, "got the type bool"),
+        ([["a", "b"]] * WINDOW, "got dtype <U1"),
+        ([[None, 1.0]] * WINDOW, "got dtype object"),
+        (series(WINDOW) > 5, "got dtype bool"),
         (broken((2, 7, 1), np.nan), "holds nan in window 2, row 7, column 'wind'"),
         (broken((0, 4, 0), -np.inf), "holds -inf in window 0, row 4, column 'load'"),
         (broken((0, 4, 0), 1e39), r"holds 1e\+39 in window 0, row 4, column 'load'"),
@@ -216,10 +216,10 @@ def test_record_that_is_missing_or_no_dictionary_is_refused(payload):
         (program(features=3), "one input .-1, 6, 2. and one output"),
         (program(window=WINDOW + 1), "one input .-1, 6, 2. and one output"),
         (Program(program().nodes, {"a": 3, "b": 2}), "2 outputs"),
-        (program(horizon=4), r"forecasts \(4, 2\) of a window, its record says \(3, 2\)"),
-        (program(targets=1), r"forecasts \(3, 1\) of a window"),
-        (program(quantiles=2), r"forecasts \(3, 2, 2\) of a window"),
-        (program(flat=True), r"forecasts \(3,\) of a window"),
+        (program(horizon=4), r"gives \(4, 2\) for a window, but its record says \(3, 2\)"),
+        (program(targets=1), r"gives \(3, 1\) for a window"),
+        (program(quantiles=2), r"gives \(3, 2, 2\) for a window"),
+        (program(flat=True), r"gives \(3,\) for a window"),
     ],
 )
 def test_program_that_is_no_forecaster_of_the_record_is_refused(what, message):
@@ -230,7 +230,9 @@ def test_program_that_is_no_forecaster_of_the_record_is_refused(what, message):
 def test_model_of_another_task_is_refused():
     model = PackedModel(Cell(program(), "float32", header() | {"task": "embed"}))
     for use in (lambda: model.forecast(series(WINDOW)), lambda: model.forecast_files(["s.npy"])):
-        with pytest.raises(ModelError, match=r"the task 'embed'; forecast needs one of the task 'series'"):
+        with pytest.raises(
+            ModelError, match=r"task is 'embed', but forecast needs a model of the task 'series'"
+        ):
             use()
 
 

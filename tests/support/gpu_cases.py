@@ -14,9 +14,9 @@ from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
 from support import emulated_gpu
 
 Arrays = dict[str, np.ndarray]
-NUMBERS = {"bfloat16": bfloat16, "float16": np.float16, "float32": np.float32}
+DTYPES = {"bfloat16": bfloat16, "float16": np.float16, "float32": np.float32}
 # Root mean squares of the error as shares of the results', and of the gradients', by type.
-ALLOWED = {name: selfcheck.ALLOWED[name] for name in NUMBERS}
+ALLOWED = {name: selfcheck.ALLOWED[name] for name in DTYPES}
 D, V = 5, 7
 
 
@@ -35,7 +35,7 @@ class Case:
     batch: int = 5
     steps: int = 6
     units: int = 40
-    number: str = "float16"
+    precision: str = "float16"
     lookup: bool = False
     with_: tuple[str, ...] = ("bias", "c0")
     options: LstmOptions = LstmOptions()  # noqa: RUF009 (it is frozen)
@@ -72,12 +72,12 @@ class Case:
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
         """Numbers that the type has, as float32."""
-        return array.astype(NUMBERS[self.number]).astype(np.float32)
+        return array.astype(DTYPES[self.precision]).astype(np.float32)
 
     def given(self) -> Arrays:
         """The same in the types that the layer is given."""
         narrow = ("x", "h0", "c0")
-        return {n: a.astype(NUMBERS[self.number]) if n in narrow else a for n, a in self.arrays().items()}
+        return {n: a.astype(DTYPES[self.precision]) if n in narrow else a for n, a in self.arrays().items()}
 
     def expected(self) -> tuple[list[np.ndarray], list[np.ndarray], Arrays]:
         """The results, cotangents for them, and the gradients that come of these."""
@@ -115,9 +115,11 @@ OPTIONS: dict[str, Any] = {
 }
 CASES = {
     "float16": Case(),
-    "bfloat16": Case(number="bfloat16", units=64, batch=19, steps=11),
-    "float32": Case(number="float32", units=70, batch=17, steps=9, with_=("bias", "c0", "mask")),
-    "float32-recurrent-dropout": Case(number="float32", with_=("bias", "recurrent_dropout"), sequences=False),
+    "bfloat16": Case(precision="bfloat16", units=64, batch=19, steps=11),
+    "float32": Case(precision="float32", units=70, batch=17, steps=9, with_=("bias", "c0", "mask")),
+    "float32-recurrent-dropout": Case(
+        precision="float32", with_=("bias", "recurrent_dropout"), sequences=False
+    ),
     "one-row-one-step": Case(batch=1, steps=1, units=1),
     "two-steps": Case(batch=9, steps=2, units=33, with_=()),
     "last-output": Case(sequences=False),
@@ -135,20 +137,24 @@ CASES = {
     },
     **{name: Case(steps=3, options=LstmOptions(**options)) for name, options in OPTIONS.items()},
     # Errors of 1 - f, where f is 0.993 or 0.9975, and of sums that are cut off, count a hundred times.
-    "saturated-forget-gates": Case(number="bfloat16", batch=4, steps=100, saturated=(0, 5, 0, 0)),
-    "saturated-gates": Case(number="bfloat16", batch=4, steps=100, saturated=(5, 6, 0, 5), scale=0.1),
-    "saturated-input-gates": Case(number="bfloat16", batch=4, steps=100, saturated=(-4, 6, 0, 4), scale=0.1),
-    "saturated-cell-gates": Case(number="bfloat16", batch=4, steps=100, saturated=(-6, 6, -3, 0), scale=0.1),
+    "saturated-forget-gates": Case(precision="bfloat16", batch=4, steps=100, saturated=(0, 5, 0, 0)),
+    "saturated-gates": Case(precision="bfloat16", batch=4, steps=100, saturated=(5, 6, 0, 5), scale=0.1),
+    "saturated-input-gates": Case(
+        precision="bfloat16", batch=4, steps=100, saturated=(-4, 6, 0, 4), scale=0.1
+    ),
+    "saturated-cell-gates": Case(
+        precision="bfloat16", batch=4, steps=100, saturated=(-6, 6, -3, 0), scale=0.1
+    ),
     "saturated-float16": Case(batch=4, steps=100, saturated=(-4, 6, 0, 4), scale=0.1),
-    "saturated-float32": Case(number="float32", batch=4, steps=100, saturated=(0, 6, 0, 0)),
+    "saturated-float32": Case(precision="float32", batch=4, steps=100, saturated=(0, 6, 0, 0)),
     # Two clusters run at once, so they have 24 and 40 rows.
-    "clusters-of-24-rows": Case(batch=41, steps=3, number="bfloat16"),
+    "clusters-of-24-rows": Case(batch=41, steps=3, precision="bfloat16"),
     "clusters-of-40-rows": Case(batch=70, steps=3, with_=("bias", "mask", "recurrent_dropout")),
     "blocks-of-64-units": Case(batch=2, steps=3, units=520, with_=("c0", "mask", "recurrent_dropout")),
 }
 # What takes seconds on the emulated GPU, for one framework: weights in registers, shared memory and beyond.
 LARGE_CASES = {
-    "bfloat16-1024-units": Case(batch=2, steps=2, units=1024, number="bfloat16"),
-    "float32-500-units": Case(batch=2, steps=2, units=500, number="float32", with_=("recurrent_dropout",)),
-    "float32-520-units": Case(batch=2, steps=2, units=520, number="float32", with_=("recurrent_dropout",)),
+    "bfloat16-1024-units": Case(batch=2, steps=2, units=1024, precision="bfloat16"),
+    "float32-500-units": Case(batch=2, steps=2, units=500, precision="float32", with_=("recurrent_dropout",)),
+    "float32-520-units": Case(batch=2, steps=2, units=520, precision="float32", with_=("recurrent_dropout",)),
 }

@@ -61,6 +61,7 @@ def as_numpy(tensor):
     return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
+@pytest.mark.backends
 def test_overfitted_model_writes_its_lines_back(overfitted):
     vectors = embed_lines(overfitted, LINES)
     assert vectors.shape == (4, 12)
@@ -104,6 +105,7 @@ def test_embed_of_no_lines_raises(overfitted):
         embed_lines(overfitted, [])
 
 
+@pytest.mark.backends
 def test_stepwise_decoder_equals_the_decoder_with_teacher_forcing(untrained):
     _, decode = encoder_and_decoder(untrained.model)
     start, step = stepwise_decoder(decode)

@@ -106,6 +106,7 @@ def without_core(monkeypatch):
 # --- two ways, one text
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize(
     "rules",
     [
@@ -129,6 +130,7 @@ def test_same_seed_draws_the_same_text_by_keras_and_on_the_engine(path, rules):
     assert len(texts[0]) == 200
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize("make", [many_to_one, softmax, stateful, tied, masked])
 def test_any_chain_gives_the_same_text_by_keras_and_on_the_engine(make):
     model = filled(make(), 5)
@@ -159,6 +161,7 @@ def test_generate_greedy_takes_the_likeliest_of_the_whole_model(path, implementa
     assert said == TOKENIZER.decode(ids[3:])
 
 
+@pytest.mark.backends
 @BOTH
 def test_weights_are_read_at_each_call(implementation):
     model = made()
@@ -208,6 +211,7 @@ def test_auto_takes_the_engine_where_it_can(path, monkeypatch):
     assert len(generate(path, "abc", max_tokens=5)) == 5
 
 
+@pytest.mark.backends
 @pytest.mark.parametrize(("make", "reason"), [(one_hot, "Embedding of ids"), (gru, "GRU")])
 def test_auto_takes_keras_for_what_the_engine_cannot_and_demanding_the_engine_says_why(make, reason):
     model, options = make(), {"tokenizer": IN_ORDER, "max_tokens": 20, "seed": 1}

@@ -64,6 +64,7 @@ def forms(folder, task):
     yield {"model": cellerate.load(folder / f"{task}.cell")}
 
 
+@pytest.mark.backends
 def test_generate_gives_one_text_for_every_form(folder):
     texts = {cellerate.generate(**form, prompt="ab", max_tokens=50, seed=3) for form in forms(folder, "text")}
     model, _ = cellerate.load_model(folder / "text.keras")

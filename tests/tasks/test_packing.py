@@ -36,6 +36,7 @@ def predicted(model, x):
     return np.asarray(keras.ops.convert_to_numpy(model(x, training=False)))
 
 
+@pytest.mark.backends
 def test_packed_file_of_a_trained_model_predicts_what_keras_does(tmp_path):
     model = text_model()
     save_model(model, tmp_path / "m.keras", RECORD)

@@ -101,6 +101,7 @@ def recomputed(path, values, columns, *, rows, train_rows, season=6):
 # --- train and judge
 
 
+@pytest.mark.backends
 def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data):
     values = {"load": wave(), "other": wave(seed=1, level=-3.0)}
     run = fit(data, epochs=12)
@@ -144,6 +145,7 @@ def test_validation_loss_is_the_scaled_error_of_the_validation_part(data):
     assert run.training.history[0]["val_mae"] == pytest.approx(expected["model"]["scaled_mae"], rel=1e-4)
 
 
+@pytest.mark.backends
 def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
     run = fit(data, quantile=(0.1, 0.5, 0.9), epochs=8, feature=["load"])
     _, expected, coverage = recomputed(

@@ -102,6 +102,7 @@ def tail_of(folder, fraction=0.1):
 # --- train and evaluate
 
 
+@pytest.mark.backends
 def test_round_trip_learns_and_held_out_bits_equal_plain_numpy(trained):
     path, run = trained
     text_model = load_text_model(path)
@@ -224,6 +225,7 @@ def test_validation_fraction_zero_trains_without_evaluation(tmp_path):
     assert (tmp_path / "m.keras").exists()
 
 
+@pytest.mark.backends
 def test_carry_states_trains_streams_and_generates(tmp_path):
     run = fit(tmp_path, carry_states=True, batch_size=4, epochs=2)
     assert run.training.history[0]["steps"] == (len(TEXT) - int(len(TEXT) * 0.1) - 1) // 4 // LENGTH
@@ -248,6 +250,7 @@ def test_own_softmax_model_is_judged_by_its_probabilities(tmp_path):
     assert len(generate(tmp_path / "m.keras", "the ", max_tokens=5, seed=0)) == 5
 
 
+@pytest.mark.backends
 def test_own_many_to_one_model_learns_and_is_judged_on_the_last_id_of_each_window(tmp_path):
     run = fit(tmp_path, model=own_model(*own_layers(sequences=False)))
     ids = tail_of(tmp_path)

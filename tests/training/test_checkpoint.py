@@ -12,7 +12,7 @@ from cellerate.training.checkpoint import (
     save_checkpoint,
 )
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 def small_model(units: int = 4) -> keras.Model:

@@ -18,7 +18,7 @@ from cellerate.training.display import Display
 from cellerate.training.loop import run_folder, train
 from cellerate.training.settings import TrainingSettings
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 # Each id is the one before plus 1 or 2: half of what there is to know can be learned.
 IDS = np.random.default_rng(3).integers(1, 3, 1200).cumsum().astype(np.int64) % 7

@@ -5,7 +5,7 @@ import pytest
 from cellerate.training.optimizers import build_optimizer, current_learning_rate
 from cellerate.training.settings import TrainingSettings
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 def rate(settings: TrainingSettings, update: int, steps_per_epoch: int = 100) -> float:

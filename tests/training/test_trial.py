@@ -9,7 +9,7 @@ import pytest
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
 
 class Rows:

@@ -9,9 +9,10 @@ import pytest
 
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels import native
-from cellerate.kernels.decoder.cpu import PRECISIONS, StepModel
+from cellerate.kernels.decoder.cpu import StepModel
 from cellerate.kernels.decoder.sampling import Cancellation, Request, SamplingRules, sample
 from cellerate.kernels.lstm import reference
+from cellerate.program import PRECISIONS
 
 pytestmark = pytest.mark.usefixtures("native_settings")
 

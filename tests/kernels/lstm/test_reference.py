@@ -11,6 +11,7 @@ from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference import ACTIVATIONS, Forward, backward, forward
 from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+from support.pairwise import marked
 
 BACKEND = keras.backend.backend()
 B, T, D, H = 5, 4, 2, 3
@@ -140,6 +141,7 @@ MASKED_BY_KERAS = "previous_state" if BACKEND == "jax" else "previous_output"
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 @pytest.mark.parametrize("variant", variants([None, MASKED_BY_KERAS, "zero"]), ids=str)
 def test_forward_equals_the_layer_of_keras(variant, monkeypatch):
     expected = call(keras_layer(variant, return_sequences=True, return_state=True), variant, monkeypatch)
@@ -149,6 +151,7 @@ def test_forward_equals_the_layer_of_keras(variant, monkeypatch):
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 @pytest.mark.parametrize("masked_output", [None, MASKED_BY_KERAS, "zero"])
 def test_last_output_equals_the_layer_of_keras_that_returns_no_sequences(masked_output, monkeypatch):
     variant = Variant(masked_output, states=True)
@@ -157,6 +160,7 @@ def test_last_output_equals_the_layer_of_keras_that_returns_no_sequences(masked_
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 @pytest.mark.parametrize("masked_output", [None, "previous_output"])
 def test_forward_equals_an_unrolled_layer_of_keras_with_the_previous_output(masked_output, monkeypatch):
     variant = Variant(masked_output, states=True)
@@ -169,6 +173,7 @@ def test_forward_equals_an_unrolled_layer_of_keras_with_the_previous_output(mask
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 @pytest.mark.parametrize(("name", "width"), [("dropout", D), ("recurrent_dropout", H)])
 def test_dropout_of_keras_is_four_masks_of_one_value_a_feature_or_unit(name, width):
     layer = keras_layer(Variant(dropout=True))
@@ -180,6 +185,7 @@ def test_dropout_of_keras_is_four_masks_of_one_value_a_feature_or_unit(name, wid
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 @pytest.mark.parametrize("name", NAMES)
 def test_value_of_an_activation_equals_that_of_keras(name):
     x = np.concatenate([np.linspace(-9, 9, 300), [-6, -3, -1, -0.5, 0, 0.5, 1, 3, 6]]).astype(np.float32)
@@ -189,6 +195,7 @@ def test_value_of_an_activation_equals_that_of_keras(name):
 
 
 @pytest.mark.keras
+@pytest.mark.backends
 def test_threshold_by_its_name_alone_cannot_be_called_in_keras():
     with pytest.raises(TypeError, match="default_value"):
         keras.activations.get("threshold")(keras.ops.zeros(2))
@@ -251,7 +258,13 @@ def assert_gradients_equal_finite_differences(variant: Variant):
         assert_close(gradient, numeric, 1e-8)
 
 
-@pytest.mark.parametrize("variant", variants([None, *MASKED_OUTPUTS]), ids=str)
+DIFFERENTIATED = [
+    pytest.param(Variant(*case), marks=marks, id=str(Variant(*case)))
+    for case, marks in marked((None, *MASKED_OUTPUTS), *[(False, True)] * 4)
+]
+
+
+@pytest.mark.parametrize("variant", DIFFERENTIATED)
 def test_gradients_of_all_results_equal_finite_differences(variant):
     assert_gradients_equal_finite_differences(variant)
 

@@ -36,9 +36,9 @@ class Shape:
     bias: bool = True
     activations: tuple[str, str] = ("tanh", "sigmoid")
 
-    def generator(self, number: str, rows: int) -> Generator:
+    def generator(self, precision: str, rows: int) -> Generator:
         layers = tuple(Layer(units, *self.activations) for units in self.units)
-        return Generator(number, layers, self.vocabulary, self.vocabulary, self.masks_zero, rows)
+        return Generator(precision, layers, self.vocabulary, self.vocabulary, self.masks_zero, rows)
 
     def chain(self) -> Chain:
         rng = np.random.default_rng(self.vocabulary + sum(self.units))
@@ -83,7 +83,7 @@ COMPILED += [(THREE, "float16", 8), (WIDE, "float32", 8), (TALL, "bfloat16", 8)]
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    emulated_gpu.prepare(shape.generator(number, rows) for shape, number, rows in COMPILED)
+    emulated_gpu.prepare(shape.generator(precision, rows) for shape, precision, rows in COMPILED)
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_how_many_steps_a_kernel_runs_does_not_matter(monkeypatch: pytest.Monkey
     monkeypatch.setattr(batch, "_LEAST_STEPS", 1000)
     *wanted, wanted_rows = results()
     monkeypatch.setattr(batch, "_LEAST_STEPS", 4)
-    for name in ("_SECONDS_A_LAUNCH", "_SECONDS_UNCANCELLED"):
+    for name in ("_SECONDS_PER_LAUNCH", "_SECONDS_UNCANCELLED"):
         monkeypatch.setattr(cuda_model, name, 0.0)
     *found, found_rows = results()
     for one, other in zip(found, wanted, strict=True):
@@ -349,7 +349,7 @@ def test_logits_that_are_no_ids_can_be_read_and_not_drawn_from() -> None:
     state, logits = found.step(found.initial_state(2), np.array([3, 0]))
     wanted_state, wanted = expected.step(expected.initial_state(2), np.array([3, 0]))
     assert max(_error(state, wanted_state), _error(logits, wanted)) < ALLOWED["float32"]
-    with pytest.raises(ConfigError, match="5 logits and reads ids of 23"):
+    with pytest.raises(ConfigError, match="5 logits but reads ids below 23"):
         found.generate_rows(state, logits, [Request(1)] * 2)
 
 
@@ -359,18 +359,22 @@ NORM = {"op": "layer_norm", "gamma": None, "beta": None, "epsilon": 1e-3}
 @pytest.mark.parametrize(
     ("chain", "kind", "message"),
     [
-        ([*ONE.chain()[:2], NORM, ONE.chain()[2]], ModelError, r"chain\[2\] is a layer_norm.*device='cpu'"),
-        (_with(2, activation="relu"), ModelError, "a dense, has the activation relu"),
+        (
+            [*ONE.chain()[:2], NORM, ONE.chain()[2]],
+            ModelError,
+            r"chain\[2\] has the op 'layer_norm'.*device='cpu'",
+        ),
+        (_with(2, activation="relu"), ModelError, r"the dense chain\[2\] has the activation relu"),
         (_with(1, kernel=np.full((7, 80), np.nan, np.float32)), ModelError, "kernel holds a NaN"),
         (_with(2, kernel=np.zeros((19, 23), np.float32)), ConfigError, "takes 19 features"),
         (ONE.chain()[1:], ConfigError, "embedding first"),
-        (ONE.chain()[:2], ModelError, r"chain\[1\] is a lstm, where it needs the dense"),
+        (ONE.chain()[:2], ModelError, r"chain\[1\] has the op 'lstm', not 'dense'"),
         (
             [ONE.chain()[0], _with(2, kernel=np.zeros((7, 23), np.float32))[2]],
             ConfigError,
             "at least one lstm",
         ),
-        (Shape(9, (1025,)).chain(), ModelError, "1025 units, and 1024 is the most"),
+        (Shape(9, (1025,)).chain(), ModelError, "1025 units; at most 1024 are possible"),
         (Shape(9, (512,) * 9).chain(), ModelError, "too many or too wide"),
         (Shape(9000, (32,)).chain(), ModelError, "9000 logits, too many for the 1 thread blocks"),
     ],
@@ -381,7 +385,7 @@ def test_chain_that_a_gpu_does_not_run_is_refused(chain: Chain, kind: type[Excep
 
 
 def test_precision_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
+    with pytest.raises(ConfigError, match="bfloat16, float16, float32"):
         CudaStepModel(ONE.chain(), precision="int8")
 
 

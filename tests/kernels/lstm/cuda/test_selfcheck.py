@@ -23,7 +23,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> emulated_gpu.Driver:
 def cases() -> list[Any]:
     slow = pytest.mark.slow
     return [
-        pytest.param(c, marks=[slow] if c.units > 512 else [], id=f"{c.number}-{c.units}")
+        pytest.param(c, marks=[slow] if c.units > 512 else [], id=f"{c.precision}-{c.units}")
         for c in selfcheck.CASES
     ]
 
@@ -52,11 +52,11 @@ def hangs(command: Any, timeout: float, **_: Any) -> Any:
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (answer(0, "1.7\n"), "1.7 times what is allowed"),
+        (answer(0, "1.7\n"), "1.7 times the allowed error"),
         (answer(0, "nan\n"), "nan times"),
         (answer(1, stderr="first\nCUDA_ERROR_ILLEGAL_ADDRESS\n"), "failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
         (answer(-11), "ended with -11"),
-        (hangs, "did not end within"),
+        (hangs, "did not finish within"),
     ],
     ids=["wrong", "nan", "error", "crash", "hang"],
 )
