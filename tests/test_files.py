@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -51,6 +52,21 @@ def test_sweeping_leaves_what_writes_of_other_files_left_and_what_is_the_users(t
         os.utime(file, (0, 0))
     check_writable(target)
     assert left.exists() and all(file.exists() for file in mine)
+
+
+def test_write_is_on_the_disk_before_its_name_and_the_name_before_it_returns(tmp_path, monkeypatch):
+    target, done = tmp_path / "a.txt", []
+    fsync = os.fsync
+
+    def recorded(handle):
+        status = os.fstat(handle)
+        done.append((stat.S_ISDIR(status.st_mode), status.st_ino, target.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    with atomic_write(target) as beside:
+        beside.write_text("whole")
+    assert done == [(False, target.stat().st_ino, False), (True, tmp_path.stat().st_ino, True)]
 
 
 def test_write_that_fails_leaves_nothing(tmp_path):

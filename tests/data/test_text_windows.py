@@ -44,6 +44,15 @@ def test_text_training_epochs_cut_the_text_at_different_places():
     assert len(source) == (5000 - 51 - 49) // 50 // 4
 
 
+@pytest.mark.parametrize(
+    ("n", "length", "stride", "phases"), [(200, 10, 7, 7), (101, 10, 25, 25), (14, 10, 10, 4), (11, 10, 5, 1)]
+)
+def test_text_training_begins_at_each_place_of_a_stride_that_the_text_has_room_for(n, length, stride, phases):
+    source = TextBatches(np.arange(n), length=length, batch_size=1, seed=1, stride=stride)
+    starts = [int(source.batch(epoch, 0)[0][0, 0]) for epoch in range(600)]
+    assert {start % stride for start in starts} == set(range(phases))
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     n=st.integers(2, 200),

@@ -13,6 +13,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
+from cellerate.runtime.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
 from cellerate.tasks.packing import packed
 from cellerate.tasks.series import evaluate_series, load_series_model
@@ -188,6 +189,28 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
         assert here == there
         assert here.prompt
         assert here.text
+
+
+def test_packed_text_model_is_timed_for_as_many_characters_as_it_draws(work, monkeypatch):
+    one, timed, drawn = work["text"], {}, []
+    monkeypatch.setattr(
+        "cellerate.optimization.workloads.text.speed", lambda way, *a, **k: timed.update(k, calls=a)
+    )
+    model = packed(one.model, one.record)
+    one.packed_speed(model)
+    draw = Stepper.draw
+    monkeypatch.setattr(Stepper, "draw", lambda *a, **k: drawn.extend(draw(*a, **k)) or drawn)
+    single, many, rows = timed["calls"]
+    single()
+    assert sum(len(row.ids) for row in drawn) == timed["each"] > 1
+    drawn.clear()
+    timed["several"](7)
+    assert sum(len(row.ids) for row in drawn) == 7
+    texts = []
+    generate = type(model).generate
+    monkeypatch.setattr(type(model), "generate", lambda *a, **k: texts.extend(generate(*a, **k)))
+    many()
+    assert [len(text) for text in texts] == [timed["steps"]] * rows
 
 
 def test_source_is_what_the_model_is_trained_on_and_no_larger_than_the_data(work):

@@ -45,7 +45,15 @@ def test_warmup_rises_linearly_then_the_schedule_begins(schedule):
     settings = TrainingSettings(learning_rate=0.01, schedule=schedule, warmup_steps=10, epochs=1)
     assert rate(settings, 0) == pytest.approx(0.001, rel=1e-4)
     assert rate(settings, 4) == pytest.approx(0.005, rel=1e-4)
+    assert rate(settings, 9) == pytest.approx(0.01, rel=1e-4)
     assert rate(settings, 10) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_schedule_after_a_warmup_falls_from_its_first_update_to_its_last():
+    settings = TrainingSettings(learning_rate=0.01, schedule="linear", warmup_steps=10, epochs=1)
+    # 90 updates are left, and update 10 is the first of them.
+    for update in (10, 11, 12, 55, 99):
+        assert rate(settings, update) == pytest.approx(0.01 * (1 - (update - 10) / 90), rel=1e-4)
 
 
 def test_schedule_with_accumulation_counts_updates_not_batches():
