@@ -10,10 +10,13 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// The type of an element in storage.
+// The type of an element in storage, and whether its products are of pairs or of single floats.
 template <Storage kStorage>
-struct Element {
+struct Element;
+template <>
+struct Element<Storage::kFloat32> {
   using Type = float;
+  static constexpr bool kPairs = false;
   static F load(const float* p) { return Simd::load(p); }
   static F load_n(const float* p, int n) { return Simd::load_n(p, n); }
   static void store(float* p, F x) { Simd::store(p, x); }
@@ -22,11 +25,25 @@ struct Element {
 template <>
 struct Element<Storage::kBfloat16> {
   using Type = uint16_t;
+  static constexpr bool kPairs = Simd::kBfloat16Products;
   static F load(const uint16_t* p) { return Simd::load_bf16(p); }
   static F load_n(const uint16_t* p, int n) { return Simd::load_bf16_n(p, n); }
   static void store(uint16_t* p, F x) { Simd::store_bf16(p, x); }
   static void store_n(uint16_t* p, F x, int n) { Simd::store_bf16_n(p, x, n); }
 };
+
+template <Storage kStorage>
+constexpr bool kPairsOf = Element<kStorage>::kPairs;
+
+// Gives function.operator()<kStorage>() for a storage known only now.
+template <int32_t kFirst = 0, class Function>
+auto by_storage(Storage storage, const Function& function) {
+  constexpr int32_t kNext = kFirst + 1;
+  if constexpr (kNext < static_cast<int32_t>(Storage::kCount)) {
+    if (storage != static_cast<Storage>(kFirst)) return by_storage<kNext>(storage, function);
+  }
+  return function.template operator()<static_cast<Storage>(kFirst)>();
+}
 
 // Lanes of a vector that lie before `end`.
 inline int lanes_before(Index first, Index end) { return static_cast<int>(smaller(kLanes, end - first)); }

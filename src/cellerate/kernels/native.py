@@ -107,11 +107,17 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return memory[start : start + bytes_needed].view(dtype).reshape(shape)
 
 
-def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: Any = None) -> None:
-    """Calls a function of the core with contiguous arrays or None. Raises `ConfigError` if one does not fit."""
-    first = () if options is None else (options,)
+def storage_types() -> tuple[str, ...]:
+    """The dtypes in which the core takes x, states and outputs, by NumPy's names; none if it is not installed."""
+    if why_unavailable() is not None:
+        return ()
+    return tuple(importlib.import_module("cellerate.kernels._core").STORAGE_TYPES)
+
+
+def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: tuple[int, ...] = ()) -> None:
+    """Makes one of the core's `CALLS` with contiguous arrays or None. Raises `ConfigError` if one does not fit."""
     try:
-        getattr(core(), name)(*first, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
+        core().call(name, options, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
     except (ValueError, IndexError) as error:
         raise ConfigError(str(error)) from None
 
