@@ -8,25 +8,6 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Packs weights (K, N) as [column panel][words of K][kWidth].
-template <bool kPairs>
-void pack_columns(const float* weights, Index k, Index n, float* out, Range panels) {
-  constexpr Index kEach = kPairs ? 2 : 1;
-  const Index depth = words<kPairs>(k);
-  for (Index panel = panels.begin; panel < panels.end; ++panel) {
-    float* to = out + panel * depth * kWidth;
-    for (Index row = 0; row < k; row += kEach) {
-      for (Index column = panel * kWidth; column < (panel + 1) * kWidth; column += kLanes, to += kLanes) {
-        const auto part = [&](Index at) {
-          return at < k && column < n ? load_upto<Storage::kFloat32>(weights + at * n, column, n)
-                                      : Simd::set(0);
-        };
-        Simd::store(to, word<kPairs>(part(row), part(row + 1)));
-      }
-    }
-  }
-}
-
 // Packs weights (K, N), transposed, as [panel of K's][words of N][kWidth].
 template <bool kPairs>
 void pack_rows(const float* weights, Index k, Index n, float* out, Range panels) {
@@ -88,15 +69,12 @@ class DenseForwardJob {
   }
 
   void run(int index) {
-    pack_columns<kPairs>(in_.kernel, plan_.inputs, plan_.outputs, kernel_,
-                         share(panels_, index, plan_.threads));
-    if (index == 0) {
-      for (Index column = 0; column < panels_ * kWidth; column += kLanes) {
-        const bool there = in_.bias != nullptr && column < plan_.outputs;
-        Simd::store(bias_ + column,
-                    there ? load_upto<Storage::kFloat32>(in_.bias, column, plan_.outputs) : Simd::set(0));
-      }
-    }
+    const auto columns = [this](Index panel, Index vector) {
+      return Range{panel * kWidth + vector * kLanes, plan_.outputs};
+    };
+    pack_panels<kPairs>(in_.kernel, plan_.inputs, plan_.outputs, columns, kernel_,
+                        share(panels_, index, plan_.threads));
+    if (index == 0) pack_bias(in_.bias, columns, bias_, panels_);
     barrier_.wait();
     const Range mine = share(plan_.rows, index, plan_.threads);
     float* x = x_ + index * chunk_ * x_row_;
@@ -266,15 +244,14 @@ void run_dense(const Call& in) {
   run_on(plan.threads, job);
 }
 
-constexpr DenseKernels kDenseKernels{
-    [](const DenseForward& in) {
-      by_storage(in.storage,
-                 [&]<Storage kStorage>() { run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in); });
-    },
-    [](const DenseBackward& in) {
-      by_storage(in.storage,
-                 [&]<Storage kStorage>() { run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in); });
-    },
-};
+inline void forward(const DenseForward& in) {
+  by_storage(in.storage,
+             [&]<Storage kStorage>() { run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in); });
+}
+
+inline void backward(const DenseBackward& in) {
+  by_storage(in.storage,
+             [&]<Storage kStorage>() { run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in); });
+}
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -26,7 +26,8 @@ struct Target {
 #ifdef CELLERATE_TARGET
 
 #include "dense_kernels.h"
-#include "lstm_kernels.h"
+#include "lstm_backward.h"
+#include "lstm_forward.h"
 #include "peak.h"
 #include "step_model.h"
 
@@ -41,6 +42,9 @@ extern const StepKernels kStepKernels;
 #endif
 
 namespace cellerate::CELLERATE_TARGET {
+
+constexpr LstmKernels kLstmKernels{reserve_bytes, forward, backward};
+constexpr DenseKernels kDenseKernels{forward, backward};
 
 extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),

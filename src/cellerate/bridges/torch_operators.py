@@ -18,7 +18,7 @@ from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.kernels.operation import Codes, Operation
 from cellerate.machine.environment import processors
 
-Operator = Callable[..., tuple[torch.Tensor, ...]]
+Operator = Callable[..., Any]
 _CUDA_LSTM = "cuda_lstm"
 # The operations whose operators torch knows, by the operators' names.
 _defined: set[str] = set()
@@ -66,7 +66,7 @@ def _call(
     keep = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
     given = [arrays.get(argument) for argument in operation.arguments]
     found = getattr(torch.ops.cellerate, f"{name}_forward")(*given, codes, keep)
-    return tuple(found[:-1])
+    return tuple(found[: len(operation.results)]) if isinstance(found, tuple) else (found,)
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def _define(
         name: That of the operators.
         operation: What they compute.
         key: For which of torch's devices.
-        forward: Computes the results and the reserve, which is empty unless it is to be kept.
+        forward: Computes the `forward_results`, of which the reserve is empty unless it is to be kept.
         backward: Computes the gradients of the differentiable arguments, without elements for absent ones.
         results: What `forward` gives, not computed.
     """
@@ -93,14 +93,12 @@ def _define(
             return
         library = _library()
         optional = ", ".join(f"Tensor? {argument}" for argument in operation.arguments)
-        saved = ", ".join(f"Tensor {each}" for each in (*operation.saved, "reserve"))
-        cotangents = ", ".join(f"Tensor? d_{result}" for result in operation.results)
-        found, gradients = (
-            ", ".join(["Tensor"] * count)
-            for count in (len(operation.results) + 1, len(operation.differentiable))
-        )
+        rest = [f"Tensor {each}" for each in operation.kept]
+        rest += [f"Tensor? d_{result}" for result in operation.results]
+        found = ", ".join(["Tensor"] * len(operation.forward_results))
+        gradients = ", ".join(["Tensor"] * len(operation.differentiable))
         library.define(f"{name}_forward({optional}, int[] codes, bool keep) -> ({found})")
-        library.define(f"{name}_backward({optional}, {saved}, {cotangents}, int[] codes) -> ({gradients})")
+        library.define(f"{name}_backward({optional}, {', '.join(rest)}, int[] codes) -> ({gradients})")
         for direction, compute, empty in (("forward", forward, results), ("backward", backward, _gradients)):
             operator = f"{name}_{direction}"
             library.impl(operator, functools.partial(compute, operation), key)
@@ -142,24 +140,27 @@ def _make_idle_threads_sleep() -> None:
         started.wait()
 
 
-def _results(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _results(operation: Operation, *given: Any) -> Any:
     """Empty tensors that forward fills, with their shapes and types."""
     *tensors, codes, keep = given
     named = {n: t for n, t in zip(operation.arguments, tensors, strict=True) if t is not None}
     like = operation.like(named)
-    dtype = str(like.dtype).removeprefix("torch.")
-    size = operation.reserve_bytes(named, codes, dtype) if keep else 0
     # Not empty_like, which would also copy the strides.
-    results = [like.new_empty(shape) for shape in operation.shapes(named, codes).values()]
-    return (*results, like.new_empty(size, dtype=torch.uint8))
+    found = [like.new_empty(shape) for shape in operation.shapes(named, codes).values()]
+    if operation.sizes:
+        dtype = str(like.dtype).removeprefix("torch.")
+        size = operation.reserve_bytes(named, codes, dtype) if keep else 0
+        found.append(like.new_empty(size, dtype=torch.uint8))
+    # A single result of an operator is no tuple.
+    return tuple(found) if len(found) > 1 else found[0]
 
 
-def _forward(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
+def _forward(operation: Operation, *given: Any) -> Any:
     *tensors, codes, keep = given
     results = _results(operation, *given)
-    written: Sequence[Any] = results[: len(operation.forward_results)]
-    if not keep and operation.sizes:
-        written = (*written[:-1], None)
+    written = list(results) if isinstance(results, tuple) else [results]
+    if operation.sizes and not keep:
+        written[-1] = None
     native.core().call(f"{operation.name}_forward", codes, _contiguous(tensors), written)
     return results
 
@@ -176,15 +177,10 @@ def _gradients(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
 
 def _backward(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes = given
-    names = (*operation.arguments, *operation.saved, "reserve", *[f"d_{name}" for name in operation.results])
-    named = dict(zip(names, _contiguous(tensors), strict=True))
     results = _gradients(operation, *given)
-    wanted = [
-        None if named[name] is None else result
-        for name, result in zip(operation.differentiable, results, strict=True)
-    ]
-    read = [named[name] for name in operation.backward_arguments]
-    native.core().call(f"{operation.name}_backward", codes, read, wanted)
+    there = {n for n, t in zip(operation.arguments, tensors, strict=False) if t is not None}
+    wanted = [r if n in there else None for n, r in zip(operation.differentiable, results, strict=True)]
+    native.core().call(f"{operation.name}_backward", codes, _contiguous(tensors), wanted)
     return results
 
 
@@ -192,15 +188,18 @@ def _contiguous(tensors: Sequence[Any]) -> list[Any]:
     return [None if t is None else t.detach().contiguous() for t in tensors]
 
 
-def _save(operation: Operation, ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save(operation: Operation, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.codes, _ = inputs
-    found = dict(zip(operation.results, output, strict=False))
-    ctx.save_for_backward(*tensors, *[found[name] for name in operation.saved], output[-1])
+    outputs = output if isinstance(output, tuple) else (output,)
+    found = dict(zip(operation.forward_results, outputs, strict=True))
+    ctx.save_for_backward(*tensors, *[found[name] for name in operation.kept])
 
 
 def _differentiate(operation: Operation, backward: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
     tensors = ctx.saved_tensors
-    gradients = getattr(torch.ops.cellerate, backward)(*tensors, *cotangents[:-1], ctx.codes)
+    gradients = getattr(torch.ops.cellerate, backward)(
+        *tensors, *cotangents[: len(operation.results)], ctx.codes
+    )
     named = dict(zip(operation.differentiable, gradients, strict=True))
     given = dict(zip(operation.arguments, tensors, strict=False))
     return (

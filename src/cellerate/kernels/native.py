@@ -28,6 +28,11 @@ def why_unavailable() -> str | None:
 
 
 @functools.cache
+def _module() -> ModuleType:
+    return importlib.import_module("cellerate.kernels._core")
+
+
+@functools.cache
 def core() -> ModuleType:
     """The extension module.
 
@@ -38,7 +43,7 @@ def core() -> ModuleType:
     reason = why_unavailable()
     if reason is not None:
         raise BackendError(reason)
-    module = importlib.import_module("cellerate.kernels._core")
+    module = _module()
     try:
         module.target()
     except ValueError as error:
@@ -109,9 +114,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def storage_types() -> tuple[str, ...]:
     """The dtypes in which the core takes x, states and outputs, by NumPy's names; none if it is not installed."""
-    if why_unavailable() is not None:
-        return ()
-    return tuple(importlib.import_module("cellerate.kernels._core").STORAGE_TYPES)
+    return () if why_unavailable() is not None else tuple(_module().STORAGE_TYPES)
 
 
 def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: tuple[int, ...] = ()) -> None:
