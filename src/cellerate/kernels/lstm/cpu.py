@@ -143,7 +143,7 @@ def forward(
         options: Activations, direction and masked outputs.
         return_sequences: Whether to return all outputs or only the last.
         keep: Whether to keep what `backward` needs.
-        dtype: The dtype of the results with `ids`: float32 or bfloat16. With `x`, results have its dtype.
+        dtype: The dtype of the results with `ids` and without `h0`; otherwise they have that of x or h0.
 
     Raises:
         ConfigError: A shape or dtype is wrong, or an id is not a row of the embeddings.
