@@ -1,78 +1,35 @@
 #include "arguments.h"
 
+#include <algorithm>
 #include <cstring>
-#include <map>
-#include <stdexcept>
-#include <string>
 
-#include "dispatch.h"
 #include "scratch.h"
 
 namespace cellerate {
 namespace {
 
-// What an array must be. Each letter of the dimensions is a size that all arrays share; 4 is 4, G is 4H, and O stands
-// for "BTH" or "BH". Type s is the storage, f float32, i int32, b bool, y bytes.
-struct Rule {
-  const char* name;
-  const char* dimensions;
-  char type;
-};
-// B batch, T steps, D inputs, H units, V vocabulary, R bytes of the reserve.
-constexpr Rule kLstmRules[] = {
-    {"x", "BTD", 's'},
-    {"ids", "BT", 'i'},
-    {"embeddings", "VD", 'f'},
-    {"kernel", "DG", 'f'},
-    {"recurrent_kernel", "HG", 'f'},
-    {"bias", "G", 'f'},
-    {"h0", "BH", 's'},
-    {"c0", "BH", 's'},
-    {"mask", "BT", 'b'},
-    {"dropout", "4BD", 'f'},
-    {"recurrent_dropout", "4BH", 'f'},
-    {"outputs", "O", 's'},
-    {"h_T", "BH", 's'},
-    {"c_T", "BH", 's'},
-    {"reserve", "R", 'y'},
-    {"d_outputs", "O", 's'},
-    {"d_h_T", "BH", 's'},
-    {"d_c_T", "BH", 's'},
-    {"d_x", "BTD", 's'},
-    {"d_embeddings", "VD", 'f'},
-    {"d_kernel", "DG", 'f'},
-    {"d_recurrent_kernel", "HG", 'f'},
-    {"d_bias", "G", 'f'},
-    {"d_h0", "BH", 's'},
-    {"d_c0", "BH", 's'},
-};
-// M rows, K inputs, N outputs.
-constexpr Rule kDenseRules[] = {
-    {"x", "MK", 's'},   {"kernel", "KN", 'f'}, {"bias", "N", 'f'},      {"y", "MN", 's'},
-    {"d_y", "MN", 's'}, {"d_x", "MK", 's'},    {"d_kernel", "KN", 'f'}, {"d_bias", "N", 'f'},
+// One axis of a rule: factor times the size of a letter, or the factor alone.
+struct Axis {
+  int64_t factor = 1;
+  char letter = 0;
 };
 
-const char* type_name(Type type) {
-  switch (type) {
-    case Type::kFloat32:
-      return "float32";
-    case Type::kBfloat16:
-      return "bfloat16";
-    case Type::kInt32:
-      return "int32";
-    case Type::kBool:
-      return "bool";
-    case Type::kByte:
-      return "uint8";
-    default:
-      return "another type";
-  }
+// Takes the next axis off a rule; the rule must not be at its end.
+Axis next_axis(const char*& rule) {
+  Axis axis;
+  while (*rule == ' ') ++rule;
+  if (*rule >= '0' && *rule <= '9') axis.factor = 0;
+  for (; *rule >= '0' && *rule <= '9'; ++rule) axis.factor = 10 * axis.factor + (*rule - '0');
+  if (*rule != ' ' && *rule != '\0') axis.letter = *rule++;
+  return axis;
+}
+
+size_t rank(const char* rule) {
+  return 1 + static_cast<size_t>(std::count(rule, rule + std::strlen(rule), ' '));
 }
 
 size_t bytes_of(const Array& array) {
-  size_t bytes = array.type == Type::kBfloat16                                ? 2
-                 : array.type == Type::kFloat32 || array.type == Type::kInt32 ? 4
-                                                                              : 1;
+  size_t bytes = row(array.type).bytes;
   for (const int64_t size : array.shape) bytes *= static_cast<size_t>(size);
   return bytes;
 }
@@ -83,259 +40,112 @@ std::string list(const std::vector<std::string>& parts) {
   return text + (parts.size() == 1 ? ",)" : ")");
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::vector<std::string> parts;
-  for (const int64_t size : shape) parts.push_back(std::to_string(size));
-  return list(parts);
-}
-
-// Looks up arrays by name, and checks them against the rules as they are added.
-class Checker {
- public:
-  Checker(std::span<const Rule> rules, bool sequences) : rules_(rules), sequences_(sequences) {}
-
-  template <size_t kCount>
-  void add(const char* const (&names)[kCount], std::span<const Array> arrays) {
-    if (arrays.size() != kCount) {
-      throw std::invalid_argument("expected " + std::to_string(kCount) + " arrays, got " +
-                                  std::to_string(arrays.size()));
-    }
-    for (size_t n = 0; n < kCount; ++n) {
-      if (arrays[n].present) arrays_[names[n]] = &arrays[n];
-    }
-  }
-
-  // Arrays that the call will write.
-  template <size_t kCount>
-  void add_results(const char* const (&names)[kCount], std::span<const Array> arrays) {
-    add(names, arrays);
-    for (const Array& array : arrays) {
-      if (array.present) use_huge_pages(array.data, bytes_of(array));
-    }
-  }
-
-  bool has(const char* name) const { return arrays_.count(name) != 0; }
-
-  // The data of an array, null if it is absent.
-  template <class T>
-  T* get(const char* name, bool required = false) {
-    const auto found = arrays_.find(name);
-    if (found == arrays_.end()) {
-      if (required) throw std::invalid_argument(std::string(name) + ": expected an array, got none");
-      return nullptr;
-    }
-    check(*found->second, rule(name));
-    return static_cast<T*>(found->second->data);
-  }
-
-  // A size that the arrays added so far have determined, at least 1.
-  int64_t size(char letter, const char* what) {
-    if (sizes_[letter] < 1) throw std::invalid_argument(std::string(what) + ": expected at least 1, got 0");
-    return sizes_[letter];
-  }
-  void set_size(char letter, int64_t size) { sizes_[letter] = size; }
-
-  // The storage, as the first array of the storage type has determined it.
-  Storage storage() const { return storage_ == Type::kBfloat16 ? Storage::kBfloat16 : Storage::kFloat32; }
-
- private:
-  const Rule& rule(const char* name) const {
-    for (const Rule& each : rules_) {
-      if (std::strcmp(each.name, name) == 0) return each;
-    }
-    throw std::logic_error(std::string("no rule for ") + name);
-  }
-
-  void check(const Array& array, const Rule& rule) {
-    if (!right_type(array.type, rule.type)) {
-      throw std::invalid_argument(std::string(rule.name) + ": expected dtype " + expected_type(rule.type) +
-                                  ", got " + type_name(array.type));
-    }
-    const std::string letters = rule.dimensions[0] != 'O' ? rule.dimensions : sequences_ ? "BTH" : "BH";
-    bool right = array.shape.size() == letters.size();
-    std::vector<std::string> names, sizes;
-    for (size_t n = 0; n < letters.size(); ++n) {
-      const char letter = letters[n];
-      names.push_back(letter == 'G' ? "4H" : std::string(1, letter));
-      if (letter == '4') {
-        right = right && array.shape[n] == 4;
-        sizes.push_back("4");
-        continue;
-      }
-      if (right && sizes_.count(letter) == 0) sizes_[letter] = array.shape[n];
-      right = right && sizes_[letter] == array.shape[n];
-      sizes.push_back(sizes_.count(letter) != 0 ? std::to_string(sizes_[letter]) : names.back());
-    }
-    if (!right) {
-      throw std::invalid_argument(std::string(rule.name) + ": expected shape " + list(names) + " = " +
-                                  list(sizes) + ", got " + shape_text(array.shape));
-    }
-  }
-
-  bool right_type(Type type, char wanted) {
-    switch (wanted) {
-      case 's':
-        if (storage_ == Type::kOther && (type == Type::kFloat32 || type == Type::kBfloat16)) storage_ = type;
-        return type == storage_ && type != Type::kOther;
-      case 'f':
-        return type == Type::kFloat32;
-      case 'i':
-        return type == Type::kInt32;
-      case 'b':
-        return type == Type::kBool || type == Type::kByte;
-      default:
-        return type == Type::kByte;
-    }
-  }
-  std::string expected_type(char wanted) const {
-    switch (wanted) {
-      case 's':
-        return storage_ == Type::kOther ? "float32 or bfloat16" : type_name(storage_);
-      case 'f':
-        return "float32";
-      case 'i':
-        return "int32";
-      case 'b':
-        return "bool";
-      default:
-        return "uint8";
-    }
-  }
-
-  const std::span<const Rule> rules_;
-  const bool sequences_;
-  Type storage_ = Type::kOther;
-  std::map<std::string, const Array*> arrays_;
-  std::map<char, int64_t> sizes_;
-};
-
-template <class Enum>
-Enum code(const char* name, int64_t value) {
-  if (value < 0 || value >= static_cast<int64_t>(Enum::kCount)) {
-    throw std::invalid_argument(std::string(name) + ": expected a code below " +
-                                std::to_string(static_cast<int>(Enum::kCount)) + ", got " +
-                                std::to_string(value));
-  }
-  return static_cast<Enum>(value);
-}
-
-// Fills the inputs that forward and backward share.
-void fill_inputs(const Options& options, Checker& arrays, LstmInputs& in) {
-  in.activation = code<Activation>("activation", options.activation);
-  in.recurrent_activation = code<Activation>("recurrent_activation", options.recurrent_activation);
-  in.masked_output = code<MaskedOutput>("masked_output", options.masked_output);
-  in.go_backwards = options.go_backwards;
-  in.return_sequences = options.return_sequences;
-  const bool lookup = arrays.has("ids");
-  if (lookup == arrays.has("x")) {
-    throw std::invalid_argument("expected either x or ids with embeddings, got " +
-                                std::string(lookup ? "both" : "neither"));
-  }
-  if (lookup && arrays.has("dropout")) {
-    throw std::invalid_argument("dropout: expected none with ids; look the rows up and pass them as x");
-  }
-  if (lookup) {
-    in.ids = arrays.get<int32_t>("ids", true);
-    in.embeddings = arrays.get<float>("embeddings", true);
-    in.vocabulary = arrays.size('V', "vocabulary");
-  } else {
-    in.x = arrays.get<void>("x", true);
-  }
-  in.recurrent_kernel = arrays.get<float>("recurrent_kernel", true);
-  in.units = arrays.size('H', "units");
-  if (arrays.size('G', "4H") != 4 * in.units) {
-    throw std::invalid_argument("recurrent_kernel: expected shape (H, 4H), got (" + std::to_string(in.units) +
-                                ", " + std::to_string(arrays.size('G', "4H")) + ")");
-  }
-  in.kernel = arrays.get<float>("kernel", true);
-  in.bias = arrays.get<float>("bias");
-  in.h0 = arrays.get<void>("h0");
-  in.c0 = arrays.get<void>("c0");
-  in.mask = arrays.get<uint8_t>("mask");
-  in.dropout = arrays.get<float>("dropout");
-  in.recurrent_dropout = arrays.get<float>("recurrent_dropout");
-  in.batch = arrays.size('B', "batch");
-  in.steps = arrays.size('T', "steps");
-  in.inputs = arrays.size('D', "inputs");
-}
-
-// The reserve, whose size follows from everything else.
-void* get_reserve(Checker& arrays, LstmInputs& in) {
-  in.storage = arrays.storage();
-  arrays.set_size('R', static_cast<int64_t>(target().reserve_bytes(in)));
-  return arrays.get<void>("reserve");
-}
-
-void fill_inputs(Checker& arrays, DenseInputs& in) {
-  in.x = arrays.get<void>("x", true);
-  in.kernel = arrays.get<float>("kernel", true);
-  in.bias = arrays.get<float>("bias");
-  in.rows = arrays.size('M', "rows");
-  in.inputs = arrays.size('K', "inputs");
-  in.outputs = arrays.size('N', "outputs");
-  in.storage = arrays.storage();
+void check_count(Arrays arrays, Names names) {
+  if (arrays.size() == names.size()) return;
+  throw std::invalid_argument("expected " + std::to_string(names.size()) + " arrays, got " +
+                              std::to_string(arrays.size()));
 }
 
 }  // namespace
 
-LstmForward forward_call(const Options& options, std::span<const Array> arguments,
-                         std::span<const Array> results) {
-  LstmForward call;
-  Checker arrays(kLstmRules, options.return_sequences);
-  arrays.add(kForwardArguments, arguments);
-  arrays.add_results(kForwardResults, results);
-  fill_inputs(options, arrays, call);
-  call.outputs = arrays.get<void>("outputs", true);
-  call.h_T = arrays.get<void>("h_T", true);
-  call.c_T = arrays.get<void>("c_T", true);
-  call.reserve = get_reserve(arrays, call);
-  return call;
+Checker::Checker(Names names, Arrays arguments, Names result_names, Arrays results) {
+  std::fill(std::begin(sizes_), std::end(sizes_), kUnknown);
+  check_count(arguments, names);
+  check_count(results, result_names);
+  arrays_.reserve(arguments.size() + results.size());
+  for (size_t n = 0; n < arguments.size(); ++n) {
+    if (arguments[n].present) arrays_.emplace_back(names[n], &arguments[n]);
+  }
+  for (size_t n = 0; n < results.size(); ++n) {
+    if (!results[n].present) continue;
+    arrays_.emplace_back(result_names[n], &results[n]);
+    use_huge_pages(results[n].data, bytes_of(results[n]));
+  }
 }
 
-LstmBackward backward_call(const Options& options, std::span<const Array> arguments,
-                           std::span<const Array> results) {
-  LstmBackward call;
-  Checker arrays(kLstmRules, options.return_sequences);
-  arrays.add(kBackwardArguments, arguments);
-  arrays.add_results(kBackwardResults, results);
-  fill_inputs(options, arrays, call);
-  call.outputs = arrays.get<void>("outputs", options.return_sequences);
-  call.d_outputs = arrays.get<void>("d_outputs");
-  call.d_h_T = arrays.get<void>("d_h_T");
-  call.d_c_T = arrays.get<void>("d_c_T");
-  call.d_x = arrays.get<void>("d_x");
-  call.d_embeddings = arrays.get<float>("d_embeddings", call.ids != nullptr);
-  call.d_kernel = arrays.get<float>("d_kernel", true);
-  call.d_recurrent_kernel = arrays.get<float>("d_recurrent_kernel", true);
-  call.d_bias = arrays.get<float>("d_bias");
-  call.d_h0 = arrays.get<void>("d_h0");
-  call.d_c0 = arrays.get<void>("d_c0");
-  call.reserve = get_reserve(arrays, call);
-  if (call.reserve == nullptr) throw std::invalid_argument("reserve: expected what forward kept, got none");
-  return call;
+int64_t Checker::size(char letter, const char* what) const {
+  const int64_t size = sizes_[index(letter)];
+  if (size < 1) throw std::invalid_argument(std::string(what) + ": expected at least 1, got 0");
+  return size;
 }
 
-DenseForward dense_forward_call(std::span<const Array> arguments, std::span<const Array> results) {
-  DenseForward call;
-  Checker arrays(kDenseRules, false);
-  arrays.add(kDenseForwardArguments, arguments);
-  arrays.add_results(kDenseForwardResults, results);
-  fill_inputs(arrays, call);
-  call.y = arrays.get<void>("y", true);
-  return call;
+const Array* Checker::find(const char* name) const {
+  for (const auto& [each, array] : arrays_) {
+    if (std::strcmp(each, name) == 0) return array;
+  }
+  return nullptr;
 }
 
-DenseBackward dense_backward_call(std::span<const Array> arguments, std::span<const Array> results) {
-  DenseBackward call;
-  Checker arrays(kDenseRules, false);
-  arrays.add(kDenseBackwardArguments, arguments);
-  arrays.add_results(kDenseBackwardResults, results);
-  fill_inputs(arrays, call);
-  call.d_y = arrays.get<void>("d_y", true);
-  call.d_x = arrays.get<void>("d_x");
-  call.d_kernel = arrays.get<float>("d_kernel", true);
-  call.d_bias = arrays.get<float>("d_bias");
-  return call;
+void Checker::check(const Array& array, const char* name, const char* axes, Accepted accepted) {
+  if (!right_type(array.type, accepted)) {
+    throw std::invalid_argument(std::string(name) + ": expected dtype " + expected_type(accepted) + ", got " +
+                                row(array.type).name);
+  }
+  bool right = array.shape.size() == rank(axes);
+  const char* rule = axes;
+  for (size_t n = 0; right && n < array.shape.size(); ++n) {
+    const Axis axis = next_axis(rule);
+    const int64_t size = array.shape[n];
+    if (axis.letter == 0) {
+      right = size == axis.factor;
+      continue;
+    }
+    int64_t& known = sizes_[index(axis.letter)];
+    if (known == kUnknown && axis.factor == 1) known = size;
+    right = known != kUnknown && size == axis.factor * known;
+  }
+  if (!right) refuse_shape(array, name, axes);
+}
+
+void Checker::refuse_shape(const Array& array, const char* name, const char* axes) const {
+  std::vector<std::string> names, sizes, got;
+  for (const char* rule = axes; *rule != '\0';) {
+    const Axis axis = next_axis(rule);
+    const std::string factor = axis.letter == 0 || axis.factor != 1 ? std::to_string(axis.factor) : "";
+    names.push_back(axis.letter == 0 ? factor : factor + axis.letter);
+    const int64_t known = axis.letter == 0 ? 1 : sizes_[index(axis.letter)];
+    sizes.push_back(known == kUnknown ? names.back() : std::to_string(axis.factor * known));
+  }
+  for (const int64_t size : array.shape) got.push_back(std::to_string(size));
+  throw std::invalid_argument(std::string(name) + ": expected shape " + list(names) + " = " + list(sizes) +
+                              ", got " + list(got));
+}
+
+bool Checker::right_type(Type type, Accepted accepted) {
+  switch (accepted) {
+    case Accepted::kStorage:
+      if (storage_ == Type::kOther && type < Type(Storage::kCount)) storage_ = type;
+      return type == storage_ && type != Type::kOther;
+    case Accepted::kFloat32:
+      return type == Type::kFloat32;
+    case Accepted::kInt32:
+      return type == Type::kInt32;
+    case Accepted::kBool:
+      return type == Type::kBool || type == Type::kByte;
+    default:
+      return type == Type::kByte;
+  }
+}
+
+std::string Checker::expected_type(Accepted accepted) const {
+  switch (accepted) {
+    case Accepted::kStorage: {
+      if (storage_ != Type::kOther) return row(storage_).name;
+      std::string names;
+      for (int32_t n = 0; n < static_cast<int32_t>(Storage::kCount); ++n) {
+        names += (n > 0 ? " or " : "") + std::string(kTypes[n].name);
+      }
+      return names;
+    }
+    case Accepted::kFloat32:
+      return "float32";
+    case Accepted::kInt32:
+      return "int32";
+    case Accepted::kBool:
+      return "bool";
+    default:
+      return "uint8";
+  }
 }
 
 }  // namespace cellerate

@@ -71,16 +71,6 @@ const Target* named(std::string_view name, const char* source) {
 
 std::atomic<const Target*> chosen{nullptr};
 
-void check_ids(const LstmInputs& in) {
-  if (in.ids == nullptr) return;
-  for (int64_t n = 0; n < in.batch * in.steps; ++n) {
-    if (in.ids[n] < 0 || in.ids[n] >= in.vocabulary) {
-      throw std::out_of_range("ids: expected values in [0, " + std::to_string(in.vocabulary) +
-                              "), the rows of the embeddings; got " + std::to_string(in.ids[n]));
-    }
-  }
-}
-
 }  // namespace
 
 const Target& target() {
@@ -100,19 +90,6 @@ std::vector<std::string> available_targets() {
 }
 
 void set_target(std::string_view name) { chosen.store(named(name, "target"), std::memory_order_release); }
-
-void forward(const LstmForward& in) {
-  check_ids(in);
-  target().forward(in);
-}
-
-void backward(const LstmBackward& in) {
-  check_ids(in);
-  target().backward(in);
-}
-
-void dense_forward(const DenseForward& in) { target().dense_forward(in); }
-void dense_backward(const DenseBackward& in) { target().dense_backward(in); }
 
 double measure_peak(bool bfloat16, int threads) {
   using Clock = std::chrono::steady_clock;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lstm.h"
+#include "target.h"
 
 namespace cellerate {
 
@@ -18,14 +18,6 @@ std::vector<std::string> available_targets();
 
 // Chooses another target for all calls from now on. Throws std::invalid_argument as target() does.
 void set_target(std::string_view name);
-
-// Runs one layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and what
-// parallel() throws.
-void forward(const LstmForward& in);
-void backward(const LstmBackward& in);
-// The same for a dense layer.
-void dense_forward(const DenseForward& in);
-void dense_backward(const DenseBackward& in);
 
 // Operations per second of target() on `threads` threads when only its multiply-add units limit it.
 double measure_peak(bool bfloat16, int threads);

@@ -1,18 +1,14 @@
-// One LSTM layer in one direction, and a dense layer, forward and backward: the interface of the native core.
+// One LSTM layer in one direction, forward and backward: its interface, which knows neither Python nor a framework.
 //
-// The kernels implement it once per target, dispatch.cpp picks a target, and bindings.cpp and xla_ffi.cpp fill the
-// structures from NumPy arrays and XLA buffers. It knows neither Python nor a framework.
+// The kernels implement it once per target; lstm_calls.cpp fills the structures from a caller's arrays.
 //
 // Dimensions: B batch, T steps, D inputs, H units, V vocabulary. All arrays are dense and row-major; those of type
-// `void` hold float or bfloat16, as `storage` says. Gates are in Keras's order i, f, c, o on an axis of 4H.
+// `void` are of the type that `storage` says. Gates are in Keras's order i, f, c, o on an axis of 4H.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "types.h"
 
 namespace cellerate {
-
-enum class Storage : int32_t { kFloat32 = 0, kBfloat16 = 1 };
 
 // The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
 enum class Activation : int32_t {
@@ -102,38 +98,16 @@ struct LstmBackward : LstmInputs {
   void* d_c0 = nullptr;                 // (B, H), or null if not wanted
 };
 
-// A dense layer over rows: y = x·kernel + bias.
-struct DenseInputs {
-  int64_t rows = 0, inputs = 0, outputs = 0;
-  Storage storage = Storage::kFloat32;
-  const void* x = nullptr;        // (rows, inputs)
-  const float* kernel = nullptr;  // (inputs, outputs)
-  const float* bias = nullptr;    // (outputs), or null
-};
-struct DenseForward : DenseInputs {
-  void* y = nullptr;  // (rows, outputs)
-};
-struct DenseBackward : DenseInputs {
-  const void* d_y = nullptr;
-  void* d_x = nullptr;  // or null if not wanted
-  float* d_kernel = nullptr;
-  float* d_bias = nullptr;  // or null without a bias
-};
-
-struct StepKernels;  // step_model.h
-
-// One instruction set: its name and its algorithms. They run on any number of threads, and throw std::bad_alloc.
-struct Target {
-  const char* name;
-  bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
+// What a target has for it. They run on any number of threads, and throw std::bad_alloc.
+struct LstmKernels {
   size_t (*reserve_bytes)(const LstmInputs&);
   void (*forward)(const LstmForward&);
   void (*backward)(const LstmBackward&);
-  void (*dense_forward)(const DenseForward&);
-  void (*dense_backward)(const DenseBackward&);
-  // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
-  double (*peak)(bool bfloat16, int threads, int64_t rounds);
-  const StepKernels* steps;  // the next-token chain, one step at a time
 };
+
+// Runs one layer on target(). Throws std::out_of_range if an id is not in [0, V), std::bad_alloc, and what
+// parallel() throws.
+void forward(const LstmForward& in);
+void backward(const LstmBackward& in);
 
 }  // namespace cellerate

@@ -112,17 +112,18 @@ class BackwardJob {
 
   void prepare(int index) {
     const bool by_gate = in_.recurrent_dropout != nullptr;
-    pack_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
-                            share(state_panels_, index, plan_.threads));
+    pack_gates_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
+                                  share(state_panels_, index, plan_.threads));
     const Range inputs = share(input_panels_, index, plan_.threads);
     if (plan_.vocabulary > 0) {
-      pack_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
+      pack_gates_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
       const Range mine = plan_.panels_shared(index);
       for (Index panel = mine.begin; panel < mine.end; ++panel) {
         std::memset(d_table_.at(panel, 0), 0, static_cast<size_t>(plan_.vocabulary * kWidth) * sizeof(float));
       }
     } else if (in_.d_x != nullptr) {
-      pack_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_, inputs);
+      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
+                                    inputs);
     }
     if (index == 0 && in_.mask != nullptr) first_unmasked(in_, first_);
     const Range rows = plan_.rows_of(index);
@@ -481,6 +482,10 @@ void backward_as(const LstmBackward& in) {
   Layout memory(scratch.data());
   job.lay_out(memory);
   run_on(plan.threads, job);
+}
+
+inline void backward(const LstmBackward& in) {
+  by_storage(in.storage, [&]<Storage kStorage>() { backward_as<kStorage, kPairsOf<kStorage>>(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

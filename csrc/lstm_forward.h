@@ -94,7 +94,7 @@ class ForwardJob {
     const Range share_of_panels = plan_.panels_shared(index);
     pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
     if (index == 0) {
-      pack_bias(in_.bias, plan_.units, bias_, plan_.unit_panels);
+      pack_bias(in_.bias, GateColumns{plan_.units}, bias_, plan_.unit_panels);
       if (in_.mask != nullptr) first_unmasked(in_, first_);
     }
     if (plan_.vocabulary > 0) {
@@ -316,6 +316,10 @@ void forward_as(const LstmForward& in) {
   Layout memory(scratch.data());
   job.lay_out(memory);
   run_on(plan.threads, job);
+}
+
+inline void forward(const LstmForward& in) {
+  by_storage(in.storage, [&]<Storage kStorage>() { forward_as<kStorage, kPairsOf<kStorage>>(in); });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -57,6 +57,36 @@ struct Plan {
   bool all_rows_together() const { return split_units || threads == 1; }
 };
 
+// A unit panel holds kLanes units and their four gates: columns [i | f | c | o] of kLanes each. Units beyond H
+// are zero everywhere.
+struct GateColumns {
+  Index units;
+  Range operator()(Index panel, Index gate) const {
+    return {gate * units + panel * kLanes, (gate + 1) * units};
+  }
+};
+
+// Packs weights (K, 4H) as [unit panel][words of K][kWidth], the given panels.
+template <bool kPairs>
+void pack_gates(const float* weights, Index k, Index units, float* out, Range panels) {
+  pack_panels<kPairs>(weights, k, 4 * units, GateColumns{units}, out, panels);
+}
+
+// Packs weights (N, 4H), transposed, as [column panel of N][words of 4H in order][kWidth].
+//
+// K is in the order of unit panels, like the gradients of the gates: (panel, gate, lane); or `by_gate`, if each gate
+// is summed separately: (gate, panel, lane).
+template <bool kPairs>
+void pack_gates_transposed(const float* weights, Index n, Index units, bool by_gate, float* out,
+                           Range panels) {
+  const Index unit_panels = ceil_div(units, kLanes);
+  const GateColumns gates{units};
+  const auto columns = [=](Index block) {
+    return by_gate ? gates(block % unit_panels, block / unit_panels) : gates(block / 4, block % 4);
+  };
+  pack_transposed<kPairs>(weights, n, 4 * units, 4 * unit_panels, columns, out, panels);
+}
+
 // Distinguishes reserves with different layouts.
 template <bool kPairs>
 constexpr uint64_t kReserveLayout = 0x4c53544d00000000u + kLanes * 2 + (kPairs ? 1 : 0);
@@ -86,6 +116,12 @@ struct Reserve {
     bytes = parts.bytes();
   }
 };
+
+inline size_t reserve_bytes(const LstmInputs& in) {
+  return by_storage(in.storage, [&]<Storage kStorage>() {
+    return Reserve<kStorage, kPairsOf<kStorage>>(in, nullptr).bytes;
+  });
+}
 
 // For each row, the first step that is not masked, in the order of computation; `steps` if there is none.
 inline void first_unmasked(const LstmInputs& in, int32_t* first) {

@@ -1,7 +1,4 @@
-// Packs weights and rows for gemm.h: panels in gate order, transposes, pairs of bfloat16.
-//
-// A unit panel holds kLanes units and their four gates: columns [i | f | c | o] of kLanes each. Units beyond H
-// are zero everywhere.
+// Packs weights and rows for gemm.h: panels, transposes, pairs of bfloat16.
 #pragma once
 
 #include <cstring>
@@ -10,10 +7,13 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// The type of an element in storage.
+// The type of an element in storage, and whether its products are of pairs or of single floats.
 template <Storage kStorage>
-struct Element {
+struct Element;
+template <>
+struct Element<Storage::kFloat32> {
   using Type = float;
+  static constexpr bool kPairs = false;
   static F load(const float* p) { return Simd::load(p); }
   static F load_n(const float* p, int n) { return Simd::load_n(p, n); }
   static void store(float* p, F x) { Simd::store(p, x); }
@@ -22,11 +22,25 @@ struct Element {
 template <>
 struct Element<Storage::kBfloat16> {
   using Type = uint16_t;
+  static constexpr bool kPairs = Simd::kBfloat16Products;
   static F load(const uint16_t* p) { return Simd::load_bf16(p); }
   static F load_n(const uint16_t* p, int n) { return Simd::load_bf16_n(p, n); }
   static void store(uint16_t* p, F x) { Simd::store_bf16(p, x); }
   static void store_n(uint16_t* p, F x, int n) { Simd::store_bf16_n(p, x, n); }
 };
+
+template <Storage kStorage>
+constexpr bool kPairsOf = Element<kStorage>::kPairs;
+
+// Gives function.operator()<kStorage>() for a storage known only now.
+template <int32_t kFirst = 0, class Function>
+auto by_storage(Storage storage, const Function& function) {
+  constexpr int32_t kNext = kFirst + 1;
+  if constexpr (kNext < static_cast<int32_t>(Storage::kCount)) {
+    if (storage != static_cast<Storage>(kFirst)) return by_storage<kNext>(storage, function);
+  }
+  return function.template operator()<static_cast<Storage>(kFirst)>();
+}
 
 // Lanes of a vector that lie before `end`.
 inline int lanes_before(Index first, Index end) { return static_cast<int>(smaller(kLanes, end - first)); }
@@ -73,66 +87,65 @@ F word(F low, [[maybe_unused]] F high) {
   }
 }
 
-// Packs weights (K, 4H) as [unit panel][words of K][kWidth], the given panels.
-template <bool kPairs>
-void pack_gates(const float* weights, Index k, Index units, float* out, Range panels) {
+// Packs weights (K, N) as [panel][words of K][kWidth], the given panels.
+//
+// `columns(panel, vector)` says from which columns a panel takes each of its four vectors; beyond the end, zeros.
+template <bool kPairs, class Columns>
+void pack_panels(const float* weights, Index k, Index n, const Columns& columns, float* out, Range panels) {
   constexpr Index kEach = kPairs ? 2 : 1;
   const Index depth = words<kPairs>(k);
   for (Index panel = panels.begin; panel < panels.end; ++panel) {
-    const Index first = panel * kLanes;
     float* to = out + panel * depth * kWidth;
     for (Index row = 0; row < k; row += kEach) {
-      for (int gate = 0; gate < 4; ++gate, to += kLanes) {
-        const float* from = weights + (row * 4 + gate) * units;
-        const F low = load_upto<Storage::kFloat32>(from, first, units);
-        const F high = kPairs && row + 1 < k ? load_upto<Storage::kFloat32>(from + 4 * units, first, units)
-                                             : Simd::set(0);
-        Simd::store(to, word<kPairs>(low, high));
+      for (Index vector = 0; vector < 4; ++vector, to += kLanes) {
+        const Range from = columns(panel, vector);
+        const auto part = [&](Index at) {
+          return at < k && from.begin < from.end
+                     ? load_upto<Storage::kFloat32>(weights + at * n, from.begin, from.end)
+                     : Simd::set(0);
+        };
+        Simd::store(to, word<kPairs>(part(row), kPairs ? part(row + 1) : Simd::set(0)));
       }
     }
   }
 }
 
-// The bias (4H) as [unit panel][kWidth]; zeros if there is none.
-inline void pack_bias(const float* bias, Index units, float* out, Index panels) {
+// A bias (N) as [panel][kWidth], its columns as above; zeros if there is none.
+template <class Columns>
+void pack_bias(const float* bias, const Columns& columns, float* out, Index panels) {
   for (Index panel = 0; panel < panels; ++panel) {
-    for (int gate = 0; gate < 4; ++gate, out += kLanes) {
-      Simd::store(out, bias == nullptr
-                           ? Simd::set(0)
-                           : load_upto<Storage::kFloat32>(bias + gate * units, panel * kLanes, units));
+    for (Index vector = 0; vector < 4; ++vector, out += kLanes) {
+      const Range from = columns(panel, vector);
+      const bool there = bias != nullptr && from.begin < from.end;
+      Simd::store(out, there ? load_upto<Storage::kFloat32>(bias, from.begin, from.end) : Simd::set(0));
     }
   }
 }
 
-// Packs weights (N, 4H), transposed, as [column panel of N][words of 4H in order][kWidth].
+// Packs weights (K, N), transposed, as [panel of K's][words of all blocks][kWidth].
 //
-// K is in the order of unit panels, like the gradients of the gates: (panel, gate, lane); or `by_gate`, if each gate
-// is summed separately: (gate, panel, lane).
-template <bool kPairs>
-void pack_transposed(const float* weights, Index n, Index units, bool by_gate, float* out, Range panels) {
+// A block is a vector of columns: `columns(block)` says from which, and beyond the end it has zeros.
+template <bool kPairs, class Columns>
+void pack_transposed(const float* weights, Index k, Index n, Index blocks, const Columns& columns, float* out,
+                     Range panels) {
   constexpr int kEach = kPairs ? 2 : 1;
   constexpr int kWords = kLanes / kEach;
-  const Index unit_panels = ceil_div(units, kLanes);
-  const Index depth = words<kPairs>(unit_panels * kWidth);
-  float block[kLanes][kLanes];  // [unit][column]
+  float lanes[kLanes][kLanes];  // [column][row]
   for (Index panel = panels.begin; panel < panels.end; ++panel) {
     for (int quarter = 0; quarter < 4; ++quarter) {
-      const Index column = panel * kWidth + quarter * kLanes;
-      for (Index unit_panel = 0; unit_panel < unit_panels; ++unit_panel) {
-        const Index unit = unit_panel * kLanes;
-        for (int gate = 0; gate < 4; ++gate) {
-          for (int c = 0; c < kLanes; ++c) {
-            float row[kLanes];
-            Simd::store(row, column + c < n ? load_upto<Storage::kFloat32>(
-                                                  weights + ((column + c) * 4 + gate) * units, unit, units)
-                                            : Simd::set(0));
-            for (int lane = 0; lane < kLanes; ++lane) block[lane][c] = row[lane];
-          }
-          const Index position = by_gate ? gate * unit_panels + unit_panel : unit_panel * 4 + gate;
-          float* to = out + (panel * depth + position * kWords) * kWidth + quarter * kLanes;
-          for (int lane = 0; lane < kLanes; lane += kEach, to += kWidth) {
-            Simd::store(to, word<kPairs>(Simd::load(block[lane]), Simd::load(block[lane + kEach - 1])));
-          }
+      const Index first = panel * kWidth + quarter * kLanes;
+      for (Index block = 0; block < blocks; ++block) {
+        const Range from = columns(block);
+        for (int r = 0; r < kLanes; ++r) {
+          float row[kLanes];
+          Simd::store(row, first + r < k
+                               ? load_upto<Storage::kFloat32>(weights + (first + r) * n, from.begin, from.end)
+                               : Simd::set(0));
+          for (int lane = 0; lane < kLanes; ++lane) lanes[lane][r] = row[lane];
+        }
+        float* to = out + (panel * blocks + block) * kWords * kWidth + quarter * kLanes;
+        for (int lane = 0; lane < kLanes; lane += kEach, to += kWidth) {
+          Simd::store(to, word<kPairs>(Simd::load(lanes[lane]), Simd::load(lanes[lane + kEach - 1])));
         }
       }
     }

@@ -44,4 +44,9 @@ double peak_operations(int threads, int64_t rounds) {
   return job.operations() * threads;
 }
 
+inline double peak(bool bfloat16, int threads, int64_t rounds) {
+  if (bfloat16) return peak_operations<Simd::kBfloat16Products>(threads, rounds);
+  return peak_operations<false>(threads, rounds);
+}
+
 }  // namespace cellerate::CELLERATE_TARGET

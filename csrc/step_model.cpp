@@ -171,6 +171,8 @@ void StepModel::run(StepCall call) const {
   target_->steps->run(packed_.get(), call);
 }
 
+const char* StepModel::target() const { return target_->name; }
+
 const Exponentials& StepModel::exponentials() const { return target_->steps->exponentials; }
 
 std::vector<StepModel::Drawn> StepModel::generate(const std::vector<Draw>& draws, const float* state,

@@ -22,6 +22,8 @@
 
 namespace cellerate {
 
+struct Target;
+
 enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
 enum class StepKind : int32_t { kEmbedding, kLstm, kLayerNorm, kAffine, kDense, kCount };
 
@@ -126,7 +128,7 @@ class StepModel {
   int64_t outputs() const { return outputs_; }
   int64_t state_size() const { return state_size_; }
   size_t packed_bytes() const { return bytes_; }
-  const char* target() const { return target_->name; }
+  const char* target() const;
   const Exponentials& exponentials() const;
 
   // Runs a call; sets `threads` if the call leaves it at 0. Throws std::out_of_range if an id is not in the

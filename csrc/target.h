@@ -1,7 +1,31 @@
-// Instantiates the kernels for one target. A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this.
+// One instruction set: its name and its algorithms, listed here once, as a structure and below as each target's own.
+//
+// A target_*.cpp sets CELLERATE_TARGET, includes its vectors, then this; without it, there is only the structure.
 #pragma once
 
 #include "dense.h"
+#include "lstm.h"
+
+namespace cellerate {
+
+struct StepKernels;  // step_model.h
+
+struct Target {
+  const char* name;
+  bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
+  // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
+  double (*peak)(bool bfloat16, int threads, int64_t rounds);
+
+  const LstmKernels* lstm;
+  const DenseKernels* dense;
+  const StepKernels* steps;  // the next-token chain, one step at a time
+};
+
+}  // namespace cellerate
+
+#ifdef CELLERATE_TARGET
+
+#include "dense_kernels.h"
 #include "lstm_backward.h"
 #include "lstm_forward.h"
 #include "peak.h"
@@ -19,46 +43,18 @@ extern const StepKernels kStepKernels;
 
 namespace cellerate::CELLERATE_TARGET {
 
-constexpr bool kPairsOfBfloat16 = Simd::kBfloat16Products;
+constexpr LstmKernels kLstmKernels{reserve_bytes, forward, backward};
+constexpr DenseKernels kDenseKernels{forward, backward};
 
-size_t reserve_bytes(const LstmInputs& in) {
-  if (in.storage == Storage::kFloat32) return Reserve<Storage::kFloat32, false>(in, nullptr).bytes;
-  return Reserve<Storage::kBfloat16, kPairsOfBfloat16>(in, nullptr).bytes;
-}
-
-void forward(const LstmForward& in) {
-  if (in.storage == Storage::kFloat32) return forward_as<Storage::kFloat32, false>(in);
-  forward_as<Storage::kBfloat16, kPairsOfBfloat16>(in);
-}
-
-void backward(const LstmBackward& in) {
-  if (in.storage == Storage::kFloat32) return backward_as<Storage::kFloat32, false>(in);
-  backward_as<Storage::kBfloat16, kPairsOfBfloat16>(in);
-}
-
-void dense_forward(const DenseForward& in) {
-  if (in.storage == Storage::kFloat32) return run_dense<DenseForwardJob<Storage::kFloat32, false>>(in);
-  run_dense<DenseForwardJob<Storage::kBfloat16, kPairsOfBfloat16>>(in);
-}
-
-void dense_backward(const DenseBackward& in) {
-  if (in.storage == Storage::kFloat32) return run_dense<DenseBackwardJob<Storage::kFloat32, false>>(in);
-  run_dense<DenseBackwardJob<Storage::kBfloat16, kPairsOfBfloat16>>(in);
-}
-
-double peak(bool bfloat16, int threads, int64_t rounds) {
-  if (bfloat16) return peak_operations<kPairsOfBfloat16>(threads, rounds);
-  return peak_operations<false>(threads, rounds);
-}
-
-extern const Target kTarget{CELLERATE_STRING(CELLERATE_TARGET),
-                            kPairsOfBfloat16,
-                            reserve_bytes,
-                            forward,
-                            backward,
-                            dense_forward,
-                            dense_backward,
-                            peak,
-                            &CELLERATE_STEPS::kStepKernels};
+extern const Target kTarget{
+    .name = CELLERATE_STRING(CELLERATE_TARGET),
+    .bfloat16_products = Simd::kBfloat16Products,
+    .peak = peak,
+    .lstm = &kLstmKernels,
+    .dense = &kDenseKernels,
+    .steps = &CELLERATE_STEPS::kStepKernels,
+};
 
 }  // namespace cellerate::CELLERATE_TARGET
+
+#endif  // CELLERATE_TARGET

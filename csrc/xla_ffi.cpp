@@ -6,8 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "arguments.h"
-#include "dispatch.h"
+#include "calls.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace cellerate {
@@ -15,30 +14,19 @@ namespace {
 
 namespace ffi = xla::ffi;
 
+static_assert(row(Type::kFloat32).xla == static_cast<int32_t>(ffi::DataType::F32));
+static_assert(row(Type::kBfloat16).xla == static_cast<int32_t>(ffi::DataType::BF16));
+static_assert(row(Type::kInt32).xla == static_cast<int32_t>(ffi::DataType::S32));
+static_assert(row(Type::kBool).xla == static_cast<int32_t>(ffi::DataType::PRED));
+static_assert(row(Type::kByte).xla == static_cast<int32_t>(ffi::DataType::U8));
+
 Array array_of(const ffi::AnyBuffer& buffer) {
   Array array;
   array.present = true;
   array.data = buffer.untyped_data();
   for (const int64_t size : buffer.dimensions()) array.shape.push_back(size);
-  switch (buffer.element_type()) {
-    case ffi::DataType::F32:
-      array.type = Type::kFloat32;
-      break;
-    case ffi::DataType::BF16:
-      array.type = Type::kBfloat16;
-      break;
-    case ffi::DataType::S32:
-      array.type = Type::kInt32;
-      break;
-    case ffi::DataType::PRED:
-      array.type = Type::kBool;
-      break;
-    case ffi::DataType::U8:
-      array.type = Type::kByte;
-      break;
-    default:
-      break;
-  }
+  const auto element = static_cast<int32_t>(buffer.element_type());
+  array.type = type_where([&](const TypeRow& row) { return row.xla == element; });
   return array;
 }
 
@@ -65,13 +53,17 @@ std::vector<Array> arrays_of(const Buffers& buffers, int64_t present, size_t cou
   return arrays;
 }
 
-template <class Call>
-ffi::Error guarded(Call call) {
+ffi::Error run(ffi::RemainingArgs arguments, ffi::RemainingRets results, std::string_view name,
+               ffi::Span<const int64_t> options, int64_t which_arguments, int64_t which_results) {
   try {
-    call();
+    const Call& call = call_named(name);
+    const std::vector<Array> in = arrays_of(arguments, which_arguments, call.arguments.size());
+    const std::vector<Array> out = arrays_of(results, which_results, call.results.size());
+    prepare(call, {options.begin(), options.size()}, in, out)();
     return ffi::Error::Success();
   } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "cellerate: not enough memory for the LSTM");
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                      "cellerate: not enough memory for " + std::string(name));
   } catch (const std::invalid_argument& error) {
     return ffi::Error::InvalidArgument(std::string("cellerate: ") + error.what());
   } catch (const std::out_of_range& error) {
@@ -81,71 +73,17 @@ ffi::Error guarded(Call call) {
   }
 }
 
-ffi::Error forward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t activation,
-                           int64_t recurrent_activation, int64_t masked_output, bool go_backwards,
-                           bool return_sequences, int64_t which_arguments, int64_t which_results) {
-  return guarded([&] {
-    const Options options{activation, recurrent_activation, masked_output, go_backwards, return_sequences};
-    forward(forward_call(options, arrays_of(arguments, which_arguments, std::size(kForwardArguments)),
-                         arrays_of(results, which_results, std::size(kForwardResults))));
-  });
-}
-
-ffi::Error backward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results, int64_t activation,
-                            int64_t recurrent_activation, int64_t masked_output, bool go_backwards,
-                            bool return_sequences, int64_t which_arguments, int64_t which_results) {
-  return guarded([&] {
-    const Options options{activation, recurrent_activation, masked_output, go_backwards, return_sequences};
-    backward(backward_call(options, arrays_of(arguments, which_arguments, std::size(kBackwardArguments)),
-                           arrays_of(results, which_results, std::size(kBackwardResults))));
-  });
-}
-
-ffi::Error dense_forward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results,
-                                 int64_t which_arguments, int64_t which_results) {
-  return guarded([&] {
-    dense_forward(dense_forward_call(arrays_of(arguments, which_arguments, std::size(kDenseForwardArguments)),
-                                     arrays_of(results, which_results, std::size(kDenseForwardResults))));
-  });
-}
-
-ffi::Error dense_backward_handler(ffi::RemainingArgs arguments, ffi::RemainingRets results,
-                                  int64_t which_arguments, int64_t which_results) {
-  return guarded([&] {
-    dense_backward(
-        dense_backward_call(arrays_of(arguments, which_arguments, std::size(kDenseBackwardArguments)),
-                            arrays_of(results, which_results, std::size(kDenseBackwardResults))));
-  });
-}
-
-auto signature_of_lstm() {
-  return ffi::Ffi::Bind()
-      .RemainingArgs()
-      .RemainingRets()
-      .Attr<int64_t>("activation")
-      .Attr<int64_t>("recurrent_activation")
-      .Attr<int64_t>("masked_output")
-      .Attr<bool>("go_backwards")
-      .Attr<bool>("return_sequences")
-      .Attr<int64_t>("arguments")
-      .Attr<int64_t>("results");
-}
-
-auto signature_of_dense() {
-  return ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<int64_t>("arguments").Attr<int64_t>("results");
-}
-
-XLA_FFI_DEFINE_HANDLER(kForward, forward_handler, signature_of_lstm());
-XLA_FFI_DEFINE_HANDLER(kBackward, backward_handler, signature_of_lstm());
-XLA_FFI_DEFINE_HANDLER(kDenseForward, dense_forward_handler, signature_of_dense());
-XLA_FFI_DEFINE_HANDLER(kDenseBackward, dense_backward_handler, signature_of_dense());
+XLA_FFI_DEFINE_HANDLER(kCall, run,
+                       ffi::Ffi::Bind()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<std::string_view>("call")
+                           .Attr<ffi::Span<const int64_t>>("options")
+                           .Attr<int64_t>("arguments")
+                           .Attr<int64_t>("results"));
 
 }  // namespace
 
-void* xla_forward() { return reinterpret_cast<void*>(kForward); }
-void* xla_backward() { return reinterpret_cast<void*>(kBackward); }
-
-void* xla_dense_forward() { return reinterpret_cast<void*>(kDenseForward); }
-void* xla_dense_backward() { return reinterpret_cast<void*>(kDenseBackward); }
+void* xla_call() { return reinterpret_cast<void*>(kCall); }
 
 }  // namespace cellerate

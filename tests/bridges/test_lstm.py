@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from cellerate.kernels import native
+from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.layers.fused import bridge
@@ -73,11 +73,17 @@ def loss_of(results: Any, used: tuple[int, ...] = (0, 1, 2)) -> Any:
     return sum(ops.sum(ops.cast(results[n], "float32") * weights[n]) for n in used)
 
 
+def layer(
+    arrays: dict[str, Any], options: LstmOptions, sequences: bool, *, training: bool = True
+) -> tuple[Any, ...]:
+    return bridge().run(cpu.LSTM, arrays, cpu.codes(options, sequences), training=training)
+
+
 def run(
     arrays: dict[str, Any], options: LstmOptions, sequences: bool = True, used: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[list[Any], dict[str, Any]]:
     """The three results, and the gradients by name."""
-    lstm = functools.partial(bridge().lstm, options=options, return_sequences=sequences)
+    lstm = functools.partial(layer, options=options, sequences=sequences)
     trained = {name: a for name, a in arrays.items() if name in TRAINED}
     if BACKEND == "jax":
         import jax
@@ -173,24 +179,24 @@ def test_inference_on_tensorflow_keeps_nothing_and_can_be_differentiated(
     import tensorflow as tf
 
     arrays, kept = tensors_of(arrays_of()), []
-    forward = cpu.forward
+    forward = operation.forward
 
     def noted(*given: Any, **keywords: Any) -> Any:
         kept.append(keywords["keep"])
         return forward(*given, **keywords)
 
-    monkeypatch.setattr(cpu, "forward", noted)
+    monkeypatch.setattr(operation, "forward", noted)
 
     def slope(training: bool) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
             tape.watch(arrays["x"])
-            outputs = bridge().lstm(arrays, LstmOptions(), True, training=training)[0]
+            outputs = layer(arrays, LstmOptions(), True, training=training)[0]
         return outputs, tape.gradient(outputs, arrays["x"])
 
     slope = tf.function(slope) if graph else slope
     wanted = [numpy_of(one) for one in slope(True)]
     assert kept == [True]
-    bridge().lstm(arrays, LstmOptions(), True, training=False)
+    layer(arrays, LstmOptions(), True, training=False)
     assert kept == [True, False]
     for found, right in zip(slope(False), wanted, strict=True):
         np.testing.assert_array_equal(numpy_of(found), right)
@@ -213,7 +219,7 @@ def test_wrong_shape_is_refused_with_its_name_and_both_shapes(name: str, shape: 
     right = arrays[name].shape
     arrays[name] = np.ones(shape, arrays[name].dtype)
     with pytest.raises(Exception, match=f"{name}:? ") as raised:
-        keras.tree.map_structure(numpy_of, bridge().lstm(tensors_of(arrays), LstmOptions(), True))
+        keras.tree.map_structure(numpy_of, layer(tensors_of(arrays), LstmOptions(), True))
     assert str(shape) in str(raised.value) and str(right) in str(raised.value)
 
 
@@ -221,14 +227,14 @@ def test_id_beyond_the_table_is_refused() -> None:
     arrays = arrays_of(lookup=True)
     arrays["ids"][2, 3] = V
     with pytest.raises(Exception, match=r"ids.*\[0, 9\).*got 9"):
-        keras.tree.map_structure(numpy_of, bridge().lstm(tensors_of(arrays), LstmOptions(), True))
+        keras.tree.map_structure(numpy_of, layer(tensors_of(arrays), LstmOptions(), True))
 
 
 def test_second_derivative_is_refused_and_not_left_out() -> None:
     arrays = tensors_of(arrays_of())
 
     def outputs(x: Any) -> Any:
-        return bridge().lstm({**arrays, "x": x}, LstmOptions(), True)[0]
+        return layer({**arrays, "x": x}, LstmOptions(), True)[0]
 
     with pytest.raises(Exception, match=r"cannot be differentiated|first derivatives only"):
         if BACKEND == "jax":
@@ -264,7 +270,7 @@ def test_lstm_under_the_transformations_of_jax_gives_the_same() -> None:
     expected, expected_gradients = run(arrays, LstmOptions())
 
     def loss(trained: dict[str, Any], x: Any) -> Any:
-        return loss_of(bridge().lstm({**arrays, **trained, "x": x}, LstmOptions(), True))
+        return loss_of(layer({**arrays, **trained, "x": x}, LstmOptions(), True))
 
     trained = {n: a for n, a in arrays.items() if n in expected_gradients and n != "x"}
     plain = jax.grad(loss)(trained, arrays["x"])
@@ -281,9 +287,9 @@ def test_lstm_under_the_transformations_of_jax_gives_the_same() -> None:
         for argument, gradient in way(trained, arrays["x"]).items():
             assert rms(numpy_of(gradient - plain[argument])) <= 1e-6 * rms(numpy_of(plain[argument])), name
     batch = ops.stack([arrays["x"], arrays["x"] + 1])
-    many = jax.vmap(lambda x: bridge().lstm({**arrays, "x": x}, LstmOptions(), True)[0])(batch)
+    many = jax.vmap(lambda x: layer({**arrays, "x": x}, LstmOptions(), True)[0])(batch)
     np.testing.assert_array_equal(numpy_of(many[0]), numpy_of(expected[0]))
-    shapes = jax.eval_shape(lambda a: bridge().lstm(a, LstmOptions(), True), arrays)
+    shapes = jax.eval_shape(lambda a: layer(a, LstmOptions(), True), arrays)
     assert [s.shape for s in shapes] == [(B, T, H), (B, H), (B, H)]
 
 
@@ -292,9 +298,9 @@ def test_program_compiled_ahead_runs_and_keeps_nothing_for_inference() -> None:
     import jax
 
     arrays = tensors_of(arrays_of())
-    function = jax.jit(lambda a: bridge().lstm(a, LstmOptions(), True))
+    function = jax.jit(lambda a: layer(a, LstmOptions(), True))
     text = function.lower(arrays).as_text()
-    assert text.count("cellerate_lstm_forward") == 1 and "ui8>" not in text
+    assert text.count('call = "lstm_forward"') == 1 and "ui8>" not in text
     compiled = function.lower(arrays).compile()
     np.testing.assert_array_equal(numpy_of(compiled(arrays)[0]), numpy_of(run(arrays, LstmOptions())[0][0]))
 
@@ -305,7 +311,7 @@ def test_backward_twice_through_the_same_graph_gives_the_same() -> None:
 
     arrays = tensors_of(arrays_of(add=ALL))
     x = arrays["x"].requires_grad_()
-    loss = loss_of(bridge().lstm(arrays, LstmOptions(), True))
+    loss = loss_of(layer(arrays, LstmOptions(), True))
     first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     np.testing.assert_array_equal(numpy_of(first), numpy_of(second))
 
@@ -316,7 +322,7 @@ def test_idle_threads_of_torch_sleep_once_the_core_has_run() -> None:
 
     if torch.get_num_threads() < 2:
         pytest.skip("torch has one thread here")
-    bridge().lstm(tensors_of(arrays_of()), LstmOptions(), True)
+    layer(tensors_of(arrays_of()), LstmOptions(), True)
     large = torch.zeros(1 << 22)
 
     def busy_while_idle() -> float:
@@ -336,13 +342,13 @@ def test_torch_keeps_memory_for_backward_only_where_there_is_one(
 ) -> None:
     import torch
 
-    kept, forward = [], native.core().forward
-    monkeypatch.setattr(native.core(), "forward", lambda *a: kept.append(a[2][3] is not None) or forward(*a))
+    kept, call = [], native.core().call
+    monkeypatch.setattr(native.core(), "call", lambda *a: kept.append(a[3][3] is not None) or call(*a))
     arrays = tensors_of(arrays_of())
-    bridge().lstm(arrays, LstmOptions(), True)
+    layer(arrays, LstmOptions(), True)
     arrays["kernel"].requires_grad_()
     with torch.set_grad_enabled(gradient):
-        outputs, _, _ = bridge().lstm(arrays, LstmOptions(), True)
+        outputs, _, _ = layer(arrays, LstmOptions(), True)
     assert kept == [False, gradient] and outputs.requires_grad is gradient
 
 
@@ -363,16 +369,14 @@ def test_operators_keep_the_rules_of_torch(name: str) -> None:
     import torch
     from torch.library import opcheck
 
-    from cellerate.bridges.torch_operators import ARGUMENTS
-
     case = CASES[name]
     arrays = tensors_of(arrays_of(lookup=case.get("lookup", False)))
-    bridge().lstm(arrays, LstmOptions(), True)  # registers them
-    given = [arrays.get(argument) for argument in ARGUMENTS]
-    for argument, tensor in zip(ARGUMENTS, given, strict=True):
+    layer(arrays, LstmOptions(), True)  # registers them
+    given = [arrays.get(argument) for argument in cpu.LSTM.arguments]
+    for argument, tensor in zip(cpu.LSTM.arguments, given, strict=True):
         if argument in TRAINED and tensor is not None:
             tensor.requires_grad_()
-    codes = [int(code) for code in cpu.codes(LstmOptions(), case.get("sequences", True))]
+    codes = cpu.codes(LstmOptions(), case.get("sequences", True))
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(torch.ops.cellerate.lstm_forward, (*given, codes, True), test_utils=tests)
     opcheck(torch.ops.cellerate.lstm_forward, (*given, codes, False), test_utils=tests)
@@ -387,8 +391,7 @@ def test_compiled_by_torch_it_gives_the_same() -> None:
     arrays = tensors_of(arrays_of(add=ALL))
     _, gradients = run(arrays, LstmOptions())
     trained = {n: arrays[n].clone().requires_grad_() for n in gradients}
-    lstm = bridge().lstm
-    loss = torch.compile(lambda given: loss_of(lstm(given, LstmOptions(), True)))
+    loss = torch.compile(lambda given: loss_of(layer(given, LstmOptions(), True)))
     loss({**arrays, **trained}).backward()
     for name, gradient in gradients.items():
         np.testing.assert_allclose(numpy_of(trained[name].grad), numpy_of(gradient), atol=1e-6)
@@ -409,7 +412,7 @@ def test_function_of_unknown_shape_and_persistent_tape_give_the_same() -> None:
         trained = {**arrays, **dict(zip(names, given, strict=True))}
         with tf.GradientTape(persistent=True) as tape:
             tape.watch([trained["x"], trained["kernel"]])
-            results = bridge().lstm(trained, LstmOptions(), True)
+            results = layer(trained, LstmOptions(), True)
             loss = loss_of([tf.ensure_shape(r, e.shape) for r, e in zip(results, expected, strict=True)])
         assert [len(r.shape) for r in results] == [3, 2, 2] and results[0].shape[2] == H
         return results[0], tape.gradient(loss, trained["x"]), tape.gradient(loss, trained["kernel"])
@@ -425,7 +428,7 @@ def test_many_calls_at_once_give_what_each_gives_alone() -> None:
     arrays = [tensors_of({**arrays_of(add=ALL), "x": arrays_of()["x"] + n}) for n in range(8)]
 
     def call(given: dict[str, Any]) -> np.ndarray:
-        return numpy_of(bridge().lstm(given, LstmOptions(), True)[0])
+        return numpy_of(layer(given, LstmOptions(), True)[0])
 
     alone = [call(given) for given in arrays]
     with ThreadPoolExecutor(4) as pool:

@@ -120,8 +120,8 @@ def test_operators_keep_the_rules_of_torch_and_give_the_same(name):
     with pytest.raises(NotImplementedError, match="first derivatives only"):
         torch.autograd.grad(gradients[0].sum(), trained)
 
-    codes = [int(code) for code in cpu.codes(case.options, case.sequences)]
-    arguments = [given.get(name) for name in torch_operators.ARGUMENTS]
+    codes = cpu.codes(case.options, case.sequences)
+    arguments = [given.get(name) for name in cpu.LSTM.arguments]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for keep in (True, False):
         opcheck(torch.ops.cellerate.cuda_lstm_forward, (*arguments, codes, keep), test_utils=tests)

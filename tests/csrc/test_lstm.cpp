@@ -213,7 +213,7 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   forward.dropout = dropout.floats();
   forward.recurrent_dropout = recurrent_dropout.floats();
   Stored outputs(storage, d_outputs.size()), h_T(storage, d_h_T.size()), c_T(storage, d_c_T.size());
-  std::vector<unsigned char> reserve(cellerate::target().reserve_bytes(forward), 0xff);
+  std::vector<unsigned char> reserve(cellerate::target().lstm->reserve_bytes(forward), 0xff);
   forward.outputs = outputs.data();
   forward.h_T = h_T.data();
   forward.c_T = c_T.data();

@@ -16,6 +16,7 @@ from keras import layers, ops
 import cellerate
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels import native
+from cellerate.kernels.lstm.cpu import LSTM
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate, disable, enable, is_accelerated, restore, restored
 from cellerate.layers.explain import explain
@@ -45,13 +46,14 @@ def seeded() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The names of the arrays that each call of the native core was given; when traced, each trace."""
     seen: list[list[str]] = []
-    lstm = fused.bridge().lstm
+    run = fused.bridge().run
 
-    def spy(arrays: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        seen.append(sorted(arrays))
-        return lstm(arrays, *rest, **named)
+    def spy(operation: Any, arrays: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        if operation is LSTM:
+            seen.append(sorted(arrays))
+        return run(operation, arrays, *rest, **named)
 
-    monkeypatch.setattr(fused.bridge(), "lstm", spy)
+    monkeypatch.setattr(fused.bridge(), "run", spy)
     return seen
 
 

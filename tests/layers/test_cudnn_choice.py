@@ -12,7 +12,7 @@ from keras import layers, ops
 
 from cellerate.kernels.cuda import launch, timing_cache
 from cellerate.kernels.lstm.cuda import plan, select, selfcheck
-from cellerate.layers import cudnn_choice, fused
+from cellerate.layers import cudnn_choice, fused, fused_lstm
 from cellerate.layers.accelerate import accelerate, implementation_of
 from cellerate.layers.explain import explain
 from support import gpu_cases
@@ -67,8 +67,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
 def ours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of Cellerate's kernels, but for those of a contest."""
     seen: list[Any] = []
-    run = fused.run
-    monkeypatch.setattr(fused, "run", lambda *given: seen.append(given) or run(*given))
+    run = fused_lstm.run
+    monkeypatch.setattr(fused_lstm, "run", lambda *given: seen.append(given) or run(*given))
     return seen
 
 

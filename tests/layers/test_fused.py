@@ -13,6 +13,7 @@ import pytest
 from keras import layers, ops
 from keras.src.activations import ALL_OBJECTS_DICT
 
+from cellerate.kernels.dense import DENSE
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 from cellerate.layers import cudnn_choice, fused
 from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated
@@ -215,12 +216,13 @@ def assert_accelerated_equals(
 def calls(monkeypatch: pytest.MonkeyPatch, implementation: str) -> list[list[str]]:
     """The names of the arrays that each call of the kernels was given."""
     seen: list[list[str]] = []
-    name = "cuda_lstm" if implementation == "cellerate-cuda" else "lstm"
-    lstm = getattr(fused.bridge(), name)
+    name = "cuda_lstm" if implementation == "cellerate-cuda" else "run"
+    run = getattr(fused.bridge(), name)
 
-    def spy(arrays: dict[str, Any], *rest: Any, **named: Any) -> Any:
-        seen.append(sorted(arrays))
-        return lstm(arrays, *rest, **named)
+    def spy(*given: Any, **named: Any) -> Any:
+        if given[0] is not DENSE:
+            seen.append(sorted(next(one for one in given if isinstance(one, dict))))
+        return run(*given, **named)
 
     monkeypatch.setattr(fused.bridge(), name, spy)
     return seen

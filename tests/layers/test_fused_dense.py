@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from cellerate.kernels.dense import DENSE
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate, restore
 
@@ -30,13 +31,14 @@ def calls(monkeypatch):
     """The shapes that reach the kernel."""
     seen = []
     bridge = fused.bridge()
-    original = bridge.dense
+    original = bridge.run
 
-    def spy(x, kernel, bias):
-        seen.append(tuple(kernel.shape))
-        return original(x, kernel, bias)
+    def spy(operation, arrays, *rest, **named):
+        if operation is DENSE:
+            seen.append(tuple(arrays["kernel"].shape))
+        return original(operation, arrays, *rest, **named)
 
-    monkeypatch.setattr(bridge, "dense", spy)
+    monkeypatch.setattr(bridge, "run", spy)
     return seen
 
 

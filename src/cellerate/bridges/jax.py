@@ -1,11 +1,12 @@
-"""What Cellerate needs from JAX itself: whether there is a GPU, compiling a generation step, the LSTM as an operator.
+"""What Cellerate needs from JAX itself: whether there is a GPU, compiling a step, its operations with gradients.
 
 Only this module and `jax_cuda` import JAX; they are imported only where JAX is asked for.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,10 @@ import numpy as np
 
 from cellerate.bridges import jax_cuda
 from cellerate.kernels import native
-from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.operation import Codes, Operation
 
-# Options, whether all outputs are returned, and whether the GPU kernels compute.
-Static = tuple[LstmOptions, bool, bool]
+_TARGET = "cellerate_call"
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -60,35 +60,32 @@ def in_place_changes(tensor: Any) -> int:
     return 0
 
 
-def lstm(
-    arrays: dict[str, Any], options: LstmOptions, return_sequences: bool, *, training: bool = True
-) -> tuple[Any, Any, Any]:
-    """One LSTM layer on the native core, inside or outside `jax.jit`, with gradients.
+def run(
+    operation: Operation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
+) -> tuple[Any, ...]:
+    """An operation on the native core, inside or outside `jax.jit`, with gradients.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, recurrent_dropout. With ids, h0 is required, because
-            the results have its type.
-        options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or only the last.
+        operation: Which.
+        arrays: Its arguments that are there, by name.
+        codes: Its options.
         training: For the other bridges; JAX itself knows whether gradients are needed.
 
     Returns:
-        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of x. First derivatives in reverse mode
-        are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+        Its results. First derivatives in reverse mode are defined for its differentiable arguments.
     """
     del training
     _register()
-    return _lstm((options, return_sequences, False), arrays)
+    return _apply(_OnCore(operation, codes), arrays)
 
 
-def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, Any, Any]:
-    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as `lstm`, but in float16 too.
+def cuda_lstm(arrays: dict[str, Any], options: LstmOptions, return_sequences: bool) -> tuple[Any, ...]:
+    """One LSTM layer on Cellerate's kernels for NVIDIA GPUs, with gradients; as the LSTM of `run`, but in float16 too.
 
     h0 is required, because the results have its type.
     """
     jax_cuda.register()
-    return _lstm((options, return_sequences, True), arrays)
+    return _apply(_OnGpu(options, return_sequences), arrays)
 
 
 def cuda_precision(dtype: str) -> str:
@@ -131,132 +128,115 @@ def blocking(
 
 @functools.cache
 def _register() -> None:
-    core = native.core()
-    handlers = {
-        "lstm_forward": core.xla_forward(),
-        "lstm_backward": core.xla_backward(),
-        "dense_forward": core.xla_dense_forward(),
-        "dense_backward": core.xla_dense_backward(),
-    }
-    for name, handler in handlers.items():
-        jax.ffi.register_ffi_target(f"cellerate_{name}", handler, platform="cpu")
+    jax.ffi.register_ffi_target(_TARGET, native.core().xla_call(), platform="cpu")
 
 
-def _call(name: str, static: Static, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Calls the core; `results` has the shapes and types of the wanted results."""
-    options, return_sequences, _ = static
-    core = native.core()
-    names = core.FORWARD_ARGUMENTS if name == "forward" else core.BACKWARD_ARGUMENTS
-    result_names = core.FORWARD_RESULTS if name == "forward" else core.BACKWARD_RESULTS
-    activation, recurrent_activation, masked_output, go_backwards, _ = cpu.codes(options, return_sequences)
-    call = jax.ffi.ffi_call(
-        f"cellerate_lstm_{name}",
-        [results[each] for each in result_names if each in results],
-        vmap_method="sequential",
-    )
-    values = call(
-        *[given[each] for each in names if each in given],
-        activation=np.int64(activation),
-        recurrent_activation=np.int64(recurrent_activation),
-        masked_output=np.int64(masked_output),
-        go_backwards=go_backwards,
-        return_sequences=return_sequences,
-        arguments=np.int64(sum(1 << n for n, each in enumerate(names) if each in given)),
-        results=np.int64(sum(1 << n for n, each in enumerate(result_names) if each in results)),
-    )
-    return dict(zip([each for each in result_names if each in results], values, strict=True))
+class _Layer(Protocol):
+    """What computes a layer; equal ones compute the same."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of what the layer returns."""
+
+    def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+        """The results by name, with `keep` also what backward needs."""
+
+    def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        """What backward needs of what `forward` gave."""
+
+    def backward(
+        self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
+    ) -> dict[str, Any]:
+        """The gradients by the names of the arguments."""
 
 
-def _forward(static: Static, given: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    options, return_sequences, cuda = static
-    if cuda:
-        return jax_cuda.forward(jax_cuda.Call(given, options, return_sequences), keep=keep)
-    like = given["x"] if "x" in given else given["ids"]
-    dtype = given["x"].dtype if "x" in given else given["h0"].dtype
-    batch, steps, units = like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
-    state = jax.ShapeDtypeStruct((batch, units), dtype)
-    results = {"outputs": state, "h_T": state, "c_T": state}
-    if return_sequences:
-        results["outputs"] = jax.ShapeDtypeStruct((batch, steps, units), dtype)
-    if keep:
-        size = cpu.reserve_bytes(
-            (batch, steps, units),
-            str(dtype),
-            masked="mask" in given,
-            return_sequences=return_sequences,
+@dataclasses.dataclass(frozen=True)
+class _OnCore:
+    operation: Operation
+    codes: Codes
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return self.operation.results
+
+    def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+        dtype = self.operation.like(given).dtype
+        shapes = self.operation.shapes(given, self.codes)
+        results = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+        if keep and self.operation.sizes:
+            size = self.operation.reserve_bytes(given, self.codes, str(dtype))
+            results["reserve"] = jax.ShapeDtypeStruct((size,), np.uint8)
+        return self._call("forward", given, results)
+
+    def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: done[name] for name in self.operation.kept}
+
+    def backward(
+        self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
+    ) -> dict[str, Any]:
+        wanted = {name: given[name] for name in self.operation.differentiable if name in given}
+        results = {f"d_{name}": jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
+        named = {f"d_{name}": d for name, d in zip(self.results, cotangents, strict=True)}
+        found = self._call("backward", {**given, **kept, **named}, results)
+        return {name: found[f"d_{name}"] for name in wanted}
+
+    def _call(self, direction: str, given: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls the core; `results` has the shapes and types of the wanted results."""
+        name = f"{self.operation.name}_{direction}"
+        _, arguments, written, _ = native.core().CALLS[name]
+        there = [each for each in written if each in results]
+        values = jax.ffi.ffi_call(_TARGET, [results[each] for each in there], vmap_method="sequential")(
+            *[given[each] for each in arguments if each in given],
+            call=name,
+            options=np.array(self.codes, np.int64),
+            arguments=_present(arguments, given),
+            results=_present(written, results),
         )
-        results["reserve"] = jax.ShapeDtypeStruct((size,), np.uint8)
-    return _call("forward", static, given, results)
+        return dict(zip(there, values, strict=True))
+
+
+def _present(names: Sequence[str], there: Mapping[str, Any]) -> np.int64:
+    return np.int64(sum(1 << n for n, name in enumerate(names) if name in there))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OnGpu:
+    options: LstmOptions
+    return_sequences: bool
+    results = ("outputs", "h_T", "c_T")
+
+    def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+        return jax_cuda.forward(self._call(given), keep=keep)
+
+    def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        needless = {"h_T", "c_T"} | (set() if self.return_sequences else {"outputs"})
+        return {name: array for name, array in done.items() if name not in needless}
+
+    def backward(
+        self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
+    ) -> dict[str, Any]:
+        return jax_cuda.backward(self._call(given), kept, *cotangents)
+
+    def _call(self, given: Mapping[str, Any]) -> jax_cuda.Call:
+        return jax_cuda.Call(given, self.options, self.return_sequences)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _lstm(static: Static, given: dict[str, Any]) -> tuple[Any, Any, Any]:
-    done = _forward(static, given, keep=False)
-    return done["outputs"], done["h_T"], done["c_T"]
+def _apply(layer: _Layer, given: dict[str, Any]) -> tuple[Any, ...]:
+    done = layer.forward(given, keep=False)
+    return tuple(done[name] for name in layer.results)
 
 
-def _lstm_forward(static: Static, given: dict[str, Any]) -> tuple[tuple[Any, Any, Any], Any]:
-    done = _forward(static, given, keep=True)
-    needless = {"h_T", "c_T"} | (set() if static[1] else {"outputs"})
-    kept = {name: array for name, array in done.items() if name not in needless}
-    return (done["outputs"], done["h_T"], done["c_T"]), (given, kept)
+def _forward(layer: _Layer, given: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    done = layer.forward(given, keep=True)
+    return tuple(done[name] for name in layer.results), (given, layer.kept(done))
 
 
-def _lstm_backward(static: Static, saved: Any, cotangents: tuple[Any, Any, Any]) -> tuple[dict[str, Any]]:
+def _backward(layer: _Layer, saved: Any, cotangents: tuple[Any, ...]) -> tuple[dict[str, Any]]:
     given, kept = saved
-    options, return_sequences, cuda = static
-    if cuda:
-        call = jax_cuda.Call(given, options, return_sequences)
-        found = jax_cuda.backward(call, kept, *cotangents)
-        # None stands for no gradient, as for a mask.
-        return ({name: found.get(name) for name in given},)
-    wanted = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
-    results = {
-        f"d_{name}": jax.ShapeDtypeStruct(given[name].shape, given[name].dtype)
-        for name in wanted
-        if name in given
-    }
-    named = dict(zip(("d_outputs", "d_h_T", "d_c_T"), cotangents, strict=True))
-    gradients = _call("backward", static, {**given, **kept, **named}, results)
-    return ({name: gradients.get(f"d_{name}") for name in given},)
+    found = layer.backward(given, kept, cotangents)
+    # None stands for no gradient, as for a mask.
+    return ({name: found.get(name) for name in given},)
 
 
-_lstm.defvjp(_lstm_forward, _lstm_backward)
-
-
-def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
-    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
-    _register()
-    return _dense(x, kernel, bias)
-
-
-def _dense_call(name: str, inputs: tuple[Any, ...], results: list[Any]) -> Any:
-    call = jax.ffi.ffi_call(f"cellerate_dense_{name}", results, vmap_method="sequential")
-    there = [each is not None for each in inputs]
-    wanted = 1 if name == "forward" else 0b111 if there[2] else 0b011
-    return call(
-        *[each for each in inputs if each is not None],
-        arguments=np.int64(sum(1 << n for n, each in enumerate(there) if each)),
-        results=np.int64(wanted),
-    )
-
-
-@functools.partial(jax.custom_vjp)
-def _dense(x: Any, kernel: Any, bias: Any | None) -> Any:
-    (y,) = _dense_call(
-        "forward", (x, kernel, bias), [jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)]
-    )
-    return y
-
-
-def _dense_forward(x: Any, kernel: Any, bias: Any | None) -> tuple[Any, Any]:
-    return _dense(x, kernel, bias), (x, kernel, bias)
-
-
-def _dense_backward(saved: Any, d_y: Any) -> tuple[Any, ...]:
-    results = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in saved if each is not None]
-    gradients = _dense_call("backward", (*saved, d_y), results)
-    return (*gradients, None)[:3]
-
-
-_dense.defvjp(_dense_forward, _dense_backward)
+_apply.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""What Cellerate needs from TensorFlow itself: whether there is a GPU, compiling a step, datasets, the LSTM.
+"""What Cellerate needs from TensorFlow itself: whether there is a GPU, compiling a step, datasets, operations.
 
 Only this module imports TensorFlow; it is imported only where TensorFlow is asked for.
 """
@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cellerate.kernels import dense as native_dense
-from cellerate.kernels.lstm import cpu
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels import operation as on_core
+from cellerate.kernels.operation import Codes, Operation
 
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
@@ -97,67 +96,54 @@ def in_place_changes(tensor: Any) -> int:
     return 0
 
 
-def lstm(
-    arrays: dict[str, Any], options: LstmOptions, return_sequences: bool, *, training: bool = True
-) -> tuple[Any, Any, Any]:
-    """One LSTM layer on the native core, eagerly or in a `tf.function`, with gradients.
+def run(
+    operation: Operation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
+) -> tuple[Any, ...]:
+    """An operation on the native core, eagerly or in a `tf.function`, with gradients.
 
     It runs as a Python function inside the graph, so it works neither with XLA nor in a SavedModel.
 
     Args:
-        arrays: The arguments of `cellerate.kernels.lstm.spec` that are there, by name: x, or ids and embeddings;
-            kernel, recurrent_kernel, bias, h0, c0, mask, dropout, recurrent_dropout. h0 is required.
-        options: Activations, direction and masked outputs.
-        return_sequences: Whether to return all outputs or only the last.
+        operation: Which.
+        arrays: Its arguments that are there, by name.
+        codes: Its options.
         training: Whether to keep what gradients need; otherwise gradients cost another forward pass.
 
     Returns:
-        outputs (B, T, H) or (B, H), h_T and c_T (B, H), of the type of h0. First derivatives in reverse mode
-        are defined for x or embeddings, kernel, recurrent_kernel, bias, h0 and c0.
+        Its results. First derivatives in reverse mode are defined for its differentiable arguments.
     """
     names = list(arrays)
-    wanted = [n for n in ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0") if n in arrays]
-    like = arrays["x"] if "x" in arrays else arrays["ids"]
-    batch, steps, units = like.shape[0], like.shape[1], arrays["recurrent_kernel"].shape[0]
-    dtype = arrays["h0"].dtype
-    shapes = [(batch, steps, units) if return_sequences else (batch, units), (batch, units), (batch, units)]
+    wanted = [name for name in operation.differentiable if name in arrays]
+    dtype = operation.like(arrays).dtype
+    shapes = operation.shapes(arrays, codes)
+    keep = training and operation.sizes is not None
+    kept_names = operation.kept if training else ()
 
-    def compute(values: Sequence[np.ndarray], keep: bool) -> cpu.Forward:
-        named = dict(zip(names, values, strict=True))
-        given, dtype = cpu.Arguments(**named), named["h0"].dtype
-        return cpu.forward(given, options, return_sequences=return_sequences, keep=keep, dtype=dtype)
+    def compute(values: Sequence[np.ndarray], keep: bool) -> dict[str, np.ndarray]:
+        return on_core.forward(operation, dict(zip(names, values, strict=True)), codes, keep=keep)
 
-    def forward(*values: np.ndarray) -> tuple[np.ndarray, ...]:
-        done = compute(values, keep=training)
-        results = (done.outputs, done.h_T, done.c_T)
-        return results if done.reserve is None else (*results, done.reserve)
+    def forward(*values: np.ndarray) -> list[np.ndarray]:
+        return list(compute(values, keep).values())
 
     def backward(*values: np.ndarray) -> list[np.ndarray]:
-        given = cpu.Arguments(**dict(zip(names, values, strict=False)))
-        *kept, d_outputs, d_h_T, d_c_T = values[len(names) :]
-        done = (
-            cpu.Forward(kept[0], d_h_T, d_c_T, kept[1]) if kept else compute(values[: len(names)], keep=True)
-        )
-        gradients = cpu.backward(
-            given,
-            done,
-            options,
-            d_outputs=d_outputs,
-            d_h_T=d_h_T,
-            d_c_T=d_c_T,
-            return_sequences=return_sequences,
-        )
+        given, rest = values[: len(names)], values[len(names) :]
+        done = dict(zip(kept_names, rest, strict=False))
+        if operation.kept and not done:
+            done = compute(given, True)
+        cotangents = dict(zip(operation.results, rest[len(kept_names) :], strict=True))
+        named = dict(zip(names, given, strict=True))
+        gradients = on_core.backward(operation, named, done, cotangents, codes)
         return [gradients[name] for name in wanted]
 
-    def run(*tensors: Any) -> tuple[tuple[Any, Any, Any], Callable[..., list[Any]]]:
-        types = [dtype, dtype, dtype, *[tf.uint8] * training]
+    def compute_all(*tensors: Any) -> tuple[tuple[Any, ...], Callable[..., list[Any]]]:
+        types = [*[dtype] * len(operation.results), *[tf.uint8] * keep]
         found = tf.numpy_function(forward, tensors, types, stateful=False)
-        results, kept = found[:3], [found[0], *found[3:]] if training else []
-        for result, shape in zip(results, shapes, strict=True):
-            result.set_shape(shape)
+        done = dict(zip([*operation.results, *["reserve"] * keep], found, strict=True))
+        for name, shape in shapes.items():
+            done[name].set_shape(shape)
 
         def gradients(*cotangents: Any) -> list[Any]:
-            inputs = [*tensors, *kept, *cotangents]
+            inputs = [*tensors, *[done[name] for name in kept_names], *cotangents]
             found = dict(zip(wanted, tf.custom_gradient(differentiate)(*inputs), strict=True))
             for name, gradient in found.items():
                 gradient.set_shape(arrays[name].shape)
@@ -167,41 +153,13 @@ def lstm(
             types = [arrays[name].dtype for name in wanted]
             return tf.numpy_function(backward, inputs, types, stateful=False), _differentiate_twice
 
-        return tuple(results), gradients
+        return tuple(done[name] for name in operation.results), gradients
 
-    return tf.custom_gradient(run)(*arrays.values())
+    return tf.custom_gradient(compute_all)(*arrays.values())
 
 
 def _differentiate_twice(*_: Any) -> None:
     # Without this, TensorFlow would leave the second derivatives out of the gradient.
     raise NotImplementedError(
-        "the native LSTM has first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
+        "Cellerate's layers have first derivatives only; for second ones take Keras's code: cellerate.restore(model)"
     )
-
-
-def dense(x: Any, kernel: Any, bias: Any | None) -> Any:
-    """A dense layer on the native core, with gradients: x (M, K), kernel (K, N), bias (N,) or None → (M, N)."""
-    dtype = x.dtype
-
-    def run(*tensors: Any) -> tuple[Any, Callable[..., list[Any]]]:
-        y = tf.numpy_function(native_dense.dense, tensors, dtype, stateful=False)
-        y.set_shape((x.shape[0], kernel.shape[1]))
-
-        def gradients(d_y: Any) -> list[Any]:
-            found = tf.custom_gradient(differentiate)(*tensors, d_y)
-            for gradient, tensor in zip(found, tensors, strict=True):
-                gradient.set_shape(tensor.shape)
-            return found
-
-        return y, gradients
-
-    def differentiate(*inputs: Any) -> tuple[list[Any], Callable[..., None]]:
-        types = [each.dtype for each in inputs[:-1]]
-        return tf.numpy_function(backward, inputs, types, stateful=False), _differentiate_twice
-
-    def backward(*values: np.ndarray) -> list[np.ndarray]:
-        given_bias = values[2] if bias is not None else None
-        found = native_dense.dense_backward(values[0], values[1], given_bias, values[-1])
-        return [each for each in found if each is not None]
-
-    return tf.custom_gradient(run)(*[each for each in (x, kernel, bias) if each is not None])

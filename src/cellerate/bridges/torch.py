@@ -1,4 +1,4 @@
-"""What Cellerate needs from torch itself: whether there is a GPU, compiling a generation step, datasets, the LSTM.
+"""What Cellerate needs from torch itself: whether there is a GPU, compiling a generation step, datasets, operations.
 
 Only this module and the `torch_*` modules beside it import torch; they are imported only where torch is asked for.
 """
@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cellerate.bridges import torch_cuda
 from cellerate.bridges.torch_capture import CapturedStep, Seeding
-from cellerate.bridges.torch_operators import cuda_lstm, dense, lstm
+from cellerate.bridges.torch_operators import cuda_lstm, run
 
 __all__ = [
     "blocking",
@@ -21,11 +21,10 @@ __all__ = [
     "compile_step",
     "cuda_lstm",
     "cuda_precision",
-    "dense",
     "gpu_available",
     "gpu_number",
     "in_place_changes",
-    "lstm",
+    "run",
     "torch_dataset",
 ]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]

@@ -2,7 +2,22 @@
 
 import numpy as np
 
-from cellerate.kernels.native import call, empty
+from cellerate.kernels.operation import Codes, Given, Operation, backward, forward
+
+
+def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
+    del codes
+    return {"y": (*given["x"].shape[:1], *given["kernel"].shape[1:])}
+
+
+DENSE = Operation(
+    name="dense",
+    arguments=("x", "kernel", "bias"),
+    differentiable=("x", "kernel", "bias"),
+    results=("y",),
+    typed_by=("x",),
+    shapes=_shapes,
+)
 
 
 def dense(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -20,19 +35,16 @@ def dense(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> 
         ConfigError: A shape or dtype is wrong.
         BackendError: The core is not installed.
     """
-    given = [None if a is None else np.ascontiguousarray(a) for a in (x, kernel, bias)]
-    y = empty((*x.shape[:1], *kernel.shape[1:]), x.dtype)
-    call("dense_forward", tuple(given), (y,))
-    return y
+    return forward(DENSE, _given(x, kernel, bias))["y"]
 
 
 def dense_backward(
     x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None, d_y: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The gradients of `dense` for x, kernel and bias (None without one), given the cotangent d_y (M, N)."""
-    given = [None if a is None else np.ascontiguousarray(a) for a in (x, kernel, bias, d_y)]
-    results = tuple(None if a is None else empty(a.shape, a.dtype) for a in given[:3])
-    call("dense_backward", tuple(given), results)
-    d_x, d_kernel, d_bias = results
-    assert d_x is not None and d_kernel is not None  # noqa: S101 (as x and kernel are)
-    return d_x, d_kernel, d_bias
+    found = backward(DENSE, _given(x, kernel, bias), {}, {"y": d_y})
+    return found["x"], found["kernel"], found.get("bias")
+
+
+def _given(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None) -> dict[str, np.ndarray]:
+    return {"x": x, "kernel": kernel} | ({} if bias is None else {"bias": bias})

@@ -28,6 +28,11 @@ def why_unavailable() -> str | None:
 
 
 @functools.cache
+def _module() -> ModuleType:
+    return importlib.import_module("cellerate.kernels._core")
+
+
+@functools.cache
 def core() -> ModuleType:
     """The extension module.
 
@@ -38,7 +43,7 @@ def core() -> ModuleType:
     reason = why_unavailable()
     if reason is not None:
         raise BackendError(reason)
-    module = importlib.import_module("cellerate.kernels._core")
+    module = _module()
     try:
         module.target()
     except ValueError as error:
@@ -107,11 +112,15 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return memory[start : start + bytes_needed].view(dtype).reshape(shape)
 
 
-def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: Any = None) -> None:
-    """Calls a function of the core with contiguous arrays or None. Raises `ConfigError` if one does not fit."""
-    first = () if options is None else (options,)
+def storage_types() -> tuple[str, ...]:
+    """The dtypes in which the core takes x, states and outputs, by NumPy's names; none if it is not installed."""
+    return () if why_unavailable() is not None else tuple(_module().STORAGE_TYPES)
+
+
+def call(name: str, inputs: tuple[Any, ...], results: tuple[Any, ...], options: tuple[int, ...] = ()) -> None:
+    """Makes one of the core's `CALLS` with contiguous arrays or None. Raises `ConfigError` if one does not fit."""
     try:
-        getattr(core(), name)(*first, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
+        core().call(name, options, tuple(map(_plain, inputs)), tuple(map(_plain, results)))
     except (ValueError, IndexError) as error:
         raise ConfigError(str(error)) from None
 

@@ -17,7 +17,7 @@ import keras
 from keras import layers
 
 from cellerate.errors import BackendError, ConfigError, ModelError
-from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense
+from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense, table
 from cellerate.machine.environment import keep_freed_memory
 
 IMPLEMENTATIONS = ("auto", "cellerate-cpu", "cellerate-cuda", "keras")
@@ -68,7 +68,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
         _demand(implementation)
         for layer in found:
             reason = (
-                fused.unfit(layer, implementation, named=True) if isinstance(layer, layers.LSTM) else None
+                table.unfit(layer, implementation, named=True) if isinstance(layer, table.LAYERS) else None
             )
             if reason is not None:
                 raise ModelError(_refusal(layer.name, implementation, reason))
@@ -149,7 +149,7 @@ def enable(implementation: str = "auto") -> None:
     if implementation != "auto":
         _demand(implementation)
     keep_freed_memory()
-    for layer_class in (layers.LSTM, layers.Embedding, layers.Bidirectional):
+    for layer_class in (*table.LAYERS, layers.Embedding, layers.Bidirectional):
         original = layer_class.__init__
 
         @functools.wraps(original)
@@ -211,7 +211,7 @@ def _layers(model: Any) -> Iterator[keras.Layer]:
     """The LSTM and Embedding layers of a model, then the Bidirectional wrappers, each once."""
     _check_layer(model)
     found = list(model._flatten_layers(include_self=True))
-    yield from (layer for layer in found if isinstance(layer, layers.LSTM | layers.Embedding))
+    yield from (layer for layer in found if isinstance(layer, (*table.LAYERS, layers.Embedding)))
     yield from (layer for layer in found if isinstance(layer, layers.Bidirectional))
 
 
@@ -288,7 +288,7 @@ def _accelerate_layer(layer: keras.Layer, wanted: str) -> None:
         return
     strict = wanted != "auto"
     implementation = wanted if strict else fused.implementation_here()
-    reason = fused.unfit(layer, implementation, named=strict)
+    reason = table.unfit(layer, implementation, named=strict)
     if reason is None:
         layer.inner_loop = functools.partial(_inner_loop, layer, implementation, strict)
         if keras.backend.backend() == "tensorflow" and layer.supports_jit:
@@ -357,7 +357,7 @@ def _inner_loop(
     if contested and cudnn_choice.cudnn_is_faster(layer, sequences, mask, training):
         reason = "cuDNN is faster"
     if reason is None:
-        return fused.run(layer, implementation, sequences, initial_state, mask, training)
+        return table.kernels_of(layer).run(layer, implementation, sequences, initial_state, mask, training)
     if strict:
         raise ModelError(_refusal(layer.name, implementation, reason))
     return type(layer).inner_loop(layer, sequences, initial_state, mask, training)

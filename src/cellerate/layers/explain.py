@@ -14,7 +14,7 @@ from keras import layers
 from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
 from cellerate.kernels import native
-from cellerate.layers import conditions, fused
+from cellerate.layers import conditions, fused, table
 from cellerate.layers.accelerate import (
     IMPLEMENTATIONS,
     implementation_of,
@@ -178,18 +178,18 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
     elif runs and ours is not None:
-        met = [*fused.fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
+        met = [*table.kernels_of(layer).fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
         yield report(ours, [*met, *_cudnn_condition(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
         # On a GPU, TensorFlow has only its own kernels.
         ours_too = not here.gpu or here.backend != "tensorflow"
-        if isinstance(layer, layers.LSTM) and ours_too:
+        if isinstance(layer, table.LAYERS) and ours_too:
             met = [*(_accelerating(layer) if runs else _elsewhere(here)), *met]
         yield report("cudnn" if in_cudnn else kernel, met)
 
 
-def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
+def _call_conditions(layer: layers.RNN, mask: str | None) -> list[Condition]:
     """The conditions under which single calls of an accelerated layer run on Keras's code."""
     if not layer.unroll or mask is None:
         return []
@@ -197,7 +197,7 @@ def _call_conditions(layer: layers.LSTM, mask: str | None) -> list[Condition]:
     return [Condition("unroll", None if mask == UNKNOWN else False, f"unroll=True, mask from {mask}", fix)]
 
 
-def _cudnn_condition(layer: layers.LSTM, mask: str | None, here: Platform) -> list[Condition]:
+def _cudnn_condition(layer: layers.RNN, mask: str | None, here: Platform) -> list[Condition]:
     """The condition under which cuDNN runs single calls of an accelerated layer."""
     if is_strict(layer) or not here.gpu:
         return []
@@ -207,9 +207,10 @@ def _cudnn_condition(layer: layers.LSTM, mask: str | None, here: Platform) -> li
     return [Condition("cuDNN", None, measured, matters=False)]
 
 
-def _accelerating(layer: layers.LSTM) -> list[Condition]:
+def _accelerating(layer: layers.RNN) -> list[Condition]:
     """Whether Cellerate's kernels could run a layer that Keras runs now, as conditions."""
-    failed = [c for c in fused.fit_conditions(layer, fused.implementation_here()) if not c.holds]
+    met = table.kernels_of(layer).fit_conditions(layer, fused.implementation_here())
+    failed = [c for c in met if not c.holds]
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
     return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]

@@ -1,8 +1,6 @@
-"""One LSTM layer of Keras on Cellerate's kernels: whether it can run there, and the inner loop that runs it.
+"""Recurrent layers of Keras on Cellerate's kernels: whether they can run there, and the arguments of the kernels.
 
-This module translates a Keras layer into the arguments of a kernel; `accelerate` decides when and for which layers.
-`run` takes the place of Keras's `LSTM.inner_loop`, so it gets the sequences after checks and casts, the initial
-states, and the mask.
+This is what layers share; `fused_lstm` and whatever else `table` lists add what is special to one.
 """
 
 import functools
@@ -14,17 +12,17 @@ import keras
 from keras import layers, ops
 from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tensor_attr
 
+from cellerate.activations import ACTIVATIONS
 from cellerate.keras_graph.activations import activation_name
 from cellerate.keras_graph.variables import stored, weight
 from cellerate.kernels import native
 from cellerate.kernels.cuda import launch
-from cellerate.kernels.lstm.cuda import plan, selfcheck
-from cellerate.kernels.lstm.spec import ACTIVATIONS, LstmOptions
+from cellerate.kernels.lstm.cuda import selfcheck
 from cellerate.layers.conditions import Condition
 
+CHECK = "self-check"
 # The attribute that an accelerated Embedding leaves on its output for the LSTM after it.
 _LOOKUP = "_cellerate_lookup"
-_CHECK = "self-check"
 _DTYPES = ("float32", "bfloat16", "float16")
 # If a table has more rows than this share of the batch's steps, projecting it is no cheaper than each step's row.
 _TABLE_SHARE = 0.5
@@ -45,7 +43,7 @@ def implementation_here() -> str:
 
 def why_unavailable(implementation: str) -> str | None:
     """Why a named implementation cannot run any layer here, in words; None if it can."""
-    failed = next((c for c in _installed(implementation) if not c.holds and c.name != _CHECK), None)
+    failed = next((c for c in _installed(implementation) if not c.holds and c.name != CHECK), None)
     if failed is None:
         return None
     return f"{failed.name}: {failed.found}" + (f"; {failed.fix}" if failed.fix else "")
@@ -82,24 +80,33 @@ def _installed(implementation: str) -> list[Condition]:
             failure = selfcheck.failure(number)
             fix = "" if failure is None else 'accelerate(model, "cellerate-cuda") takes them all the same'
             right = "the kernels give what they should on this GPU"
-            found.append(Condition(_CHECK, failure is None, failure or right, fix, matters=False))
+            found.append(Condition(CHECK, failure is None, failure or right, fix, matters=False))
     return found
 
 
-def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
-    """What an implementation requires of a layer, each with what was found and how to change it."""
+def fit_conditions(
+    layer: Any, implementation: str, layer_class: type[layers.RNN], cell_class: type[keras.Layer]
+) -> list[Condition]:
+    """What an implementation requires of any layer, each with what was found and how to change it.
+
+    Args:
+        layer: The layer.
+        implementation: "cellerate-cpu" or "cellerate-cuda".
+        layer_class: Keras's class of the layer; a subclass with a call of its own does not fit.
+        cell_class: Keras's class of its cell.
+    """
     cell = layer.cell
-    cuda = implementation == "cellerate-cuda"
-    own = type(cell) is not layers.LSTMCell or _overridden(layer)
+    own = type(cell) is not cell_class or _overridden(layer, layer_class)
     one_by_one = cell.implementation == 1 and bool(cell.dropout) and not cell.recurrent_dropout
-    in_float32 = layer.compute_dtype == "float16" and not cuda
-    found = [
+    fits = layer.compute_dtype in _DTYPES
+    computed = computed_in(layer, implementation) if fits else layer.compute_dtype
+    return [
         *_installed(implementation),
         Condition(
             "class",
             not own,
             f"{type(layer).__name__} of {type(cell).__name__}{', with a call of its own' if own else ''}",
-            "keras.layers.LSTM" if own else "",
+            f"keras.layers.{layer_class.__name__}" if own else "",
         ),
         _activation_condition(layer, "activation"),
         _activation_condition(layer, "recurrent_activation"),
@@ -111,9 +118,9 @@ def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
         ),
         Condition(
             "dtype",
-            layer.compute_dtype in _DTYPES,
-            layer.compute_dtype + (", computed in float32" if in_float32 else ""),
-            "" if layer.compute_dtype in _DTYPES else f"one of {', '.join(_DTYPES)}",
+            fits,
+            layer.compute_dtype + ("" if computed == layer.compute_dtype else f", computed in {computed}"),
+            "" if fits else f"one of {', '.join(_DTYPES)}",
         ),
         # In this case Keras stacks the four masks into a shape that it then refuses.
         Condition(
@@ -123,11 +130,13 @@ def fit_conditions(layer: layers.LSTM, implementation: str) -> list[Condition]:
             "implementation=2" if one_by_one else "",
         ),
     ]
-    if cuda:
-        most = plan.MOST_UNITS
-        fits = cell.units <= most
-        found.append(Condition("units", fits, str(cell.units), "" if fits else f"at most {most}"))
-    return found
+
+
+def computed_in(layer: Any, implementation: str) -> str:
+    """The dtype in which an implementation computes a layer: the core computes what it does not know in float32."""
+    known = native.storage_types() or _DTYPES
+    here = implementation == "cellerate-cuda" or layer.compute_dtype in known
+    return str(layer.compute_dtype) if here else "float32"
 
 
 def core_runs_here() -> bool:
@@ -135,20 +144,7 @@ def core_runs_here() -> bool:
     return native.why_unavailable() is None and not bridge().gpu_available()
 
 
-def unfit(layer: layers.LSTM, implementation: str, *, named: bool) -> str | None:
-    """Why a layer cannot run on an implementation, in words; None if it can.
-
-    Args:
-        layer: The layer.
-        implementation: "cellerate-cpu" or "cellerate-cuda".
-        named: Whether the user named it: then it runs even if it failed its own check.
-    """
-    met = fit_conditions(layer, implementation)
-    failed = next((c for c in met if not c.holds and not (named and c.name == _CHECK)), None)
-    return None if failed is None else f"{failed.name}: {failed.found}"
-
-
-def unfit_call(layer: layers.LSTM, sequences: Any, mask: Any) -> str | None:
+def unfit_call(layer: Any, sequences: Any, mask: Any) -> str | None:
     """Why one call of a layer that is otherwise fit cannot be fused, or None."""
     if 0 in sequences.shape:
         return "a batch without elements"
@@ -162,40 +158,33 @@ def unfit_call(layer: layers.LSTM, sequences: Any, mask: Any) -> str | None:
     return None
 
 
-def run(
-    layer: layers.LSTM,
-    implementation: str,
+def arrays_of(
+    layer: Any,
+    dtype: str,
     sequences: Any,
-    initial_state: Any,
+    states: dict[str, Any],
     mask: Any,
     training: bool | None,
-) -> tuple[Any, Any, list[Any]]:
-    """What `LSTM.inner_loop` returns, from Cellerate's kernels.
+) -> dict[str, Any]:
+    """The arguments of a kernel, by name, for a call of a layer that is fit, and fit by `unfit_call`.
 
     Args:
-        layer: Fit by `unfit`, in a call fit by `unfit_call`.
-        implementation: "cellerate-cpu" or "cellerate-cuda".
+        layer: The layer.
+        dtype: That of x and the states.
         sequences: (B, T, D).
-        initial_state: [h0, c0], each (B, H).
+        states: The initial states (B, H), by name.
         mask: (B, T), or None.
         training: Whether dropout is applied.
-
-    Returns:
-        The last output (B, H); all outputs (B, T, H), or the last again without `return_sequences`; and
-        [h_T, c_T].
     """
     cell = layer.cell
-    cuda = implementation == "cellerate-cuda"
-    dtype = "float32" if layer.compute_dtype == "float16" and not cuda else layer.compute_dtype
     if layer.stateful:
         # These are the variables themselves. Keras assigns to them after the call, and torch would then refuse to
         # go backward.
-        initial_state = [ops.copy(state) for state in initial_state]
+        states = {name: ops.copy(state) for name, state in states.items()}
     arrays = {
         "kernel": weight(cell.kernel),
         "recurrent_kernel": weight(cell.recurrent_kernel),
-        "h0": ops.cast(initial_state[0], dtype),
-        "c0": ops.cast(initial_state[1], dtype),
+        **{name: ops.cast(state, dtype) for name, state in states.items()},
     }
     if cell.use_bias:
         arrays["bias"] = weight(cell.bias)
@@ -203,7 +192,7 @@ def run(
         arrays["mask"] = ops.cast(mask, "bool")
     dropped = bool(training) and 0.0 < cell.dropout < 1.0
     if training and 0.0 < cell.recurrent_dropout < 1.0:
-        arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(initial_state[0]))
+        arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(next(iter(states.values()))))
     lookup = None if dropped else _found_lookup(sequences)
     if lookup is not None and _worth_a_table(*lookup):
         arrays["ids"], arrays["embeddings"] = _row_numbers(*lookup), weight(lookup[1])
@@ -217,13 +206,19 @@ def run(
             else:
                 x = x * ops.expand_dims(ops.cast(dropout, dtype), 1)
         arrays["x"] = x
-    if cuda:
-        outputs, h_T, c_T = bridge().cuda_lstm(arrays, _options(layer), layer.return_sequences)
-    else:
-        outputs, h_T, c_T = bridge().lstm(
-            arrays, _options(layer), layer.return_sequences, training=bool(training)
-        )
-    return outputs[:, -1] if layer.return_sequences else outputs, outputs, [h_T, c_T]
+    return arrays
+
+
+def activations_of(layer: Any) -> tuple[str, str]:
+    """The names of the activation and of the recurrent activation of a layer that is fit."""
+    return str(activation_name(layer.cell.activation)), str(activation_name(layer.cell.recurrent_activation))
+
+
+def masked_output_of(layer: Any) -> str:
+    """What a layer puts out where the mask is False: one of `program.MASKED_OUTPUTS`."""
+    # Keras's backends differ in the output of a masked step at the very start.
+    start = "previous_state" if keras.backend.backend() == "jax" else "previous_output"
+    return "zero" if layer.zero_output_for_mask else start
 
 
 def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) -> Any:
@@ -239,27 +234,17 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) ->
     return outputs
 
 
-def _activation_condition(layer: layers.LSTM, name: str) -> Condition:
+def _activation_condition(layer: Any, name: str) -> Condition:
     function = getattr(layer.cell, name)
     known = activation_name(function)
     found = known or getattr(function, "__name__", None) or type(function).__name__
     return Condition(name, known is not None, found, "" if known else f"one of {', '.join(ACTIVATIONS)}")
 
 
-def _overridden(layer: layers.LSTM) -> bool:
+def _overridden(layer: Any, layer_class: Any) -> bool:
     """Whether a subclass changes how the layer computes."""
-    return type(layer).call is not layers.LSTM.call or type(layer).inner_loop is not layers.LSTM.inner_loop
-
-
-def _options(layer: layers.LSTM) -> LstmOptions:
-    # Keras's backends differ in the output of a masked step at the very start.
-    start = "previous_state" if keras.backend.backend() == "jax" else "previous_output"
-    return LstmOptions(
-        activation=str(activation_name(layer.cell.activation)),
-        recurrent_activation=str(activation_name(layer.cell.recurrent_activation)),
-        go_backwards=bool(layer.go_backwards),
-        masked_output="zero" if layer.zero_output_for_mask else start,
-    )
+    own = type(layer)
+    return own.call is not layer_class.call or own.inner_loop is not layer_class.inner_loop
 
 
 def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:

@@ -10,6 +10,8 @@ from typing import Any
 from keras import layers, ops
 
 from cellerate.keras_graph.variables import weight
+from cellerate.kernels import native
+from cellerate.kernels.dense import DENSE
 from cellerate.layers import fused
 
 # Multiplications of a call below which Keras's own code is as fast.
@@ -22,7 +24,7 @@ def fits(layer: layers.Dense) -> bool:
     """Whether a Dense layer can run on the native core at all."""
     return (
         type(layer).call is layers.Dense.call
-        and layer.compute_dtype in ("float32", "bfloat16")
+        and layer.compute_dtype in native.storage_types()
         and fused.core_runs_here()
     )
 
@@ -45,8 +47,10 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
         return original(inputs, training=training)
     width = inputs.shape[-1]
     x = ops.reshape(ops.cast(inputs, layer.compute_dtype), (-1, width))
-    bias = None if layer.bias is None else weight(layer.bias)
-    y = fused.bridge().dense(x, weight(layer.kernel), bias)
+    arrays = {"x": x, "kernel": weight(layer.kernel)}
+    if layer.bias is not None:
+        arrays["bias"] = weight(layer.bias)
+    (y,) = fused.bridge().run(DENSE, arrays)
     y = ops.reshape(y, (*ops.shape(inputs)[:-1], layer.units))
     return y if layer.activation is None else layer.activation(y)
 

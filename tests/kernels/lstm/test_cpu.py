@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellerate.errors import ConfigError
-from cellerate.kernels import native
+from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
 from support.pairwise import marked
@@ -174,7 +174,7 @@ def assert_identical(found: dict[str, np.ndarray], right: dict[str, np.ndarray],
 @pytest.fixture(autouse=True, scope="module")
 def _poisoned_buffers() -> Iterator[None]:
     """Results start as NaN, so that what the core does not write shows."""
-    fresh = native.empty
+    fresh = operation.empty
 
     def poisoned(shape, dtype):
         array = fresh(shape, dtype)
@@ -182,7 +182,7 @@ def _poisoned_buffers() -> Iterator[None]:
         return array
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "empty", poisoned)
+        patch.setattr(operation, "empty", poisoned)
         yield
 
 

@@ -102,20 +102,18 @@ def test_core_given_an_array_that_does_not_fit_names_it(arrays):
     core, done = native.core(), cpu.forward(cpu.Arguments(**arrays))
     fitting = arrays | COTANGENTS | {"outputs": done.outputs, "reserve": done.reserve}
     fitting |= {f"d_{name}": array.copy() for name, array in arrays.items()}
-    for name in [name for name in (*core.BACKWARD_ARGUMENTS, *core.BACKWARD_RESULTS) if name in fitting]:
+    _, *orders, _ = core.CALLS["lstm_backward"]
+    for name in [name for order in orders for name in order if name in fitting]:
         array = fitting[name]
         wide, fixed = np.repeat(array, 2, axis=-1), array.copy()
         fixed.flags.writeable = False
         wrongs = [array[np.newaxis], np.zeros(array.shape), wide[..., ::2]]
         # x, ids and embeddings tell how wide the others are.
-        wrongs += [wide] * (name not in ("x", "ids", "embeddings")) + [fixed] * (
-            name in core.BACKWARD_RESULTS
-        )
+        wrongs += [wide] * (name not in ("x", "ids", "embeddings")) + [fixed] * (name in orders[1])
         for wrong in wrongs:
-            orders = (core.BACKWARD_ARGUMENTS, core.BACKWARD_RESULTS)
             inputs, results = (tuple((fitting | {name: wrong}).get(n) for n in order) for order in orders)
             with pytest.raises(ValueError, match=f"^{name}: expected "):
-                core.backward(cpu.codes(LstmOptions(), True), inputs, results)
+                core.call("lstm_backward", cpu.codes(LstmOptions(), True), inputs, results)
 
 
 @pytest.mark.parametrize("wrong", [-1, V, 2**31 - 1])

@@ -6,17 +6,16 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.kernels import operation
 from cellerate.kernels.lstm.spec import (
     ACTIVATIONS,
     MASKED_OUTPUTS,
     LstmOptions,
-    LstmShape,
     validate,
     validate_lookup,
 )
-from cellerate.kernels.native import call, core, empty
-
-Codes = tuple[int, int, int, bool, bool]
+from cellerate.kernels.native import core
+from cellerate.kernels.operation import Codes, Given, Operation
 
 
 def codes(options: LstmOptions, return_sequences: bool) -> Codes:
@@ -25,8 +24,8 @@ def codes(options: LstmOptions, return_sequences: bool) -> Codes:
         ACTIVATIONS.index(options.activation),
         ACTIVATIONS.index(options.recurrent_activation),
         MASKED_OUTPUTS.index(options.masked_output),
-        options.go_backwards,
-        return_sequences,
+        int(options.go_backwards),
+        int(return_sequences),
     )
 
 
@@ -36,15 +35,63 @@ def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
     options = LstmOptions(
         activation=ACTIVATIONS[activation],
         recurrent_activation=ACTIVATIONS[recurrent_activation],
-        go_backwards=go_backwards,
+        go_backwards=bool(go_backwards),
         masked_output=MASKED_OUTPUTS[masked_output],
     )
-    return options, return_sequences
+    return options, bool(return_sequences)
+
+
+def _sizes(given: Given) -> tuple[int, int, int]:
+    """(B, T, H)."""
+    like = given["x"] if "x" in given else given["ids"]
+    return like.shape[0], like.shape[1], given["recurrent_kernel"].shape[0]
+
+
+def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
+    batch, steps, units = _sizes(given)
+    outputs = (batch, steps, units) if codes[-1] else (batch, units)
+    return {"outputs": outputs, "h_T": (batch, units), "c_T": (batch, units)}
+
+
+def _check(given: Given) -> None:
+    if "ids" in given and "embeddings" in given and "x" not in given:
+        # The core refuses a dropout.
+        validate_lookup(**{name: array for name, array in given.items() if name != "dropout"})
+    elif "x" not in given or "ids" in given or "embeddings" in given:
+        raise ConfigError("expected either x, or ids and embeddings; pass the others as None")
+    else:
+        validate(**given)
+
+
+LSTM = Operation(
+    name="lstm",
+    arguments=(
+        "x",
+        "ids",
+        "embeddings",
+        "kernel",
+        "recurrent_kernel",
+        "bias",
+        "h0",
+        "c0",
+        "mask",
+        "dropout",
+        "recurrent_dropout",
+    ),
+    differentiable=("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0"),
+    results=("outputs", "h_T", "c_T"),
+    typed_by=("x", "h0"),
+    shapes=_shapes,
+    saved=("outputs",),
+    sizes=lambda given: (*_sizes(given), int("mask" in given)),
+    check=_check,
+)
 
 
 def reserve_bytes(shape: tuple[int, int, int], dtype: str, *, masked: bool, return_sequences: bool) -> int:
-    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H) and h in "float32" or "bfloat16"."""
-    return int(core().reserve_bytes(*shape, dtype == "bfloat16", masked, return_sequences))
+    """How many bytes `forward` keeps for `backward`, for a shape (B, T, H) and h of a dtype."""
+    options = codes(LstmOptions(), return_sequences)
+    return int(core().reserve_bytes("lstm_forward", dtype, options, (*shape, int(masked))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,31 +143,21 @@ def forward(
         options: Activations, direction and masked outputs.
         return_sequences: Whether to return all outputs or only the last.
         keep: Whether to keep what `backward` needs.
-        dtype: The dtype of the results with `ids`: float32 or bfloat16. With `x`, results have its dtype.
+        dtype: The dtype of the results with `ids` and without `h0`; otherwise they have that of x or h0.
 
     Raises:
         ConfigError: A shape or dtype is wrong, or an id is not a row of the embeddings.
         BackendError: The core is not installed.
         MemoryError: The working memory could not be allocated.
     """
-    options = options or LstmOptions()
-    given = _arrays(arguments)
-    shape = _validate(given)
-    storage = np.dtype(given.x.dtype if given.x is not None else dtype or np.float32)
-    batch, steps, units = shape.batch, shape.steps, shape.units
-    outputs = empty((batch, steps, units) if return_sequences else (batch, units), storage)
-    h_T, c_T = empty((batch, units), storage), empty((batch, units), storage)
-    reserve = None
-    if keep:
-        size = reserve_bytes(
-            (batch, steps, units),
-            storage.name,
-            masked=given.mask is not None,
-            return_sequences=return_sequences,
-        )
-        reserve = empty((size,), np.uint8)
-    call("forward", _inputs(given), (outputs, h_T, c_T, reserve), codes(options, return_sequences))
-    return Forward(outputs, h_T, c_T, reserve)
+    found = operation.forward(
+        LSTM,
+        _given(arguments),
+        codes(options or LstmOptions(), return_sequences),
+        keep=keep,
+        dtype=dtype,
+    )
+    return Forward(found["outputs"], found["h_T"], found["c_T"], found.get("reserve"))
 
 
 def backward(
@@ -151,47 +188,17 @@ def backward(
     Raises:
         ConfigError, BackendError, MemoryError: As `forward`.
     """
-    options = options or LstmOptions()
-    given = _arrays(arguments)
-    like = {
-        "x": given.x,
-        "embeddings": given.embeddings,
-        "kernel": given.kernel,
-        "recurrent_kernel": given.recurrent_kernel,
-        "bias": given.bias,
-        "h0": given.h0,
-        "c0": given.c0,
-    }
-    gradients = {
-        name: None if array is None else empty(array.shape, array.dtype) for name, array in like.items()
-    }
-    cotangents = [
-        None if array is None else np.ascontiguousarray(array) for array in (d_outputs, d_h_T, d_c_T)
-    ]
-    outputs = done.outputs if return_sequences else None
-    extra = (outputs, done.reserve, *cotangents)
-    call("backward", (*_inputs(given), *extra), tuple(gradients.values()), codes(options, return_sequences))
-    return {name: array for name, array in gradients.items() if array is not None}
+    reserve = {} if done.reserve is None else {"reserve": done.reserve}
+    cotangents = {"outputs": d_outputs, "h_T": d_h_T, "c_T": d_c_T}
+    return operation.backward(
+        LSTM,
+        _given(arguments),
+        {"outputs": done.outputs, **reserve},
+        {name: array for name, array in cotangents.items() if array is not None},
+        codes(options or LstmOptions(), return_sequences),
+    )
 
 
-def _arrays(arguments: Arguments) -> Arguments:
-    """The arguments as contiguous arrays."""
-    dense: dict[str, Any] = {}
-    for field in dataclasses.fields(arguments):
-        array = getattr(arguments, field.name)
-        dense[field.name] = None if array is None else np.ascontiguousarray(array)
-    return Arguments(**dense)
-
-
-def _validate(given: Arguments) -> LstmShape:
-    others = {name: getattr(given, name) for name in ("bias", "h0", "c0", "mask", "recurrent_dropout")}
-    weights = (given.kernel, given.recurrent_kernel)
-    if given.ids is not None and given.embeddings is not None and given.x is None:
-        return validate_lookup(given.ids, given.embeddings, *weights, **others)
-    if given.x is None or given.ids is not None or given.embeddings is not None:
-        raise ConfigError("expected either x, or ids and embeddings; pass the others as None")
-    return validate(given.x, *weights, **others, dropout=given.dropout)
-
-
-def _inputs(given: Arguments) -> tuple[np.ndarray | None, ...]:
-    return tuple(getattr(given, name) for name in core().FORWARD_ARGUMENTS)
+def _given(arguments: Arguments) -> dict[str, Any]:
+    """The arguments that are there."""
+    return {name: array for name, array in vars(arguments).items() if array is not None}

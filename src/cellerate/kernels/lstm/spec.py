@@ -38,11 +38,13 @@ from typing import Any, Protocol
 
 from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ConfigError
+from cellerate.kernels import native
 from cellerate.program import MASKED_OUTPUTS
 
 __all__ = ["ACTIVATIONS", "MASKED_OUTPUTS"]
 
-_STATE_DTYPES = ("float32", "bfloat16")
+# Stands for the dtypes in which the native core takes x and the states.
+_STORED = ("stored",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +56,11 @@ class _Rule:
     fix: str
 
 
-_STATE = _Rule(("B", "H"), _STATE_DTYPES, "Give one state for each row of the inputs, or None for zeros.")
+_STATE = _Rule(("B", "H"), _STORED, "Give one state for each row of the inputs, or None for zeros.")
 _WEIGHTS_FIX = "give the weights of one layer, the gates i, f, c, o side by side on the last axis."
 _DROPOUT_FIX = "Give one mask for each of the gates i, f, c, o, or None for no dropout."
 _RULES = {
-    "x": _Rule(("B", "T", "D"), _STATE_DTYPES, "Give one sequence of D features for each row of the batch."),
+    "x": _Rule(("B", "T", "D"), _STORED, "Give one sequence of D features for each row of the batch."),
     "ids": _Rule(("B", "T"), ("int32",), "Give one sequence of ids for each row of the batch."),
     "embeddings": _Rule(
         ("V", "D"), ("float32",), "Give the embedding table whose rows are the inputs of this layer."
@@ -255,6 +257,9 @@ def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
     given = {name: arguments[name] for name in _RULES if arguments.get(name) is not None}
     for name, array in given.items():
         found, allowed = _dtype_name(array), _RULES[name].dtypes
+        if allowed is _STORED:
+            # Without the core, NumPy computes in float32.
+            allowed = native.storage_types() or ("float32",)
         if found not in allowed:
             raise ConfigError(
                 f"{name} has dtype {found}; expected {' or '.join(allowed)}. Cast it to {allowed[0]}."

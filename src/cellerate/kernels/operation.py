@@ -1,0 +1,157 @@
+"""What the bridges need to know of an algorithm of the native core, and its calls on NumPy arrays.
+
+An `Operation` lies with its algorithm: `kernels.lstm.cpu.LSTM`, `kernels.dense.DENSE`. Each bridge binds any of them
+to its framework.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cellerate.kernels.native import call, core, empty
+
+# The options of a call, in the core's order.
+Codes = tuple[int, ...]
+# Arrays or tensors by the names of the arguments; those that are absent are missing.
+Given = Mapping[str, Any]
+
+
+def _accept(given: Given) -> None:
+    del given
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """An algorithm of the native core with two calls, `<name>_forward` and `<name>_backward`.
+
+    Attributes:
+        name: Its name.
+        arguments: Its arguments, in the core's order.
+        differentiable: Those that have gradients, in the core's order. A gradient has its argument's shape and dtype.
+        results: Its results, in the core's order.
+        typed_by: The results have the dtype of the first of these arguments that is there.
+        shapes: The shapes of the results, by name.
+        saved: The results that backward reads.
+        sizes: What the size of the reserve depends on, in the core's order; None for an algorithm that keeps nothing.
+        check: Raises `ConfigError` for NumPy arrays that do not fit, in more words than the core.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    differentiable: tuple[str, ...]
+    results: tuple[str, ...]
+    typed_by: tuple[str, ...]
+    shapes: Callable[[Given, Codes], dict[str, tuple[Any, ...]]]
+    saved: tuple[str, ...] = ()
+    sizes: Callable[[Given], tuple[int, ...]] | None = None
+    check: Callable[[Given], None] = _accept
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What forward keeps for backward: some of its results, and the reserve."""
+        return (*self.saved, "reserve") if self.sizes else self.saved
+
+    @property
+    def forward_results(self) -> tuple[str, ...]:
+        """What forward writes, in the core's order."""
+        return (*self.results, "reserve") if self.sizes else self.results
+
+    @property
+    def backward_arguments(self) -> tuple[str, ...]:
+        """What backward reads, in the core's order: the arguments, what was kept, and the cotangents of the results."""
+        return (*self.arguments, *self.kept, *[f"d_{name}" for name in self.results])
+
+    def like(self, given: Given) -> Any:
+        """The argument whose dtype the results have; None if it is absent."""
+        return next((given[name] for name in self.typed_by if name in given), None)
+
+    def reserve_bytes(self, given: Given, codes: Codes, dtype: str) -> int:
+        """How many bytes forward keeps for backward, for results of a dtype, named as NumPy names it."""
+        if self.sizes is None:
+            return 0
+        return int(core().reserve_bytes(f"{self.name}_forward", dtype, codes, self.sizes(given)))
+
+
+def forward(
+    operation: Operation,
+    given: Mapping[str, np.ndarray],
+    codes: Codes = (),
+    *,
+    keep: bool = True,
+    dtype: Any = None,
+) -> dict[str, np.ndarray]:
+    """Runs an operation.
+
+    Args:
+        operation: Which.
+        given: Its arguments that are there; copied where they are not contiguous.
+        codes: Its options.
+        keep: Whether to keep what `backward` needs.
+        dtype: The dtype of the results if no argument has it.
+
+    Returns:
+        Its results by name, with `keep` also the "reserve".
+
+    Raises:
+        ConfigError: An argument does not fit.
+        BackendError: The core is not installed.
+        MemoryError: The working memory could not be allocated.
+    """
+    given = contiguous(given)
+    operation.check(given)
+    like = operation.like(given)
+    storage = np.dtype(like.dtype if like is not None else dtype or np.float32)
+    found = {name: empty(shape, storage) for name, shape in operation.shapes(given, codes).items()}
+    if keep and operation.sizes:
+        found["reserve"] = empty((operation.reserve_bytes(given, codes, storage.name),), np.uint8)
+    _call("forward", operation, codes, given, operation.arguments, found, operation.forward_results)
+    return found
+
+
+def backward(
+    operation: Operation,
+    given: Mapping[str, np.ndarray],
+    done: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
+    codes: Codes = (),
+) -> dict[str, np.ndarray]:
+    """The gradients of the differentiable arguments that are there, by name.
+
+    Args:
+        operation: Which.
+        given: As `forward` was given them.
+        done: What `forward` gave, at least what is `kept`.
+        cotangents: Those of the results that are not zeros, by the names of the results.
+        codes: As `forward` was given them.
+
+    Raises:
+        ConfigError, BackendError, MemoryError: As `forward`.
+    """
+    given = contiguous(given)
+    reads = {**given, **{name: done[name] for name in operation.kept if name in done}}
+    reads |= {f"d_{name}": array for name, array in contiguous(cotangents).items()}
+    found = {n: empty(given[n].shape, given[n].dtype) for n in operation.differentiable if n in given}
+    writes = {f"d_{name}": array for name, array in found.items()}
+    names = [f"d_{name}" for name in operation.differentiable]
+    _call("backward", operation, codes, reads, operation.backward_arguments, writes, names)
+    return found
+
+
+def contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays as the core takes them."""
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _call(
+    direction: str,
+    operation: Operation,
+    codes: Codes,
+    reads: Given,
+    arguments: Any,
+    writes: Given,
+    results: Any,
+) -> None:
+    inputs = tuple([reads.get(name) for name in arguments])
+    call(f"{operation.name}_{direction}", inputs, tuple([writes.get(name) for name in results]), codes)
