@@ -1,6 +1,7 @@
 // Vectors in plain C++, for every machine: four lanes, which compilers map to the vectors of the baseline.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -75,7 +76,8 @@ struct Simd {
   // In each lane, yes if the sign bit of x is set (also of -0), else no.
   static F where_negative(F x, F yes, F no) {
     F r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = std::signbit(x.v[i]) ? yes.v[i] : no.v[i];
+    // Not std::signbit: GCC 12 fails on it here when it compiles for the thread sanitizer.
+    for (int i = 0; i < kLanes; ++i) r.v[i] = std::bit_cast<int32_t>(x.v[i]) < 0 ? yes.v[i] : no.v[i];
     return r;
   }
 
