@@ -25,8 +25,8 @@ help:
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
 	@echo "make lint       ruff, mypy and formatting"
-	@echo "make bench      measure this machine; results go to benchmarks/results/"
-	@echo "make docs       the tables and the chart of README.md and docs/benchmarks.md, from benchmarks/results/"
+	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
+	@echo "make docs       the tables and the chart of README.md and docs, from what may be published of benchmarks/results/"
 	@echo "make setup      only prepare .venv for all of these"
 
 $(BIN)/python:
@@ -123,12 +123,13 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/clang-format -i $(NATIVE_FORMATTED)
 
+# Which cases: `make bench CASE="step generate"`; how: `make bench CASE=step WITH=--quick`.
 bench: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --group bench
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(CASE) $(WITH)
 
 docs: $(STAMPS)/dev
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/pages.py
 
 clean:
 	rm -rf $(VENV) $(STAMPS) build demo

@@ -187,8 +187,6 @@ class Contestant:
 
 def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Lets contestants take turns, each job for about `seconds` in all, and gives the records of the jobs."""
-    from cellerate.measure import as_timing
-
     # How many characters a turn is of, by contestant and job.
     turns = {
         (each, job): _turn(each, job, seconds / rounds) for each in contestants for job in each.about["jobs"]
@@ -205,11 +203,22 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
             taken[each, job] += times
     records = []
     for (each, job), times in taken.items():
-        timing, size = as_timing(times), sizes[each, job]
-        record = {"contestant": each.name, "job": job, "characters": size, **timing.summary()}
-        record |= {"characters_per_s": size / timing.median_s, "p99_s": timing.percentile_s(0.99)}
-        records.append(record)
+        records.append(record_of(each.name, job, times, sizes[each, job]))
     return records
+
+
+def record_of(contestant: str, job: str, times: list[float], characters: int) -> dict[str, Any]:
+    """What a result keeps of a job's calls, each of so many characters.
+
+    A latency is the time of one call that returns one character; a call of more has none, and what it takes is not
+    divided into one.
+    """
+    from cellerate.measure import as_timing
+
+    timing = as_timing(times)
+    record = {"contestant": contestant, "job": job, "characters": characters, **timing.summary()}
+    record["characters_per_s"] = characters / timing.median_s
+    return record | ({"p99_s": timing.percentile_s(0.99)} if characters == 1 else {})
 
 
 def _turn(each: Contestant, job: str, seconds: float) -> int:
@@ -299,7 +308,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 def _show(size: dict[str, Any]) -> None:
     for record in size["records"]:
-        latency = f"  p99 {record['p99_s'] * 1e6:,.1f} µs" if record["characters"] == 1 else ""
+        latency = f"  p99 {record['p99_s'] * 1e6:,.1f} µs" if "p99_s" in record else ""
         print(
             f"H={size['units']:<4} {record['contestant']:<11} {record['job']:<18} "
             f"{record['characters_per_s']:>12,.0f} characters/s{latency}"

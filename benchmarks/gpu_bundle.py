@@ -53,18 +53,7 @@ def copy_project(folder: Path) -> None:
             shutil.copytree(from_, to / name, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         else:
             shutil.copy(from_, to / name)
-    (to / BUNDLE).write_text(f"{_commit()} {digest_of(to)}\n")
-
-
-def _commit() -> str:
-    """The commit; here files that git does not know yet are a difference, too."""
-    commit = commit_of(ROOT)
-    command = ["git", "status", "--porcelain", "--", *PROJECT]
-    try:
-        changed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
-    except OSError:
-        changed = ""
-    return f"{commit}-dirty" if changed and not commit.endswith("-dirty") else commit
+    (to / BUNDLE).write_text(f"{commit_of(ROOT)} {digest_of(to)}\n")
 
 
 def requirements(*extras: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tables import newest
+from publishing import read
 
 # Colours that stay apart for eyes that mix red and green: Okabe & Ito, "Color Universal Design", 2008.
 LINES = {
@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/gpu-training-time.png"))
     arguments = parser.parse_args()
-    record = newest("gpu")
+    record = next(iter(read("gpu")), None)
     if record is None or not record["result"].get("crossover"):
         print("no record of a GPU has these times yet: python benchmarks/gpu_suite.py", file=sys.stderr)
         return 1

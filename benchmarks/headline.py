@@ -1,106 +1,128 @@
-"""What the README shows first, from the newest records: one table and one chart.
+"""What the README shows first, from the newest publishable records: one table and one chart for each processor.
 
-Each figure stands beside the fastest that Keras alone does in the same run, whichever backend that takes; what a
-`predict` a character does is shown too, under that name.
+Each figure stands beside the fastest way that Keras alone has to do the same with the same model in the same precision,
+whichever backend and way that is; what a narrower precision or a pruned model adds are rows of their own. A `predict`
+a character is one row, because it is what many people do.
 """
 
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any, NamedTuple
 
-from cellerate.format import number, percent, short, size
+from cellerate.format import percent, rounded, short, size
+from contests import PRECISIONS, WAYS, Contest, Entry, generating, training
 
-CASES = ("step", "generate", "quality", "optimize")
-Records = dict[str, dict[str, Any]]
+Records = dict[str, list[dict[str, Any]]]
+"""Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
+ENOUGH = 3
+"""From so many records on a range is given."""
 
-_WAYS = {
-    "loop": "steps compiled as one loop",
-    "predict_on_batch": "`predict_on_batch` a character",
-    "predict": "`predict` a character",
-}
-_KINDS = {"float32": "float32", "mixed_bfloat16": "bfloat16"}
+
+class Row(NamedTuple):
+    """A promise: what it is, before and after, and how many times better."""
+
+    what: str
+    before: str
+    after: str
+    factor: float
 
 
 def table(records: Records) -> list[list[str]]:
-    """A row a promise: what Keras does at its best, what Cellerate does, and how many times better that is."""
-    units = _generation(records)["units"]
-    rows = [[f"Characters/s, one LSTM of {units} units", "Keras alone", "**Cellerate**", "times better"]]
-    keras = _fastest(_steps(records, "keras", "float32"))
-    for policy, kind in _KINDS.items():
-        ours = _fastest(_steps(records, "cellerate-cpu", policy))
-        beside = "" if policy == "float32" else ", beside Keras in float32"
-        rows.append(_row(f"training, {kind}{beside}", keras, ours))
-    on_torch = [_steps(records, name, "float32", "torch")[0] for name in ("keras", "cellerate-cpu")]
-    rows.append(_row("training, float32, on torch alone", *on_torch))
-    for precision, way in (
-        ("float32", "loop"),
-        ("int8", "loop"),
-        *(("float32", way) for way in [*_WAYS][1:]),
-    ):
-        ours = _generated(records, "cellerate", f"generate {precision}")
-        rows.append(
-            _row(f"generating, {precision}, beside {_WAYS[way]}", _fastest(_ways(records, way)), ours)
-        )
-    quality = records["quality"]["result"]
-    before, after = quality["keras"]["bytes"], quality["packed"]["int8"]
-    worse = f"{'+' if after['increase'] > 0 else ''}{percent(after['increase'])}"
-    rows.append(
-        [
-            f"the file, int8 ({worse} bits per character)",
-            size(before),
-            size(after["bytes"]),
-            number(before / after["bytes"]),
-        ]
-    )
-    run = records["optimize"]["result"]["run"]
-    backend = dict(run["environment"])["backend"]
-    found = {row["label"]: row for row in run["verdict"]["rows"]}
-    for way in ("predict_on_batch", "predict"):
-        row = found[f"generation, one at a time, from {way}"]
-        before = {"characters_per_s": row["before"], "backend": backend}
-        what = f"generating with the model that `optimize` made of it ({run['verdict']['chosen']}), beside {_WAYS[way]}"
-        rows.append(_row(what, before, {"characters_per_s": row["after"]}))
+    """A row a promise, of the newest records; the range is that of all."""
+    rows = [["One LSTM layer, characters/s", "before", "after", "times better"]]
+    for case, rows_of in ROWS.items():
+        if repeats := records.get(case):
+            made = [list(rows_of(record["result"])) for record in repeats]
+            for row in made[0]:
+                found = [one.factor for rows in made for one in rows if one.what == row.what]
+                rows.append([row.what, row.before, row.after, f"{rounded(row.factor)} ({_range(found)})"])
     return rows
 
 
-def _row(what: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    told = [
-        short(one["characters_per_s"]) + (f" ({one['backend']})" if "backend" in one else "")
-        for one in (before, after)
-    ]
-    return [what, *told, number(after["characters_per_s"] / before["characters_per_s"])]
+def _range(factors: list[float]) -> str:
+    """How far the records lie apart, if they are enough; else how many there are."""
+    count = len(factors)
+    if count >= ENOUGH:
+        return f"{rounded(min(factors))} to {rounded(max(factors))} in {count} records"
+    return f"{count} record{'s' * (count > 1)}"
 
 
-def _steps(records: Records, implementation: str, policy: str, backend: str = "") -> list[dict[str, Any]]:
-    """The training steps of the largest layer."""
-    race = max(records["step"]["result"]["races"], key=lambda race: race[0]["units"])
-    return [
-        one
-        for one in race
-        if (one["implementation"], one["policy"]) == (implementation, policy) and backend in one["backend"]
-    ]
+def _training(result: dict[str, Any]) -> Iterator[Row]:
+    """The largest layer."""
+    contest = training(max(result["races"], key=lambda race: race[0]["units"]))
+    yield from _beside_keras(contest, "")
+    yield from _added(contest, "", ("bfloat16",))
 
 
-def _generation(records: Records) -> dict[str, Any]:
-    return max(records["generate"]["result"]["sizes"], key=lambda found: found["units"])
+def _generating(result: dict[str, Any]) -> Iterator[Row]:
+    """The largest layer."""
+    contest = generating(max(result["sizes"], key=lambda found: found["units"]))
+    yield from _beside_keras(contest, "generate")
+    predict, ours = (
+        contest.best("keras", "float32", ["predict"]),
+        contest.best("ours", "float32", ["generate"]),
+    )
+    if predict and ours:
+        what = f"{contest.what}, float32, beside `predict` a character, which many people do"
+        yield Row(what, _told(predict), _told(ours), contest.ratio(ours, predict))
+    yield from _added(contest, "generate", ("bfloat16", "int8"))
 
 
-def _generated(records: Records, contestant: str, job: str) -> dict[str, Any]:
-    found = _generation(records)["records"]
-    return next(one for one in found if (one["contestant"], one["job"]) == (contestant, job))
+def _pruning(result: dict[str, Any]) -> Iterator[Row]:
+    """What half the units bring, in the precision that the model is packed in in the end."""
+    found = result["speed"]["records"]
+    before, after = (found[f"{name} int8"]["characters_per_s"] for name in ("original", "pruned"))
+    what = "what half the units pruned adds to generating in int8"
+    yield Row(what, f"{short(before)} (Cellerate)", f"{short(after)} (Cellerate)", after / before)
 
 
-def _ways(records: Records, way: str) -> list[dict[str, Any]]:
-    """What each backend of Keras does in one way."""
-    found = [one for one in _generation(records)["records"] if one["job"] == way]
-    return [{**one, "backend": one["contestant"]} for one in found]
+def _file(result: dict[str, Any]) -> Iterator[Row]:
+    """The file of a trained model."""
+    packed = result["packed"]
+    keras, before, after = result["keras"]["bytes"], packed["float32"]["bytes"], packed["int8"]
+    yield Row("the file, float32", f"{size(keras)} (`.keras`)", f"{size(before)} (`.cell`)", keras / before)
+    worse = f"{'+' if after['increase'] > 0 else ''}{percent(after['increase'])}"
+    told = f"{size(after['bytes'])} (`.cell`, {worse} bits per character)"
+    yield Row("what int8 adds to the file", f"{size(before)} (`.cell`)", told, before / after["bytes"])
 
 
-def _fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
-    return max(found, key=lambda one: one["characters_per_s"])
+ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "step": _training,
+    "generate": _generating,
+    "smaller": _pruning,
+    "quality": _file,
+}
+"""The cases that the headline is made of."""
+
+
+def _beside_keras(contest: Contest, way: str) -> Iterator[Row]:
+    """In each precision that both were measured in."""
+    for precision in PRECISIONS:
+        keras, ours = contest.best("keras", precision), contest.best("ours", precision, [way])
+        if keras and ours:
+            yield Row(f"{contest.what}, {precision}", _told(keras), _told(ours), contest.ratio(ours, keras))
+
+
+def _added(contest: Contest, way: str, precisions: tuple[str, ...]) -> Iterator[Row]:
+    """What narrower types bring on our own kernels."""
+    wide = contest.best("ours", "float32", [way])
+    for precision in precisions:
+        narrow = contest.best("ours", precision, [way])
+        if wide and narrow:
+            yield Row(
+                f"what {precision} adds to {contest.what}",
+                _told(wide),
+                _told(narrow),
+                contest.ratio(narrow, wide),
+            )
+
+
+def _told(entry: Entry) -> str:
+    return f"{short(entry.value)} ({entry.who})"
 
 
 # The chart: two panels of bars side by side, on a ground of its own, so that it can be read on any page.
-_WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR = 860, 66, 22, 10, 424, 204, 150
+_WIDTH, _TOP, _PITCH, _GAP, _PANEL, _LABEL, _BAR, _FOOT = 860, 66, 22, 10, 424, 232, 122, 32
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
 .head { font-weight: 600; font-size: 14px } .group { font-weight: 600 } .soft { fill: #59636e }
@@ -113,88 +135,103 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 
 
 class Bar(NamedTuple):
-    """A bar: whose, of what, and how long."""
+    """A bar: the precision, whose, how long, and whether it is ours."""
 
     group: str
     label: str
     speed: float
+    ours: bool
 
 
-def chart(records: Records) -> str:
-    """The chart, an SVG in the colours of the page's theme."""
-    panels = (
-        (
-            "Training",
-            f"characters/s of a step, batch of {records['step']['result']['batch']}",
-            _training_bars(records),
-        ),
-        ("Generating", "characters/s of one stream", _generating_bars(records)),
+def chart(by_processor: dict[str, Records]) -> str:
+    """The chart, an SVG in the colours of the page's theme: two panels of each processor that was measured."""
+    parts: list[str] = []
+    top = 0
+    for processor, records in by_processor.items():
+        panels = _panels(records)
+        if panels:
+            made, tall = _drawn(panels, processor, top)
+            parts += made
+            top += tall
+    if not parts:
+        parts, top = [_text(16, 36, "Not measured yet by the rules of docs/method.md.", "soft")], 60
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" '
+            f'height="{top}" role="img" aria-labelledby="title">',
+            '<title id="title">Training and generating with one LSTM layer, Keras and Cellerate</title>',
+            f"<style>{_STYLE}</style>",
+            f'<rect class="ground" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{top - 1}" rx="8"/>',
+            *parts,
+            "</svg>\n",
+        ]
     )
-    height = (
-        _TOP + max(_PITCH * len(bars) + _GAP * len({bar.group for bar in bars}) for *_, bars in panels) + 28
-    )
-    units = _generation(records)["units"]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'height="{height}" role="img" aria-labelledby="title">',
-        f'<title id="title">Training and generating with an LSTM of {units} units, Keras and Cellerate</title>',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="ground" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="8"/>',
-    ]
-    for place, (head, unit, bars) in enumerate(panels):
-        left, top, group = 16 + place * _PANEL, _TOP - _GAP, ""
-        parts.append(_text(left, 28, head, "head") + _text(left, 46, unit, "soft"))
+
+
+def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tuple[list[str], int]:
+    """The panels of one processor from `top` on, and how tall they are."""
+    parts = []
+    lowest = top
+    for place, (head, bars) in enumerate(panels):
+        left, y, group = 16 + place * _PANEL, top + _TOP - _GAP, ""
+        parts.append(_text(left, top + 28, head, "head") + _text(left, top + 46, "characters/s", "soft"))
         longest = max(bar.speed for bar in bars)
         for bar in bars:
             if bar.group != group:
-                top, group = top + _GAP, bar.group
-                parts.append(_text(left, top + 11, group, "group"))
+                y, group = y + _GAP, bar.group
+                parts.append(_text(left, y + 11, group, "group"))
             begin, long = left + _LABEL, max(1.0, _BAR * bar.speed / longest)
-            kind = "ours" if "Cellerate" in (bar.group, bar.label.split(",")[0]) else "keras"
-            parts.append(_text(begin - 8, top + 11, bar.label, anchor="end"))
-            parts.append(
-                f'<rect class="{kind}" x="{begin}" y="{top}" width="{long:.1f}" height="15" rx="2"/>'
-            )
-            parts.append(_text(begin + long + 6, top + 11, short(bar.speed)))
-            top += _PITCH
-    machine = records["generate"]["machine"]
-    foot = (
-        f"{machine['cpu']}, {machine['cores']} cores; one LSTM of {units} units; "
-        "of each way to generate with Keras, the fastest backend."
-    )
-    parts.append(_text(16, height - 16, foot, "soft"))
-    return "\n".join([*parts, "</svg>\n"])
+            parts.append(_text(begin - 8, y + 11, bar.label, anchor="end"))
+            kind = "ours" if bar.ours else "keras"
+            parts.append(f'<rect class="{kind}" x="{begin}" y="{y}" width="{long:.1f}" height="15" rx="2"/>')
+            parts.append(_text(begin + long + 6, y + 11, short(bar.speed)))
+            y += _PITCH
+        lowest = max(lowest, y)
+    foot = f"{processor}; in each precision the fastest way of Keras alone, of others, and of Cellerate."
+    parts.append(_text(16, lowest + _FOOT - 16, foot, "soft"))
+    return parts, lowest + _FOOT - top
 
 
-def _training_bars(records: Records) -> list[Bar]:
-    contestants = (
-        ("Keras", "keras", "float32"),
-        ("torch.nn.LSTM", "torch.nn.LSTM", "float32"),
-        ("torch.nn.LSTM", "torch.nn.LSTM", "mixed_bfloat16"),
-        ("Cellerate", "cellerate-cpu", "float32"),
-        ("Cellerate", "cellerate-cpu", "mixed_bfloat16"),
-    )
-    return [
-        Bar(backend, f"{name}, {_KINDS[policy]}", one["characters_per_s"])
-        for backend in ("tensorflow", "jax", "torch")
-        for name, implementation, policy in contestants
-        for one in _steps(records, implementation, policy, backend)
-    ]
+def _panels(records: Records) -> list[tuple[str, list[Bar]]]:
+    """A head and bars for training and for generating, where they were measured."""
+    panels = []
+    if repeats := records.get("step"):
+        race = max(repeats[0]["result"]["races"], key=lambda race: race[0]["units"])
+        head = f"Training, {race[0]['units']} units, batch of {race[0]['batch']}"
+        panels.append((head, _bars(training(race), "")))
+    if repeats := records.get("generate"):
+        found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
+        panels.append(
+            (f"Generating, {found['units']} units, one stream", _bars(generating(found), "generate"))
+        )
+    return panels
 
 
-def _generating_bars(records: Records) -> list[Bar]:
-    names = {"predict": "predict", "predict_on_batch": "predict_on_batch", "loop": "compiled loop"}
-    found = {name: _fastest(_ways(records, way)) for way, name in names.items()}
-    bars = [Bar("Keras", f"{name}, {one['backend']}", one["characters_per_s"]) for name, one in found.items()]
-    for contestant, group, job, kinds in (
-        ("onnxruntime", "ONNX", "", ("float32", "int8")),
-        ("cellerate", "Cellerate", "generate ", ("float32", "bfloat16", "int8")),
-    ):
-        for kind in kinds:
-            one = _generated(records, contestant, job + kind)
-            label = f"its LSTM alone, {kind}" if contestant == "onnxruntime" else kind
-            bars.append(Bar(group, label, one["characters_per_s"]))
+def _bars(contest: Contest, way: str) -> list[Bar]:
+    """In each precision the fastest of each side; of Keras in float32 a `predict` a character, too."""
+    bars = []
+    for precision in PRECISIONS:
+        found = [contest.best("keras", precision), contest.best("other", precision)]
+        if precision == "float32" and way:
+            found.insert(0, contest.best("keras", precision, ["predict"]))
+        ours = contest.best("ours", precision, [way])
+        bars += [
+            Bar(precision, _label(one), one.value, one is ours)
+            for one in dict.fromkeys([*found, ours])
+            if one
+        ]
     return bars
+
+
+_LABELS = {"predict": "predict", "predict_on_batch": "predict_on_batch", "loop": "compiled loop"}
+
+
+def _label(entry: Entry) -> str:
+    """Short enough to stand beside a bar."""
+    if entry.side == "other":
+        return entry.who.replace("ONNX Runtime, its LSTM node alone", "ONNX Runtime, LSTM alone")
+    way = WAYS.get(entry.way)
+    return entry.who.replace(f", {way}", f", {_LABELS.get(entry.way, entry.way)}") if way else entry.who
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:

@@ -1,16 +1,22 @@
-"""Result files: what is recorded beside every figure, and how a record is written; needs no peer and no framework."""
+"""Result files: what is recorded beside every figure, and how a record is written; needs no peer and no framework.
+
+Whether a record may be published is in `publishing`.
+"""
 
 import datetime
-import hashlib
 import json
 import math
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import conditions
 from cellerate.files import atomic_write
 from cellerate.machine.environment import machine, versions
+from measured import digest_of, digests
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,13 +25,20 @@ BUNDLE = "BUNDLE"
 
 
 def new_record(case: str) -> dict[str, Any]:
-    """The beginning of a record: of what, when, on what, of which commit."""
+    """The beginning of a record: of what, when, on what, of which code, and under which settings."""
+    commit, clean = state_of(ROOT)
     return {
         "case": case,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "machine": machine() | {"memory_speed": conditions.memory_speed()},
         "versions": versions(),
-        "commit": commit_of(ROOT),
+        "commit": commit,
+        "clean": clean,
+        "measured": digests(case, ROOT),
+        "allocator": conditions.allocator(),
+        "threads": conditions.threads(),
+        "kernel": conditions.kernel(),
     }
 
 
@@ -62,23 +75,25 @@ def commit_of(root: Path) -> str:
 
     The first of these that there is: `CELLERATE_COMMIT`, the file `BUNDLE`, and git.
     """
+    return state_of(root)[0]
+
+
+def state_of(root: Path) -> tuple[str, bool]:
+    """The commit of a copy (`commit_of`), and whether the code is surely that commit's.
+
+    With git it is if no file differs and none is added, records aside; in a bundle if the code is what was put there.
+    What `CELLERATE_COMMIT` says is taken for the name, but proves nothing.
+    """
     if told := os.environ.get("CELLERATE_COMMIT"):
-        return told
+        return told, False
     try:
         commit, digest = (root / BUNDLE).read_text().split()
     except (OSError, ValueError):
-        return _of_git(root) or "unknown"
-    return commit if digest == digest_of(root) or commit.endswith("-dirty") else f"{commit}-dirty"
-
-
-def digest_of(root: Path) -> str:
-    """Changes with everything that runs: the package, the native core, and the benchmarks."""
-    digest = hashlib.sha256()
-    for part in ("src", "csrc", "benchmarks"):
-        for file in sorted((root / part).rglob("*.*")):
-            if file.suffix in (".py", ".cuh", ".h", ".cpp"):
-                digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
+        commit = _of_git(root) or "unknown"
+    else:
+        if digest != digest_of(root) and not commit.endswith("-dirty"):
+            commit += "-dirty"
+    return commit, commit != "unknown" and not commit.endswith("-dirty")
 
 
 def _of_git(root: Path) -> str | None:
@@ -90,6 +105,11 @@ def _of_git(root: Path) -> str | None:
 
     try:
         top = git("rev-parse", "--show-toplevel")
-        return git("describe", "--always", "--dirty") if top and Path(top) == root.resolve() else None
+        if not top or Path(top) != root.resolve():
+            return None
+        commit = git("rev-parse", "--short=12", "HEAD") or "unknown"
+        # Records are what a run adds; whatever else is new or changed is not of the commit.
+        changed = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+        return f"{commit}-dirty" if changed else commit
     except OSError:  # git is not installed
         return None

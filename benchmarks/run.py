@@ -1,36 +1,187 @@
-"""Measures this machine: `python benchmarks/run.py [case ...] [--quick]`; one JSON a case and run in `results/`."""
+"""Measures this machine: `python benchmarks/run.py [case ...]`; one JSON a case and run in `results/`.
+
+Each case runs in a process of its own, which is ended at the case's time limit; the limits of all cases come to at most
+40 minutes. A case that fails or takes too long writes nothing, and the others go on.
+"""
 
 import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import conditions
 from cases import CASES
-from records import new_record, write_record
+from cellerate.format import duration
+from publishing import unpublishable
+from records import ROOT, new_record, state_of, write_record
+
+BUDGET_S = 40 * 60
+"""What all cases may take together, the watching of the idle machine before and after each included."""
+LIMITS_S = {
+    "kernel": 90,
+    "step": 330,
+    "variants": 150,
+    "small": 150,
+    "loss": 210,
+    "memory": 90,
+    "loader": 90,
+    "text": 150,
+    "generate": 240,
+    "quality": 120,
+    "optimize": 240,
+    "series": 60,
+    "embed": 90,
+    "compression": 150,
+    "smaller": 60,
+}
+"""What each case may take."""
+OTHERS_S = 60
+"""What a case may take that is not among them."""
 
 
-def measure(name: str, *, quick: bool) -> dict[str, Any]:
-    """Runs one case; the record says on what, when and how long."""
-    start = time.monotonic()
+class CaseError(Exception):
+    """A case that gave no result; says why."""
+
+
+def limit_of(case: str) -> int:
+    """What a case may take, in seconds."""
+    return LIMITS_S.get(case, OTHERS_S)
+
+
+def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:
+    """Runs one case; the record says on what, when, how long, and what else the machine did meanwhile.
+
+    Raises:
+        CaseError: It failed, or took longer than `limit_s`.
+    """
     record = new_record(name)
-    record["result"] = CASES[name](quick)
-    record["seconds"] = time.monotonic() - start
-    return record
+    load: dict[str, Any] = {"before": conditions.idle()}
+    begin, start = conditions.times(), time.monotonic()
+    result = in_process(name, quick=quick, limit_s=limit_s)
+    seconds = time.monotonic() - start
+    load |= {"during": conditions.shares(begin, conditions.times()), "after": conditions.idle()}
+    return record | {"load": load, "result": result, "seconds": seconds}
 
 
-def main() -> None:
+def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = __file__) -> dict[str, Any]:
+    """The result of a case that runs in a process of its own, and is ended with all that it started.
+
+    Raises:
+        CaseError: It failed, or took longer than `limit_s`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "result.json"
+        command = [sys.executable, str(program), name, "--into", str(into), *["--quick"][: int(quick)]]
+        # What a case that is ended leaves behind goes with the folder.
+        environment = os.environ | {"TMPDIR": folder}
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        try:
+            code = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise CaseError(f"took longer than {limit_s:.0f} s and was ended") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if code:
+            raise CaseError(f"ended with {code}")
+        found: dict[str, Any] = json.loads(into.read_text())
+        return found
+
+
+def finished(record: dict[str, Any], *, anyway: bool) -> dict[str, Any]:
+    """The record with what is known only at its end: that it was asked for anyway, and whether the code stayed."""
+    commit, clean = state_of(ROOT)
+    if (commit, clean) != (record["commit"], record["clean"]):
+        record |= {"commit": f"{record['commit'].removesuffix('-dirty')}-dirty", "clean": False}
+    return record | {"anyway": anyway}
+
+
+def run(
+    names: list[str],
+    *,
+    quick: bool = False,
+    anyway: bool = False,
+    limit_s: float | None = None,
+    write: Callable[[dict[str, Any]], Path] = write_record,
+) -> int:
+    """Runs cases, writes their records and says what each took.
+
+    Returns:
+        The exit status: 0, or 1 if a case gave no record.
+    """
+    took: dict[str, str] = {}
+    began, failed = time.monotonic(), False
+    for name in names:
+        most = limit_of(name) if limit_s is None else limit_s
+        print(f"== {name}, at most {duration(most)}: {CASES[name].__doc__}", flush=True)
+        start = time.monotonic()
+        try:
+            record = finished(measure(name, quick=quick, limit_s=most), anyway=anyway)
+        except CaseError as error:
+            told, failed = f"no record: {error}", True
+        else:
+            told = "a quick run, nothing written" if quick else _written(record, anyway=anyway, write=write)
+            failed = failed or told.startswith("no record")
+        took[name] = f"{duration(time.monotonic() - start):>12}  {told}"
+        print(f"{name}: {told}", flush=True)
+    print("\n".join(["== took", *(f"{name:<12} {told}" for name, told in took.items())]))
+    print(f"{'in all':<12} {duration(time.monotonic() - began):>12}  of {duration(BUDGET_S)} for all cases")
+    return int(failed)
+
+
+def _written(record: dict[str, Any], *, anyway: bool, write: Callable[[dict[str, Any]], Path]) -> str:
+    if not record["clean"] and not anyway:
+        return f"no record: the code changed while it ran ({record['commit']})"
+    path, why = write(record), unpublishable(record)
+    return f"written: {path}" + (f"; not publishable: {'; '.join(why)}" if why else "")
+
+
+def main() -> int:
     """Reads the arguments, runs the cases, writes their records."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", nargs="*", help=f"one or more of {', '.join(CASES)}; default: all")
+    parser.add_argument(
+        "--list", action="store_true", help="the cases and what each may take, and nothing else"
+    )
     parser.add_argument("--quick", action="store_true", help="a shorter run that writes nothing")
+    parser.add_argument(
+        "--anyway", action="store_true", help="write records of changed code, too; these are never published"
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="what each case may take; default: its own"
+    )
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.case) - CASES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    for name in arguments.case or CASES:
-        print(f"== {name}: {CASES[name].__doc__}", flush=True)
-        record = measure(name, quick=arguments.quick)
-        if not arguments.quick:
-            print(f"written: {write_record(record)}")
+    names = arguments.case or list(CASES)
+    if arguments.into:
+        arguments.into.write_text(json.dumps(CASES[names[0]](arguments.quick)))
+        return 0
+    if arguments.list:
+        for name in names:
+            print(f"{name:<12} {duration(limit_of(name)):>12}  {CASES[name].__doc__}")
+        print(f"{'in all':<12} {duration(sum(map(limit_of, names))):>12}")
+        return 0
+    commit, clean = state_of(ROOT)
+    if not (clean or arguments.quick or arguments.anyway):
+        parser.error(
+            f"the code is not surely that of a commit ({commit}), so its figures could not be published. Commit first, "
+            "or use --anyway for records that never are, or --quick to write none."
+        )
+    return run(names, quick=arguments.quick, anyway=arguments.anyway, limit_s=arguments.limit)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

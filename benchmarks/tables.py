@@ -1,25 +1,9 @@
-"""Writes the tables of README.md and docs/benchmarks.md and the README's chart: the newest records in `results/`."""
+"""The rows of each case's table, made of its result; `pages` puts them where they belong."""
 
-import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import headline
-from cellerate.format import number, quantity
-
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-CHART = ROOT / "docs" / "headline.svg"
-
-
-def path_of(case: str) -> Path:
-    """The newest record of a case, whose file names sort by date. Raises `FileNotFoundError` if there is none."""
-    files = sorted((ROOT / "benchmarks" / "results").glob(f"{case}-*.json"))
-    if not files:
-        raise FileNotFoundError(f"no record of {case} in benchmarks/results: run benchmarks/run.py {case}.")
-    return files[-1]
+from cellerate.format import quantity, rounded
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:
@@ -53,13 +37,21 @@ def text(result: dict[str, Any]) -> list[list[str]]:
 
 
 def series(result: dict[str, Any]) -> list[list[str]]:
-    """A row a forecaster; the naive ones are the same on every backend."""
-    rows = [["ETTh1, `OT`, 24 hours ahead, test part", "MAE", "MSE"]]
+    """A row a forecaster, with how long it learned; the naive ones are the same on every backend."""
+    rows = [["ETTh1, `OT`, 24 hours ahead, test part", "Epochs", "MAE", "MSE"]]
+    for backend, report in result.items():
+        options = report["options"]
+        most = options[options.index("--epochs") + 1]
+        epochs = f"{report['training']['epochs']} of at most {most}"
+        rows.append([f"Cellerate, {backend}", epochs, *_errors(report["test"]["model"])])
     first = next(iter(result.values()))["test"]
-    found = {f"Cellerate, {backend}": report["test"]["model"] for backend, report in result.items()}
-    found |= {"last value": first["last_value"], "the day before": first["seasonal_naive"]}
-    rows += [[name, f"{errors['mae']:.3f} °C", f"{errors['mse']:.3f}"] for name, errors in found.items()]
+    rows.append(["last value", "", *_errors(first["last_value"])])
+    rows.append(["the day before", "", *_errors(first["seasonal_naive"])])
     return rows
+
+
+def _errors(found: dict[str, float]) -> list[str]:
+    return [f"{found['mae']:.3f} °C", f"{found['mse']:.3f}"]
 
 
 def embed(result: dict[str, Any]) -> list[list[str]]:
@@ -206,10 +198,10 @@ def optimized(result: dict[str, Any]) -> list[list[str]]:
     """The verdict of the run: a row a figure, before and after."""
     run = result["run"]
     head = f"{run['data']}, {run['candidates'][0]['parameters']:,} weights"
-    rows = [[head, "Before, Keras", "After", "times better"]]
+    rows = [[head, "Before, Keras", f"After, {run['verdict']['chosen']}", "times better"]]
     for row in run["verdict"]["rows"]:
         better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
-        times = "" if row["quantity"] is None else number(row[better] / row[worse])
+        times = "" if row["quantity"] is None else rounded(row[better] / row[worse])
         values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
         rows.append([row["label"], *values, times])
     return rows
@@ -267,66 +259,3 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "compression": compressed,
     "smaller": smaller,
 }
-
-
-def markdown(rows: list[list[str]], note: str) -> str:
-    """A Markdown table, and below it what it was measured on."""
-    head, *rest = rows
-    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest]]
-    return "\n".join([*lines, "", note])
-
-
-def measured_on(record: dict[str, Any]) -> str:
-    """The machine, in words, and the versions."""
-    machine, versions = record["machine"], record["versions"]
-    used = ", ".join(
-        f"{name} {versions[name]}" for name in ("keras", "tensorflow", "jax", "torch") if name in versions
-    )
-    return f"{machine['cpu']}, {machine['cores']} cores; {used}; {record['date'][:10]}."
-
-
-def table(case: str) -> str:
-    """The table of a case."""
-    try:
-        record = json.loads(path_of(case).read_text())
-    except FileNotFoundError:
-        return "Not measured yet."
-    return markdown(TABLES[case](record["result"]), measured_on(record))
-
-
-def first_table(records: headline.Records) -> str:
-    """The README's table, with links to the records that it is made of."""
-    links = ", ".join(
-        f"[{case}]({path_of(case).relative_to(ROOT)}) at commit {record['commit']}"
-        for case, record in records.items()
-    )
-    machines = " ".join(dict.fromkeys(measured_on(record) for record in records.values()))
-    return markdown(headline.table(records), f"{machines} Records: {links}.")
-
-
-def pages() -> dict[Path, str]:
-    """Each file that is made of the records, and what it should hold.
-
-    In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
-    """
-    records = {case: json.loads(path_of(case).read_text()) for case in headline.CASES}
-    made = {CHART: headline.chart(records)}
-
-    def fill(found: re.Match[str]) -> str:
-        return f"{found[1]}{first_table(records) if found[2] == 'headline' else table(found[2])}\n{found[3]}"
-
-    for page in PAGES:
-        made[page] = re.sub(
-            r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", fill, page.read_text(), flags=re.DOTALL
-        )
-    return made
-
-
-def main() -> None:
-    """Writes them."""
-    for path, text in pages().items():
-        path.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

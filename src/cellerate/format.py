@@ -31,6 +31,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def rounded(value: float) -> str:
+    """A number with three significant digits, whole ones included: 0.0123, 1.50, 12,300."""
+    return number(float(f"{value:.2e}"))
+
+
 def bare(label: str) -> str:
     """A number, with or without its unit, stripped of trailing zeros: 1.50 ms becomes 1.5 ms."""
     return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", label)

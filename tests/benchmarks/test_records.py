@@ -1,11 +1,14 @@
 """Records say which commit they are of, with git or without, and never claim to be cleaner than they are."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import conditions
+import publishing
 import records
 
 
@@ -40,15 +43,54 @@ def test_commit_of_a_bundle_is_dirty_once_a_file_was_changed_there(copy, monkeyp
 
 
 def test_commit_is_not_that_of_a_repository_around_the_copy(copy):
-    def git(*arguments: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *who, *arguments], cwd=copy.parent, check=True, capture_output=True)
-
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "around")
+    git(copy.parent, "init")
+    git(copy.parent, "add", ".")
+    git(copy.parent, "commit", "-m", "around")
     assert records.commit_of(copy.parent) not in ("unknown", "")
     assert records.commit_of(copy) == "unknown"
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_tree_is_clean_with_new_records_and_dirty_with_any_other_file(copy):
+    git(copy, "init")
+    git(copy, "add", ".")
+    git(copy, "commit", "-m", "all")
+    commit, clean = records.state_of(copy)
+    assert clean and re.fullmatch("[0-9a-f]{12}", commit)
+    (copy / "benchmarks" / "results").mkdir(parents=True)
+    (copy / "benchmarks" / "results" / "step.json").write_text("{}")
+    assert records.state_of(copy) == (commit, True)
+    (copy / "src" / "new.py").write_text("b = 1\n")
+    assert records.state_of(copy) == (f"{commit}-dirty", False)
+    (copy / "src" / "new.py").unlink()
+    (copy / "src" / "a.py").write_text("a = 2\n")
+    assert records.state_of(copy) == (f"{commit}-dirty", False)
+
+
+def test_code_of_a_bundle_is_a_commit_s_and_that_of_a_told_commit_is_not(copy, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert records.state_of(copy) == ("unknown", False)
+    (copy / records.BUNDLE).write_text(f"abc123 {records.digest_of(copy)}\n")
+    assert records.state_of(copy) == ("abc123", True)
+    monkeypatch.setenv("CELLERATE_COMMIT", "abc123")
+    assert records.state_of(copy) == ("abc123", False)
+
+
+def test_record_begins_with_all_its_conditions(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("SECRET", "not to be recorded")
+    record = records.new_record("step")
+    assert record["threads"]["environment"]["OMP_NUM_THREADS"] == "2"
+    assert record["allocator"]["environment"] == {"MALLOC_ARENA_MAX": "1"}
+    assert "SECRET" not in json.dumps(record)
+    record |= {"anyway": False, "result": {}, "seconds": 1.0}
+    record["load"] = {when: conditions.idle() for when in ("before", "during", "after")}
+    assert not [why for why in publishing.unpublishable(record) if "lacks" in why]
 
 
 def test_json_has_a_word_in_place_of_what_is_no_number():

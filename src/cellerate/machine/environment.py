@@ -13,6 +13,7 @@ from typing import Any
 
 import cellerate
 from cellerate.errors import BackendError
+from cellerate.machine.processor import describe
 
 BACKENDS = ("tensorflow", "jax", "torch")
 # Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),
@@ -110,9 +111,10 @@ def processors() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """The CPU model, usable cores, memory in bytes and operating system of this machine."""
+    """The CPU as it is sold and in words (`processor.describe`), usable cores, memory in bytes, operating system."""
     return {
         "cpu": _cpu_model(),
+        "processor": describe(),
         "cores": processors(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()}",

@@ -1,0 +1,110 @@
+"""The conditions of a measurement: allocator, threads, memory, the kernel that runs, and the load of the machine.
+
+A module of its own because it only reads what the system says; which of it a published figure needs is in `records`.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cellerate.kernels import native
+from cellerate.machine.environment import processors
+
+STAT = Path("/proc/stat")
+IDLE_S = 2.0
+"""For so long before and after a run the machine is watched while we do nothing."""
+_ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard|snmalloc)[^/\n]*")
+_ALLOCATOR_VARIABLES = re.compile(r"MALLOC_|_RJEM_|JE_MALLOC|TCMALLOC_|MIMALLOC_|GLIBC_TUNABLES$")
+_THREAD_VARIABLES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|TF_NUM|ORT|XLA_FLAGS$|CELLERATE_(THREADS|TARGET)$)"
+)
+
+
+def allocator() -> dict[str, Any]:
+    """Which malloc this process has, and the variables that set one; what a contestant sets itself is in its result."""
+    try:
+        found = sorted(set(_ALLOCATORS.findall(Path("/proc/self/maps").read_text())))
+    except OSError:
+        found = []
+    preloaded = [Path(one).name for one in re.split("[ :]+", os.environ.get("LD_PRELOAD", "")) if one]
+    libc = " ".join(platform.libc_ver())
+    return {"library": ", ".join(found) or libc, "preloaded": preloaded} | _settings(_ALLOCATOR_VARIABLES)
+
+
+def threads() -> dict[str, Any]:
+    """How many threads the native core takes, and the variables that set those of the libraries."""
+    core = native.num_threads() if native.why_unavailable() is None else None
+    return {"core": core} | _settings(_THREAD_VARIABLES)
+
+
+def kernel() -> str:
+    """The native core's target, or that there is none."""
+    return native.target() if native.why_unavailable() is None else "none: Keras's own kernels"
+
+
+def memory_speed() -> str | None:
+    """Of the memory's modules, as "4800 MT/s"; None where the system does not tell, as in virtual machines."""
+    try:
+        told = subprocess.run(["dmidecode", "-t", "17"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    found = re.findall(r"Configured (?:Memory|Clock) Speed: (\d+ \S+)", told)
+    return ", ".join(sorted(set(found))) or None
+
+
+class Times(NamedTuple):
+    """Seconds since the machine's start, summed over the processors that we may use.
+
+    Attributes:
+        busy: Of any process, and of the system for them.
+        stolen: Taken by other virtual machines.
+        own: Of this process and of those of its children that have ended.
+        all: That there were, busy or not.
+    """
+
+    busy: float
+    stolen: float
+    own: float
+    all: float
+
+
+def times() -> Times | None:
+    """Now; None where the system has no `/proc/stat`."""
+    try:
+        stat = STAT.read_text()
+    except OSError:
+        return None
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    rows = [row.split() for row in stat.splitlines() if row.split(" ", 1)[0] in ours]
+    tick = os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, iowait, irq, softirq, steal; guests count as user already.
+    user, nice, system, _, _, irq, softirq, stolen = (
+        sum(int(row[place]) for row in rows) / tick for place in range(1, 9)
+    )
+    own = sum(os.times()[:4])
+    return Times(user + nice + system + irq + softirq, stolen, own, time.monotonic() * processors())
+
+
+def shares(before: Times | None, after: Times | None) -> dict[str, float | None]:
+    """What others took of the processors' time between two moments: other processes, other virtual machines."""
+    if before is None or after is None or after.all <= before.all:
+        return {"others": None, "stolen": None}
+    span = after.all - before.all
+    busy, own = after.busy - before.busy, after.own - before.own
+    # The two clocks tick apart, so that the difference of almost equal ones can be a little below 0.
+    return {"others": max(0.0, busy - own) / span, "stolen": max(0.0, after.stolen - before.stolen) / span}
+
+
+def idle() -> dict[str, Any]:
+    """The load of the machine while we do nothing: its averages over 1, 5 and 15 minutes, and what others take."""
+    before = times()
+    time.sleep(IDLE_S)
+    return {"average": list(os.getloadavg()), **shares(before, times())}
+
+
+def _settings(pattern: re.Pattern[str]) -> dict[str, dict[str, str]]:
+    return {"environment": {name: os.environ[name] for name in sorted(os.environ) if pattern.match(name)}}

@@ -1,0 +1,203 @@
+"""Who stood against whom in a result: ours and the others, by precision, so that only like is compared with like.
+
+A module of its own because the headline takes from it the fastest way that Keras has, and docs/method.md where we lose.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from cellerate.format import short, size
+
+PRECISIONS = ("float32", "bfloat16", "int8")
+BACKENDS = ("tensorflow", "jax", "torch")
+WAYS = {
+    "predict": "`predict` a character",
+    "predict_on_batch": "`predict_on_batch` a character",
+    "eager": "an eager step",
+    "step": "a compiled step",
+    "loop": "steps compiled as one loop",
+}
+# A way that makes a character with each call of Python's, which a step of ours is compared with.
+_STEPS = ("predict", "predict_on_batch", "eager", "step", "")
+Result = dict[str, Any]
+
+
+class Entry(NamedTuple):
+    """What one contestant did.
+
+    Attributes:
+        side: "ours", "keras" or "other".
+        who: Its name.
+        precision: One of `PRECISIONS`.
+        value: What was measured.
+        way: Of generating, the job's first word.
+    """
+
+    side: str
+    who: str
+    precision: str
+    value: float
+    way: str = ""
+
+
+class Contest(NamedTuple):
+    """Contestants that did the same work.
+
+    Attributes:
+        what: The work.
+        entries: The contestants.
+        told: Writes a value with its unit.
+        higher_is_better: Of the values.
+    """
+
+    what: str
+    entries: list[Entry]
+    told: Callable[[float], str]
+    higher_is_better: bool = True
+
+    def best(self, side: str, precision: str, ways: Iterable[str] | None = None) -> Entry | None:
+        """The best of one side in one precision, of those that work in one of some ways."""
+        return self._best(one for one in self.of(side, precision) if ways is None or one.way in ways)
+
+    def opponent(self, precision: str, way: str = "") -> Entry | None:
+        """The best that isn't ours in one precision; beside a step of ours, of those that are called for each step."""
+        ways = _STEPS if way == "step" else None
+        found = (self.best(side, precision, ways) for side in ("keras", "other"))
+        return self._best(one for one in found if one is not None)
+
+    def of(self, side: str, precision: str) -> list[Entry]:
+        """The entries of one side in one precision."""
+        return [one for one in self.entries if (one.side, one.precision) == (side, precision)]
+
+    def ratio(self, after: Entry, before: Entry) -> float:
+        """How many times better `after` is."""
+        return after.value / before.value if self.higher_is_better else before.value / after.value
+
+    def _best(self, entries: Iterable[Entry]) -> Entry | None:
+        sign = 1 if self.higher_is_better else -1
+        return max(entries, key=lambda one: sign * one.value, default=None)
+
+
+def training(race: list[dict[str, Any]]) -> Contest:
+    """A race of training steps, all of one size."""
+    first = race[0]
+    entries = []
+    for one in race:
+        name = one["implementation"]
+        side = "ours" if name.startswith("cellerate") else "keras" if name.startswith("keras") else "other"
+        who = {"ours": "Cellerate", "keras": "Keras"}.get(side, name)
+        precision = one["policy"].removeprefix("mixed_")
+        entries.append(Entry(side, f"{who} on {one['backend']}", precision, one["characters_per_s"]))
+    variant = f", {first['variant']}" if "variant" in first else ""
+    return Contest(f"training, H={first['units']}, B={first['batch']}{variant}", entries, _characters_per_s)
+
+
+def generating(found: dict[str, Any]) -> Contest:
+    """All that makes characters with a model of one size; judging a text and many streams at once are other work."""
+    entries = []
+    for one in found["records"]:
+        name, words = one["contestant"], one["job"].split()
+        precision = words.pop() if words[-1] in PRECISIONS else "float32"
+        way = " ".join(words)
+        if name == "cellerate" and way not in ("generate", "step"):
+            continue
+        if name == "cellerate":
+            side, who = "ours", "Cellerate" + (", a step from Python" if way == "step" else "")
+        elif name in BACKENDS:
+            side, who = "keras", f"Keras on {name}, {WAYS.get(way, way)}"
+        else:
+            alone = name == "onnxruntime" and not way
+            side, who = (
+                "other",
+                "ONNX Runtime, its LSTM node alone" if alone else f"{name}, {way}".rstrip(", "),
+            )
+        entries.append(Entry(side, who, precision, one["characters_per_s"], way))
+    return Contest(f"generating, H={found['units']}", entries, _characters_per_s)
+
+
+def _variants(result: Result) -> Iterator[Contest]:
+    for policy in ("float32", "mixed_bfloat16"):
+        races: dict[str, list[dict[str, Any]]] = {}
+        for one in result.get(policy, ()):
+            races.setdefault(one["variant"], []).append(one)
+        yield from map(training, races.values())
+
+
+def _text(result: Result) -> Iterator[Contest]:
+    entries = []
+    for backend, found in result["backends"].items():
+        plain = max(run["characters_per_s"] for run in found["keras_fit"])
+        entries.append(Entry("keras", f"Keras `fit` on {backend}", "float32", plain))
+        ours = found["cellerate"]["characters_per_s"]
+        entries.append(Entry("ours", f"`cellerate train text` on {backend}", "float32", ours))
+    yield Contest("training on a book", entries, _characters_per_s)
+
+
+def _loader(result: Result) -> Iterator[Contest]:
+    entries = [
+        Entry("ours", f"Cellerate, {name} file", "float32", found["windows"]["batches"]["windows_per_s"])
+        for name, found in result["sizes"].items()
+    ]
+    for name, found in result["peers"].items():
+        if "cellerate" not in name.lower():
+            entries.append(Entry("other", f"`{name}`", "float32", found["windows_per_s"]))
+    yield Contest("feeding windows", entries, lambda value: f"{short(value)} windows/s")
+
+
+def _memory(result: Result) -> Iterator[Contest]:
+    for units in dict.fromkeys(one["units"] for one in result["processes"]):
+        entries = []
+        for one in result["processes"]:
+            if one["units"] == units:
+                side = "ours" if one["implementation"].startswith("cellerate") else "keras"
+                who = {"ours": "Cellerate", "keras": "Keras"}[side] + f" on {one['backend']}"
+                middle = one["peak_bytes"][len(one["peak_bytes"]) // 2]
+                entries.append(Entry(side, who, one["policy"].removeprefix("mixed_"), middle))
+        yield Contest(f"memory of training, H={units}", entries, size, higher_is_better=False)
+
+
+def _series(result: Result) -> Iterator[Contest]:
+    entries = []
+    for backend, report in result.items():
+        tested = report["test"]
+        entries.append(Entry("ours", f"Cellerate on {backend}", "float32", tested["model"]["mae"]))
+        entries.append(Entry("other", "the last value", "float32", tested["last_value"]["mae"]))
+        entries.append(Entry("other", "the day before", "float32", tested["seasonal_naive"]["mae"]))
+    yield Contest("error of forecasts", entries, lambda value: f"{value:.3f} °C", higher_is_better=False)
+
+
+CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
+    "step": lambda result: map(training, result["races"]),
+    "variants": _variants,
+    "small": lambda result: map(training, result["races"]),
+    "memory": _memory,
+    "text": _text,
+    "generate": lambda result: map(generating, result["sizes"]),
+    "loader": _loader,
+    "series": _series,
+}
+"""The cases in which somebody stands against us in the same precision, which is not what `optimize` is for."""
+
+
+class Worst(NamedTuple):
+    """Where we do worst in a case."""
+
+    contest: Contest
+    ours: Entry
+    opponent: Entry
+    ratio: float
+
+
+def worst(case: str, result: Result) -> Worst | None:
+    """Of all pairs of ours and the best opponent in the same work and precision, the one where we do worst."""
+    pairs = []
+    for contest in CONTESTS[case](result):
+        for ours in (one for precision in PRECISIONS for one in contest.of("ours", precision)):
+            opponent = contest.opponent(ours.precision, ours.way)
+            if opponent is not None:
+                pairs.append(Worst(contest, ours, opponent, contest.ratio(ours, opponent)))
+    return min(pairs, key=lambda pair: pair.ratio, default=None)
+
+
+def _characters_per_s(value: float) -> str:
+    return f"{short(value)} characters/s"

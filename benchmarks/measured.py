@@ -1,0 +1,57 @@
+"""Which code a case measures, so that a record can say what it was and a reader whether that has changed since."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+SUFFIXES = (".py", ".cuh", ".h", ".cpp")
+_KERNELS = ("csrc", "src/cellerate/kernels")
+_LAYERS = (*_KERNELS, "src/cellerate/bridges", "src/cellerate/layers", "src/cellerate/keras_graph")
+_TRAINING = (*_LAYERS, *(f"src/cellerate/{room}" for room in ("training", "data", "models", "tasks")))
+_PACKED = (*_KERNELS, *(f"src/cellerate/{room}" for room in ("keras_graph", "compress", "runtime")))
+_ALL = ("csrc", "src/cellerate")
+
+MEASURED: dict[str, tuple[str, ...]] = {
+    "kernel": (*_KERNELS, "benchmarks/kernel.py"),
+    **dict.fromkeys(("step", "variants", "small", "loss", "memory"), (*_LAYERS, "benchmarks/lstm.py")),
+    "loader": ("src/cellerate/data", "benchmarks/loader.py"),
+    "text": (*_TRAINING, "benchmarks/training.py"),
+    "generate": (*_PACKED, "benchmarks/generation.py", "benchmarks/generation_peers.py"),
+    "quality": (*_TRAINING, *_PACKED, "benchmarks/quality.py"),
+    "optimize": (*_ALL, "benchmarks/optimizing.py"),
+    **dict.fromkeys(("series", "embed"), (*_TRAINING, "benchmarks/cases.py")),
+    "compression": (*_ALL, "benchmarks/compression.py"),
+    "smaller": (*_PACKED, "src/cellerate/models", "benchmarks/compression.py"),
+}
+"""The files and folders that each case measures; a case that is not here measures everything."""
+
+
+def paths_of(case: str) -> tuple[str, ...]:
+    """What a case measures, relative to the project's root, in order."""
+    return tuple(sorted(set(MEASURED.get(case, (*_ALL, "benchmarks")))))
+
+
+def digest_of(root: Path, parts: Iterable[str] = ("src", "csrc", "benchmarks"), *, gpu: bool = True) -> str:
+    """Changes with all the code below some files and folders; `gpu=False` leaves out that of the GPU."""
+    digest = hashlib.sha256()
+    for part in parts:
+        place = root / part
+        for file in [place] if place.is_file() else sorted(place.rglob("*.*")):
+            name = file.relative_to(root)
+            of_gpu = "cuda" in name.parts or name.name.startswith("gpu_")
+            if file.suffix in SUFFIXES and (gpu or not of_gpu):
+                digest.update(f"{name}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def digests(case: str, root: Path) -> dict[str, str]:
+    """The digest of each path that a case measures. The cases run on the CPU, so the GPU's code counts for none."""
+    return {path: digest_of(root, [path], gpu=False)[:16] for path in paths_of(case)}
+
+
+def changed(record: dict[str, Any], root: Path) -> list[str]:
+    """The paths whose code is no longer what a record measured; all, where it does not say what that was."""
+    then = record.get("measured", {})
+    now = digests(record["case"], root)
+    return [path for path, digest in now.items() if then.get(path) != digest]

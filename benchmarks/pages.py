@@ -1,0 +1,160 @@
+"""Writes the tables of README.md, docs/benchmarks.md and docs/method.md and the chart: `python benchmarks/pages.py`.
+
+They are made of the publishable records in `results/` and of nothing else, so a copy without git makes the same. What
+would differ after each commit, namely which tables are of code that has changed since, is asked for: `--stale`.
+"""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import contests
+import headline
+import tables
+from cellerate.format import rounded
+from measured import changed
+from publishing import published, read
+from records import RESULTS, ROOT
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "method.md")
+CHART = ROOT / "docs" / "headline.svg"
+METHOD = ROOT / "docs" / "method.md"
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Record = dict[str, Any]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest])
+
+
+def measured_on(record: Record) -> str:
+    """Where it was measured, in words, and the versions."""
+    machine, versions = record["machine"], record["versions"]
+    used = ", ".join(
+        f"{name} {versions[name]}" for name in ("keras", "tensorflow", "jax", "torch") if name in versions
+    )
+    return f"{machine['processor']}; {machine['cores']} cores; {used or 'no framework'}"
+
+
+def source_of(record: Record, page: Path, name: str = "Record") -> str:
+    """The record as a link, its date and its commit."""
+    return (
+        f"[{name}]({_link(record['file'], page)}) of {record['date'][:10]} at commit {record['commit'][:7]}"
+    )
+
+
+def table(case: str, page: Path, folder: Path = RESULTS) -> str:
+    """The tables of a case, one for each processor that it was measured on."""
+    found = [
+        f"{markdown(tables.TABLES[case](records[0]['result']))}\n\n{measured_on(records[0])}. "
+        f"{source_of(records[0], page)}."
+        for records in published(case, folder).values()
+    ]
+    return "\n\n".join(found) or not_measured(page)
+
+
+def first_tables(page: Path, folder: Path = RESULTS) -> str:
+    """The README's tables, one for each processor, with links to the newest records that they are made of."""
+    found = []
+    for records in by_processor([*headline.ROWS], folder).values():
+        newest = {case: repeats[0] for case, repeats in records.items()}
+        machines = " ".join(dict.fromkeys(f"{measured_on(record)}." for record in newest.values()))
+        sources = ", ".join(source_of(record, page, case) for case, record in newest.items())
+        found.append(f"{markdown(headline.table(records))}\n\n{machines} Records: {sources}.")
+    return "\n\n".join(found) or not_measured(page)
+
+
+def worst_tables(page: Path, folder: Path = RESULTS) -> str:
+    """Where we do worst, a row a case, the smallest ratio first; one table for each processor."""
+    found = []
+    for records in by_processor([*contests.CONTESTS], folder).values():
+        pairs = {case: contests.worst(case, repeats[0]["result"]) for case, repeats in records.items()}
+        rows = [["Case", "Where", "Cellerate", "the best opponent", "ratio"]]
+        for case, one in sorted(pairs.items(), key=lambda pair: pair[1].ratio if pair[1] else 0.0):
+            if one is not None:
+                where = f"{one.contest.what}, {one.ours.precision}"
+                told = [f"{one.contest.told(each.value)} ({each.who})" for each in (one.ours, one.opponent)]
+                rows.append([source_of(records[case][0], page, case), where, *told, rounded(one.ratio)])
+        found.append(f"{markdown(rows)}\n\n{measured_on(next(iter(records.values()))[0])}.")
+    return "\n\n".join(found) or not_measured(page)
+
+
+def not_measured(page: Path) -> str:
+    """What stands in place of a table without a publishable record."""
+    return f"Not measured yet by [the rules]({_link(METHOD, page)}#the-rules)."
+
+
+def by_processor(cases: list[str], folder: Path = RESULTS) -> dict[str, headline.Records]:
+    """The publishable records of some cases, by processor and then by case."""
+    found: dict[str, headline.Records] = {}
+    for case in cases:
+        for processor, records in published(case, folder).items():
+            found.setdefault(processor, {})[case] = records
+    return dict(sorted(found.items()))
+
+
+def pages(folder: Path = RESULTS) -> dict[Path, str]:
+    """Each file that is made of the records, and what it should hold.
+
+    In a page, that is what stands between `<!-- table: CASE -->` and `<!-- end -->`.
+    """
+    made = {CHART: headline.chart(by_processor([*headline.ROWS], folder))}
+    special = {"headline": first_tables, "worst": worst_tables}
+    for page in PAGES:
+
+        def fill(found: re.Match[str], page: Path = page) -> str:
+            case = found[2]
+            text = special[case](page, folder) if case in special else table(case, page, folder)
+            return f"{found[1]}{text}\n{found[3]}"
+
+        made[page] = MARKED.sub(fill, page.read_text())
+    return made
+
+
+def stale(root: Path = ROOT, folder: Path = RESULTS) -> list[str]:
+    """A line for each table whose measured code has changed since, or that has no publishable record."""
+    lines = []
+    for case in tables.TABLES:
+        found = published(case, folder)
+        if not found:
+            count = len(read(case, folder))
+            lines.append(f"{case}: no publishable record ({count} that are not)")
+        for processor, (newest, *_) in found.items():
+            if paths := changed(newest, root):
+                lines.append(
+                    f"{case}, {processor}: changed since {newest['commit'][:7]}, {newest['date'][:10]}: "
+                    f"{', '.join(paths)}"
+                )
+    return lines
+
+
+def _link(file: Path, page: Path) -> str:
+    """From a page to a file, a relative one if it lies in the project."""
+    return Path(os.path.relpath(file, page.parent)).as_posix()
+
+
+def main() -> None:
+    """Writes them, or lists what is stale."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stale",
+        action="store_true",
+        help="write nothing; list the tables whose measured code has changed since, and exit with 1 if there are any",
+    )
+    if parser.parse_args().stale:
+        lines = stale()
+        print("\n".join(lines) or "every table is of the code as it is")
+        sys.exit(bool(lines))
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Which records may be published, and why the others may not: the rules of docs/method.md.
+
+A module of its own because the pages ask it and `run.py` tells it to who measures.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cellerate.format import percent
+from generation import TOLERANCES
+from quality import GOALS
+from records import RESULTS
+
+Record = dict[str, Any]
+
+_LOAD = [f"load.{when}.{what}" for when in ("before", "during", "after") for what in ("others", "stolen")]
+FIELDS = (
+    *("case", "date", "command", "commit", "clean", "anyway", "measured", "kernel", "result", "seconds"),
+    *(f"machine.{name}" for name in ("cpu", "processor", "cores", "memory_bytes", "memory_speed", "system")),
+    *("versions.cellerate", "versions.numpy", "threads.core", "threads.environment"),
+    *("allocator.library", "allocator.preloaded", "allocator.environment"),
+    *("load.before.average", "load.after.average", *_LOAD),
+)
+"""What a record must hold; a dot leads into a field."""
+MAY_BE_NONE = ("machine.memory_speed", "threads.core")
+"""Fields that a system may be unable to fill: virtual machines hide the memory's speed, and a core may be missing."""
+MOST_OTHERS, MOST_STOLEN = 0.05, 0.02
+"""The shares of the processors' time that other processes and other virtual machines may have taken."""
+LOSS_APART = {"float32": 0.002, "mixed_bfloat16": 0.01}
+"""How far the loss of 300 steps on our kernels may lie from that on Keras's, as a share."""
+CHECKED_BY = {"step": "loss", "small": "loss", "variants": "loss"}
+"""Cases whose check is a case of its own."""
+
+
+def unpublishable(record: Record) -> list[str]:
+    """Why a record may not be published, in words; empty if it may."""
+    missing = [name for name in FIELDS if not _has(record, name)]
+    found = [f"it lacks {', '.join(missing)}"] if missing else []
+    commit = str(record.get("commit", "unknown"))
+    if not record.get("clean", True) or commit == "unknown" or commit.endswith("-dirty"):
+        found.append(f"its code is not surely that of a commit ({commit})")
+    if record.get("anyway"):
+        found.append("it was written with --anyway")
+    for name in _LOAD:
+        share = _at(record, name)
+        most = MOST_OTHERS if name.endswith("others") else MOST_STOLEN
+        if isinstance(share, int | float) and not share <= most:
+            who = "other processes" if name.endswith("others") else "other virtual machines"
+            when = name.split(".")[1]
+            found.append(
+                f"{who} took {percent(share)} of the processors' time {when} the run (at most {percent(most)})"
+            )
+    if not missing:
+        found += red(record["case"], record["result"])
+    return found
+
+
+def red(case: str, result: dict[str, Any]) -> list[str]:
+    """The correctness checks of a case that its result doesn't pass, in words."""
+    found: list[str] = []
+    if case == "generate":
+        for size in result["sizes"]:
+            for name, about in size["contestants"].items():
+                for job, error in about.get("errors", {}).items():
+                    most = TOLERANCES.get(job.rpartition(" ")[2], TOLERANCES["float32"])
+                    if not error <= most:
+                        found.append(f"{name}, {job}: an error of {error:.1e} (at most {most:.1e})")
+    elif case == "quality":
+        for precision, goal in GOALS.items():
+            worse = result["packed"][precision]["increase"]
+            if not worse <= goal:
+                found.append(f"{precision} is {percent(worse)} worse (at most {percent(goal)})")
+    elif case == "loss":
+        found += _losses_apart(result["losses"])
+    elif case == "optimize":
+        run = result["run"]
+        for row in run["verdict"]["rows"]:
+            if row["quantity"] is None:
+                better = row["before"] - row["after"]
+                worse = (better if row["higher_is_better"] else -better) / abs(row["before"])
+                if not worse <= run["max_quality_loss"]:
+                    found.append(f"{row['label']} is {percent(worse)} worse than allowed to be")
+    return found
+
+
+def _losses_apart(losses: list[dict[str, Any]]) -> Iterator[str]:
+    keras = {one["units"]: one for one in losses if one["implementation"] == "keras"}
+    for one in losses:
+        if one["implementation"].startswith("cellerate"):
+            apart = abs(one["mean_of_last_20"] / keras[one["units"]]["mean_of_last_20"] - 1)
+            most = LOSS_APART[one["policy"]]
+            if not apart <= most:
+                told = f"H={one['units']}, {one['policy']}: the loss is {percent(apart)} off Keras's"
+                yield f"{told} (at most {percent(most)})"
+
+
+def processor_of(record: Record) -> str:
+    """The machine of a record in words, which records of the same kind of machine share."""
+    return f"{record['machine']['processor']}; {record['machine']['cores']} cores"
+
+
+def read(case: str, folder: Path = RESULTS) -> list[Record]:
+    """All records of a case, newest first, each with its "file"."""
+    files = sorted(folder.glob(f"{case}-2*.json"), reverse=True)
+    return [json.loads(file.read_text()) | {"file": file} for file in files]
+
+
+def published(case: str, folder: Path = RESULTS) -> dict[str, list[Record]]:
+    """The publishable records of a case by processor, newest first; only those of the same code and versions.
+
+    So the first of each list is what a table shows, and all of them tell how far a figure varies. Where the check of
+    a case is a case of its own, a processor on which that one's newest record is red has none.
+    """
+    found: dict[str, list[Record]] = {}
+    for record in read(case, folder):
+        if not unpublishable(record):
+            found.setdefault(processor_of(record), []).append(record)
+    if check := CHECKED_BY.get(case):
+        for processor in _red_on(check, folder):
+            found.pop(processor, None)
+    return {
+        processor: [one for one in records if _code(one) == _code(records[0])]
+        for processor, records in sorted(found.items())
+    }
+
+
+def _red_on(case: str, folder: Path) -> set[str]:
+    """The processors on which the newest whole record of a check is red."""
+    newest: dict[str, Record] = {}
+    for record in read(case, folder):
+        if all(_has(record, name) for name in FIELDS):
+            newest.setdefault(processor_of(record), record)
+    return {processor for processor, record in newest.items() if red(case, record["result"])}
+
+
+def _code(record: Record) -> tuple[Any, Any]:
+    return record["measured"], record["versions"]
+
+
+def _has(record: Record, name: str) -> bool:
+    value = _at(record, name)
+    return value is not ... and (value is not None or name in MAY_BE_NONE)
+
+
+def _at(record: Record, name: str) -> Any:
+    """The value of a field, or an ellipsis if there is none."""
+    value: Any = record
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return ...
+        value = value[part]
+    return value

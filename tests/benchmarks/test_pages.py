@@ -1,0 +1,276 @@
+"""The pages and the chart that are made of the records hold what may be published of them, and nothing else."""
+
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import contests
+import headline
+import measured
+import pages
+import tables
+from records import ROOT
+from support import planted
+
+PAGE = pages.PAGES[1]
+README = pages.PAGES[0]
+
+
+def plant(folder, case, day=1, **fields):
+    """Puts a record of a day into a folder; gives it, to be changed and written again."""
+    record = planted.record(case, date=f"2026-12-{day:02}T00:00:00+00:00", **fields)
+    planted.write(folder, record)
+    return record
+
+
+def speeds(record, contestant, job):
+    """The entries of a job in a record of `generate`."""
+    found = [one for size in record["result"]["sizes"] for one in size["records"]]
+    return [one for one in found if (one["contestant"], one["job"]) == (contestant, job)]
+
+
+def headline_of(folder):
+    """The rows of the only headline table, by what they say."""
+    rows = [line.strip("| ").split(" | ") for line in pages.first_tables(README, folder).splitlines()]
+    return {row[0]: row[1:] for row in rows if len(row) == 4}
+
+
+@pytest.mark.parametrize("path", [*pages.PAGES, pages.CHART], ids=lambda path: path.name)
+def test_page_is_what_make_docs_makes_of_the_records(path):
+    assert path.read_text() == pages.pages()[path]
+
+
+def test_pages_of_a_copy_without_git_are_the_same(tmp_path):
+    copy = tmp_path / "copy"
+    for name in ("benchmarks", "docs", "README.md"):
+        to = copy / name
+        to.parent.mkdir(exist_ok=True)
+        shutil.copytree(ROOT / name, to) if (ROOT / name).is_dir() else shutil.copy(ROOT / name, to)
+    for page in pages.PAGES:
+        (copy / page.relative_to(ROOT)).write_text(pages.MARKED.sub(r"\1Else\n\3", page.read_text()))
+    command = [sys.executable, str(copy / "benchmarks" / "pages.py")]
+    subprocess.run(command, check=True, env={"PATH": "", "PYTHONPATH": str(ROOT / "src")})
+    for path in (*pages.PAGES, pages.CHART):
+        assert (copy / path.relative_to(ROOT)).read_text() == path.read_text()
+
+
+def test_every_table_is_on_a_page_once():
+    found = [case for page in pages.PAGES for case in re.findall(r"<!-- table: (\w+) -->", page.read_text())]
+    assert sorted(found) == sorted(["headline", "worst", *tables.TABLES])
+
+
+def test_case_without_a_publishable_record_says_so(tmp_path):
+    plant(tmp_path, "step", clean=False)
+    assert pages.table("step", PAGE, tmp_path) == "Not measured yet by [the rules](method.md#the-rules)."
+    assert pages.first_tables(README, tmp_path) == (
+        "Not measured yet by [the rules](docs/method.md#the-rules)."
+    )
+    assert "Not measured yet" in pages.worst_tables(PAGE, tmp_path)
+    assert "Not measured yet" in headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
+
+
+@pytest.mark.parametrize("case", tables.TABLES)
+def test_table_of_a_case_names_record_commit_date_and_processor(case, tmp_path):
+    plant(tmp_path, case, day=2)
+    text = pages.table(case, PAGE, tmp_path)
+    assert text.startswith("| ")
+    assert f"{case}-2026-12-02T000000.json) of 2026-12-02 at commit 0123456." in text
+    assert f"{planted.ZEN4}; 2 cores; keras" in text
+
+
+def test_table_is_of_the_newest_publishable_record(tmp_path):
+    plant(tmp_path, "embed", day=1)
+    newest = plant(tmp_path, "embed", day=2)
+    newest["result"]["held_out"]["exact_lines"] = 0.123
+    planted.write(tmp_path, newest)
+    refused = plant(tmp_path, "embed", day=3, anyway=True)
+    refused["result"]["held_out"]["exact_lines"] = 0.456
+    planted.write(tmp_path, refused)
+    text = pages.table("embed", PAGE, tmp_path)
+    assert "12.3%" in text and "45.6%" not in text and "2026-12-03" not in text
+
+
+def test_records_of_two_processors_stand_side_by_side(tmp_path):
+    plant(tmp_path, "step", day=1)
+    elsewhere = plant(tmp_path, "step", day=2)
+    elsewhere["machine"]["processor"] = planted.ZEN5
+    planted.write(tmp_path, elsewhere)
+    for text in (
+        pages.table("step", PAGE, tmp_path),
+        pages.first_tables(README, tmp_path),
+        pages.worst_tables(PAGE, tmp_path),
+    ):
+        assert len(re.findall(r"^\| ---", text, re.MULTILINE)) == 2
+        assert text.index(planted.ZEN4) < text.index(planted.ZEN5)
+    chart = headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
+    assert planted.ZEN4 in chart and planted.ZEN5 in chart
+
+
+def test_headline_stands_beside_the_fastest_way_of_keras(tmp_path):
+    record = plant(tmp_path, "generate")
+    assert headline_of(tmp_path)["generating, H=512, float32"] == [
+        "15.1 k (Keras on tensorflow, steps compiled as one loop)",
+        "56.1 k (Cellerate)",
+        "3.72 (1 record)",
+    ]
+    for one in speeds(record, "torch", "predict"):
+        one["characters_per_s"] = 20_000.0
+    planted.write(tmp_path, record)
+    assert headline_of(tmp_path)["generating, H=512, float32"] == [
+        "20.0 k (Keras on torch, `predict` a character)",
+        "56.1 k (Cellerate)",
+        "2.80 (1 record)",
+    ]
+
+
+def test_headline_of_training_is_beside_the_fastest_backend_in_the_same_precision(tmp_path):
+    record = plant(tmp_path, "step")
+    rows = headline_of(tmp_path)
+    assert rows["training, H=512, B=128, float32"][0] == "25.4 k (Keras on tensorflow)"
+    assert not [what for what in rows if what.startswith("training") and "bfloat16" in what]
+    largest = record["result"]["races"][-1]
+    keras = next(one for one in largest if (one["implementation"], one["backend"]) == ("keras", "jax"))
+    largest.append({**keras, "policy": "mixed_bfloat16", "characters_per_s": 90_000.0})
+    planted.write(tmp_path, record)
+    rows = headline_of(tmp_path)
+    # Faster than any in float32, but of another class.
+    assert rows["training, H=512, B=128, float32"][0] == "25.4 k (Keras on tensorflow)"
+    assert rows["training, H=512, B=128, bfloat16"] == [
+        "90.0 k (Keras on jax)",
+        "106 k (Cellerate on jax)",
+        "1.18 (1 record)",
+    ]
+
+
+def test_headline_says_what_precision_and_pruning_add_beside_our_own(tmp_path):
+    for case in headline.ROWS:
+        plant(tmp_path, case)
+    rows = headline_of(tmp_path)
+    assert rows["what int8 adds to generating, H=512"] == [
+        "56.1 k (Cellerate)",
+        "247 k (Cellerate)",
+        "4.41 (1 record)",
+    ]
+    assert rows["what half the units pruned adds to generating in int8"][2] == "2.16 (1 record)"
+    assert rows["what int8 adds to the file"][2] == "3.88 (1 record)"
+    # All that is not float32 is beside our own.
+    assert not [row for what, row in rows.items() if "Keras" in row[0] and "float32" not in what]
+
+
+def test_predict_in_a_loop_is_one_labelled_row(tmp_path):
+    plant(tmp_path, "generate")
+    (what,) = [what for what, row in headline_of(tmp_path).items() if "`predict` a character" in row[0]]
+    assert what == "generating, H=512, float32, beside `predict` a character, which many people do"
+
+
+def test_headline_has_the_range_of_three_records_and_counts_fewer(tmp_path):
+    def factor():
+        return headline_of(tmp_path)["generating, H=512, float32"][2]
+
+    for day, faster in ((1, 0.5), (2, 1.25)):
+        record = plant(tmp_path, "generate", day=day)
+        for one in speeds(record, "cellerate", "generate float32"):
+            one["characters_per_s"] *= faster
+        planted.write(tmp_path, record)
+    assert factor() == "4.65 (2 records)"
+    plant(tmp_path, "generate", day=3)
+    assert factor() == "3.72 (1.86 to 4.65 in 3 records)"
+    plant(tmp_path, "generate", day=4, measured={"csrc": "other code"})
+    assert factor() == "3.72 (1 record)"
+
+
+def test_headline_has_three_significant_digits(tmp_path):
+    record = plant(tmp_path, "generate")
+    for one in speeds(record, "cellerate", "generate float32"):
+        one["characters_per_s"] = 123_456_789.0
+    planted.write(tmp_path, record)
+    before, after, factor = headline_of(tmp_path)["generating, H=512, float32"]
+    assert (after, factor) == ("123 M (Cellerate)", "8,190 (1 record)")
+    digits = [re.sub(r"\D", "", cell.split(" ")[0]).strip("0") for cell in (before, after, factor)]
+    assert all(len(one) <= 3 for one in digits)
+
+
+def test_worst_ratio_is_against_the_best_opponent_in_the_same_precision(tmp_path):
+    plant(tmp_path, "step")
+    record = plant(tmp_path, "generate")
+    text = pages.worst_tables(PAGE, tmp_path)
+    lines = text.splitlines()
+    assert lines[2].endswith("| 0.551 |") and "ONNX Runtime, its LSTM node alone" in lines[2]
+    assert lines[3].endswith("| 1.89 |") and "torch.nn.LSTM" in lines[3] and "float32" in lines[3]
+    for one in speeds(record, "onnxruntime", "int8"):
+        one["characters_per_s"] /= 100
+    planted.write(tmp_path, record)
+    assert "0.551" not in pages.worst_tables(PAGE, tmp_path)
+
+
+@pytest.mark.parametrize("case", contests.CONTESTS)
+def test_every_contest_has_a_worst_pair_of_its_own_precision(case):
+    found = contests.worst(case, planted.record(case)["result"])
+    assert found is not None and found.ours.side == "ours" and found.opponent.side != "ours"
+    assert found.ours.precision == found.opponent.precision and found.ratio > 0
+
+
+def test_step_of_ours_is_compared_with_what_is_called_for_each_step():
+    records = [
+        {"contestant": "cellerate", "job": "step float32", "characters_per_s": 10.0},
+        {"contestant": "jax", "job": "loop", "characters_per_s": 100.0},
+        {"contestant": "jax", "job": "step", "characters_per_s": 5.0},
+    ]
+    found = contests.worst("generate", {"sizes": [{"units": 8, "records": records}]})
+    assert found.opponent.way == "step" and found.ratio == 2
+
+
+def test_smaller_memory_is_the_better():
+    processes = [
+        {"backend": "jax", "units": 8, "implementation": name, "policy": "float32", "peak_bytes": [peak] * 3}
+        for name, peak in (("keras", 100), ("cellerate-cpu", 200))
+    ]
+    assert contests.worst("memory", {"processes": processes}).ratio == 0.5
+
+
+def test_chart_is_small_and_has_the_fastest_of_each_side_in_each_precision(tmp_path):
+    for case in headline.ROWS:
+        plant(tmp_path, case)
+    text = headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
+    assert len(text.encode()) < 60_000
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [one for one in root.iter(f"{space}rect") if one.get("class") in ("keras", "ours")]
+    told = [one.text for one in root.iter(f"{space}text")]
+    # Training: Keras, torch and ours, then torch and ours. Generating: predict, Keras, ONNX and ours; ours; ONNX and
+    # ours.
+    assert len(bars) == len([one for one in told if re.fullmatch(r"[\d.,]+( [kM])?", one)]) == 5 + 4 + 1 + 2
+    assert [one.get("class") for one in bars].count("ours") == 5
+    assert "Keras on tensorflow, compiled loop" in told and "Keras on jax, predict" in told
+    assert max(float(one.get("x")) + float(one.get("width")) for one in bars) < float(root.get("width")) - 40
+    assert max(float(one.get("y")) for one in bars) < float(root.get("height")) - 30
+
+
+def test_stale_tables_are_listed_and_fresh_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "TABLES", {name: tables.TABLES[name] for name in ("kernel", "step", "loss")})
+    plant(tmp_path, "kernel", measured=measured.digests("kernel", ROOT))
+    plant(tmp_path, "step", measured={"csrc": "old"})
+    first, second = pages.stale(folder=tmp_path)
+    assert first.startswith(f"step, {planted.ZEN4}; 2 cores: changed since 0123456, 2026-12-01: ")
+    assert "csrc" in first and second == "loss: no publishable record (0 that are not)"
+
+
+def test_stale_exits_with_1_and_writes_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pages.py", "--stale"])
+    monkeypatch.setattr(pages, "pages", lambda: pytest.fail("it wrote"))
+    for lines, status in ((["step: changed"], 1), ([], 0)):
+        monkeypatch.setattr(pages, "stale", lambda lines=lines: lines)
+        with pytest.raises(SystemExit) as stopped:
+            pages.main()
+        assert stopped.value.code == status
+    assert "step: changed" in capsys.readouterr().out
+
+
+def test_epochs_stand_in_each_row_of_the_forecasts(tmp_path):
+    plant(tmp_path, "series")
+    rows = [line for line in pages.table("series", PAGE, tmp_path).splitlines() if "Cellerate," in line]
+    assert [row.split(" | ")[1] for row in rows] == ["4 of at most 10", "5 of at most 10", "2 of at most 2"]

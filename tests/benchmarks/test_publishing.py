@@ -1,0 +1,155 @@
+"""What may be published: records of committed code on a quiet machine that lack nothing and whose checks are green."""
+
+import copy
+import shutil
+
+import pytest
+
+import cases
+import measured
+import publishing
+import records
+from publishing import FIELDS, MOST_OTHERS, MOST_STOLEN, published, unpublishable
+from support import planted
+
+
+def without(record, name):
+    record = copy.deepcopy(record)
+    *way, last = name.split(".")
+    inner = record
+    for part in way:
+        inner = inner[part]
+    del inner[last]
+    return record
+
+
+def with_load(when, **shares):
+    record = copy.deepcopy(planted.record("step"))
+    record["load"][when] = record["load"][when] | shares
+    return record
+
+
+def test_whole_record_is_published():
+    assert unpublishable(planted.record("step")) == []
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_record_that_lacks_a_field_is_refused(name):
+    found = unpublishable(without(planted.record("step"), name))
+    assert found[0] == f"it lacks {name}"
+
+
+@pytest.mark.parametrize("name", ["machine.processor", "kernel", "load.during.others", "allocator.library"])
+def test_record_with_nothing_in_a_field_is_refused(name):
+    record = copy.deepcopy(planted.record("step"))
+    *way, last = name.split(".")
+    inner = record
+    for part in way:
+        inner = inner[part]
+    inner[last] = None
+    assert any(f"lacks {name}" in why for why in unpublishable(record))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"clean": False}, {"commit": "0123456789ab-dirty"}, {"commit": "unknown"}],
+    ids=["changed", "dirty", "unknown"],
+)
+def test_record_of_code_that_is_no_commit_s_is_refused(fields):
+    (why,) = unpublishable(planted.record("step", **fields))
+    assert "not surely that of a commit" in why
+
+
+def test_record_written_anyway_is_refused():
+    assert unpublishable(planted.record("step", anyway=True)) == ["it was written with --anyway"]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(("who", "most"), [("others", MOST_OTHERS), ("stolen", MOST_STOLEN)])
+def test_record_of_a_loaded_machine_is_refused(when, who, most):
+    assert unpublishable(with_load(when, **{who: most})) == []
+    (why,) = unpublishable(with_load(when, **{who: most * 1.01}))
+    assert when in why and ("other processes" if who == "others" else "virtual machines") in why
+
+
+def test_records_of_the_old_form_are_refused_and_kept():
+    old = [one for case in cases.CASES for one in publishing.read(case) if "measured" not in one]
+    assert len(old) >= 22
+    assert all(unpublishable(one) for one in old)
+
+
+def test_generation_that_computes_something_else_is_refused():
+    record = planted.record("generate")
+    assert unpublishable(record) == []
+    record["result"]["sizes"][1]["contestants"]["cellerate"]["errors"]["int8"] = 0.04
+    (why,) = unpublishable(record)
+    assert "cellerate, int8" in why
+
+
+def test_quality_beyond_its_goal_is_refused():
+    record = planted.record("quality")
+    assert unpublishable(record) == []
+    record["result"]["packed"]["int8"]["increase"] = 0.011
+    (why,) = unpublishable(record)
+    assert "int8 is 1.1 % worse" in why
+
+
+def test_optimized_model_beyond_its_gate_is_refused():
+    record = planted.record("optimize")
+    assert unpublishable(record) == []
+    for row in record["result"]["run"]["verdict"]["rows"]:
+        if row["quantity"] is None:
+            row["after"] = row["before"] * 1.021
+    (why,) = unpublishable(record)
+    assert "bits per character" in why
+
+
+def test_red_losses_refuse_training_on_that_processor_only(tmp_path):
+    red = planted.record("loss", date="2026-12-02T00:00:00+00:00")
+    ours = [one for one in red["result"]["losses"] if one["implementation"] == "cellerate-cpu"]
+    ours[0]["mean_of_last_20"] *= 1.003
+    for record in (red, planted.record("loss"), planted.record("step"), planted.record("generate")):
+        planted.write(tmp_path, record)
+    elsewhere = planted.record("step", date="2026-12-03T00:00:00+00:00")
+    elsewhere["machine"]["processor"] = planted.ZEN5
+    planted.write(tmp_path, elsewhere)
+    assert list(published("step", tmp_path)) == [f"{planted.ZEN5}; 2 cores"]
+    assert list(published("generate", tmp_path)) == [f"{planted.ZEN4}; 2 cores"]
+    # A newer green one clears it.
+    planted.write(tmp_path, planted.record("loss", date="2026-12-04T00:00:00+00:00"))
+    assert len(published("step", tmp_path)) == 2
+
+
+def test_published_is_the_newest_of_each_processor_and_others_of_its_code(tmp_path):
+    for day, code, cores in ((1, "old", 2), (2, "new", 2), (3, "new", 2), (4, "new", 16)):
+        record = planted.record("step", date=f"2026-12-0{day}T00:00:00+00:00", measured={"csrc": code})
+        record["machine"] = record["machine"] | {"cores": cores}
+        planted.write(tmp_path, record)
+    planted.write(tmp_path, planted.record("step", date="2026-12-09T00:00:00+00:00", clean=False))
+    found = published("step", tmp_path)
+    days = {processor: [one["date"][8:10] for one in records] for processor, records in found.items()}
+    assert days == {f"{planted.ZEN4}; 16 cores": ["04"], f"{planted.ZEN4}; 2 cores": ["03", "02"]}
+
+
+def test_measured_paths_are_there_and_belong_to_a_case():
+    assert measured.MEASURED.keys() <= cases.CASES.keys()
+    assert {path for case in cases.CASES for path in measured.paths_of(case)} >= {
+        "csrc",
+        "src/cellerate/kernels",
+    }
+    assert all((records.ROOT / path).exists() for case in cases.CASES for path in measured.paths_of(case))
+
+
+def test_changed_code_is_told_by_its_path_and_only_that_of_the_case(tmp_path):
+    for path in ("csrc", "src/cellerate/kernels", "benchmarks/kernel.py", "benchmarks/lstm.py"):
+        source, to = records.ROOT / path, tmp_path / path
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, to) if source.is_dir() else shutil.copy(source, to)
+    record = {"case": "kernel", "measured": measured.digests("kernel", tmp_path)}
+    assert measured.changed(record, tmp_path) == []
+    (tmp_path / "benchmarks" / "lstm.py").write_text("other")
+    (tmp_path / "src" / "cellerate" / "kernels" / "lstm" / "cuda" / "lstm.cuh").write_text("other")
+    assert measured.changed(record, tmp_path) == []
+    (tmp_path / "csrc" / "new.h").write_text("other")
+    assert measured.changed(record, tmp_path) == ["csrc"]
+    assert measured.changed({"case": "kernel"}, tmp_path) == [*measured.paths_of("kernel")]
