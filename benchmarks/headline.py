@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from cellerate.format import percent, rounded, short, size
-from contests import PRECISIONS, WAYS, Contest, Entry, generating, training
+from standings import PRECISIONS, SAME_WORK, WAYS, Contest, Entry, generating, training
 
 Records = dict[str, list[dict[str, Any]]]
 """Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
@@ -98,7 +98,8 @@ ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 def _beside_keras(contest: Contest, way: str) -> Iterator[Row]:
     """In each precision that both were measured in."""
     for precision in PRECISIONS:
-        keras, ours = contest.best("keras", precision), contest.best("ours", precision, [way])
+        keras = contest.best("keras", precision, SAME_WORK.get(way, [way]))
+        ours = contest.best("ours", precision, [way])
         if keras and ours:
             yield Row(f"{contest.what}, {precision}", _told(keras), _told(ours), contest.ratio(ours, keras))
 
@@ -180,6 +181,7 @@ def _drawn(panels: list[tuple[str, list[Bar]]], processor: str, top: int) -> tup
             if bar.group != group:
                 y, group = y + _GAP, bar.group
                 parts.append(_text(left, y + 11, group, "group"))
+                y += _PITCH
             begin, long = left + _LABEL, max(1.0, _BAR * bar.speed / longest)
             parts.append(_text(begin - 8, y + 11, bar.label, anchor="end"))
             kind = "ours" if bar.ours else "keras"
@@ -211,7 +213,8 @@ def _bars(contest: Contest, way: str) -> list[Bar]:
     """In each precision the fastest of each side; of Keras in float32 a `predict` a character, too."""
     bars = []
     for precision in PRECISIONS:
-        found = [contest.best("keras", precision), contest.best("other", precision)]
+        ways = SAME_WORK.get(way, [way])
+        found = [contest.best(side, precision, ways) for side in ("keras", "other")]
         if precision == "float32" and way:
             found.insert(0, contest.best("keras", precision, ["predict"]))
         ours = contest.best("ours", precision, [way])

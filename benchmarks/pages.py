@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import contests
 import headline
+import standings
 import tables
 from cellerate.format import rounded
 from measured import changed
@@ -72,8 +72,8 @@ def first_tables(page: Path, folder: Path = RESULTS) -> str:
 def worst_tables(page: Path, folder: Path = RESULTS) -> str:
     """Where we do worst, a row a case, the smallest ratio first; one table for each processor."""
     found = []
-    for records in by_processor([*contests.CONTESTS], folder).values():
-        pairs = {case: contests.worst(case, repeats[0]["result"]) for case, repeats in records.items()}
+    for records in by_processor([*standings.CONTESTS], folder).values():
+        pairs = {case: standings.worst(case, repeats[0]["result"]) for case, repeats in records.items()}
         rows = [["Case", "Where", "Cellerate", "the best opponent", "ratio"]]
         for case, one in sorted(pairs.items(), key=lambda pair: pair[1].ratio if pair[1] else 0.0):
             if one is not None:

@@ -64,7 +64,8 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
         for size in result["sizes"]:
             for name, about in size["contestants"].items():
                 for job, error in about.get("errors", {}).items():
-                    most = TOLERANCES.get(job.rpartition(" ")[2], TOLERANCES["float32"])
+                    precision = job.rpartition(" ")[2].removeprefix("mixed_")
+                    most = TOLERANCES.get(job) or TOLERANCES.get(precision, TOLERANCES["float32"])
                     if not error <= most:
                         found.append(f"{name}, {job}: an error of {error:.1e} (at most {most:.1e})")
     elif case == "quality":

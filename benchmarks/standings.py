@@ -17,8 +17,19 @@ WAYS = {
     "step": "a compiled step",
     "loop": "steps compiled as one loop",
 }
-# A way that makes a character with each call of Python's, which a step of ours is compared with.
-_STEPS = ("predict", "predict_on_batch", "eager", "step", "")
+OURS = {
+    "generate": "",
+    "step": ", a step from Python",
+    "score": ", judging a text",
+    "streams": ", many streams",
+}
+_STEPS = ("step", "drawn", "eager", "predict_on_batch", "predict", "")
+SAME_WORK = {
+    "generate": ("generate", "loop", *_STEPS),
+    "step": ("logits", *_STEPS),
+    "score": ("score", "sequence"),
+}
+"""The ways that one of ours is compared with: all that make a text; those of one call a character; those that judge."""
 Result = dict[str, Any]
 
 
@@ -59,10 +70,10 @@ class Contest(NamedTuple):
         """The best of one side in one precision, of those that work in one of some ways."""
         return self._best(one for one in self.of(side, precision) if ways is None or one.way in ways)
 
-    def opponent(self, precision: str, way: str = "") -> Entry | None:
-        """The best that isn't ours in one precision; beside a step of ours, of those that are called for each step."""
-        ways = _STEPS if way == "step" else None
-        found = (self.best(side, precision, ways) for side in ("keras", "other"))
+    def opponent(self, ours: Entry) -> Entry | None:
+        """The best that isn't ours in the same work and precision as one of ours."""
+        ways = SAME_WORK.get(ours.way, (ours.way,))
+        found = (self.best(side, ours.precision, ways) for side in ("keras", "other"))
         return self._best(one for one in found if one is not None)
 
     def of(self, side: str, precision: str) -> list[Entry]:
@@ -93,16 +104,14 @@ def training(race: list[dict[str, Any]]) -> Contest:
 
 
 def generating(found: dict[str, Any]) -> Contest:
-    """All that makes characters with a model of one size; judging a text and many streams at once are other work."""
+    """All that was done with a model of one size."""
     entries = []
     for one in found["records"]:
         name, words = one["contestant"], one["job"].split()
         precision = words.pop() if words[-1] in PRECISIONS else "float32"
         way = " ".join(words)
-        if name == "cellerate" and way not in ("generate", "step"):
-            continue
         if name == "cellerate":
-            side, who = "ours", "Cellerate" + (", a step from Python" if way == "step" else "")
+            side, who = "ours", "Cellerate" + OURS.get(way, f", {way}")
         elif name in BACKENDS:
             side, who = "keras", f"Keras on {name}, {WAYS.get(way, way)}"
         else:
@@ -193,7 +202,7 @@ def worst(case: str, result: Result) -> Worst | None:
     pairs = []
     for contest in CONTESTS[case](result):
         for ours in (one for precision in PRECISIONS for one in contest.of("ours", precision)):
-            opponent = contest.opponent(ours.precision, ours.way)
+            opponent = contest.opponent(ours)
             if opponent is not None:
                 pairs.append(Worst(contest, ours, opponent, contest.ratio(ours, opponent)))
     return min(pairs, key=lambda pair: pair.ratio, default=None)
