@@ -46,8 +46,8 @@ def digest_of(root: Path, parts: Iterable[str] = ("src", "csrc", "benchmarks"), 
 
 
 def digests(case: str, root: Path) -> dict[str, str]:
-    """The digest of each path that a case measures. The cases run on the CPU, so the GPU's code counts for none."""
-    return {path: digest_of(root, [path], gpu=False)[:16] for path in paths_of(case)}
+    """The digest of each path that a case measures; the GPU's code counts only for the suite that is called "gpu"."""
+    return {path: digest_of(root, [path], gpu=case == "gpu")[:16] for path in paths_of(case)}
 
 
 def changed(record: dict[str, Any], root: Path) -> list[str]:

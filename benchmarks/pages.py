@@ -52,7 +52,7 @@ def table(case: str, page: Path, folder: Path = RESULTS) -> str:
     """The tables of a case, one for each processor that it was measured on."""
     found = [
         f"{markdown(tables.TABLES[case](records[0]['result']))}\n\n{measured_on(records[0])}. "
-        f"{source_of(records[0], page)}."
+        f"{source_of(records[0], page)}; again with `make bench CASE={case}`."
         for records in published(case, folder).values()
     ]
     return "\n\n".join(found) or not_measured(page)

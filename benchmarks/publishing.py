@@ -79,8 +79,8 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
         run = result["run"]
         for row in run["verdict"]["rows"]:
             if row["quantity"] is None:
-                better = row["before"] - row["after"]
-                worse = (better if row["higher_is_better"] else -better) / abs(row["before"])
+                drop = row["before"] - row["after"]
+                worse = (drop if row["higher_is_better"] else -drop) / abs(row["before"])
                 if not worse <= run["max_quality_loss"]:
                     found.append(f"{row['label']} is {percent(worse)} worse than allowed to be")
     return found

@@ -44,6 +44,7 @@ def new_record(case: str) -> dict[str, Any]:
 
 def write_record(record: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Writes a record into a file of its own, whole or not at all, and gives its path."""
+    folder.mkdir(parents=True, exist_ok=True)  # a bundle comes without
     path = folder / f"{record['case']}-{record['date'][:19].replace(':', '')}.json"
     with atomic_write(path) as beside:
         beside.write_text(as_json(record, indent=2) + "\n")

@@ -77,7 +77,7 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
     Raises:
         CaseError: It failed, or took longer than `limit_s`.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         into = Path(folder) / "result.json"
         command = [sys.executable, str(program), name, "--into", str(into), *["--quick"][: int(quick)]]
         # What a case that is ended leaves behind goes with the folder.

@@ -25,6 +25,21 @@ def test_number_has_three_significant_digits_and_whole_ones_stay(value, text):
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (32875.3, "32,900"),
+        (999.96, "1,000"),
+        (12.345, "12.3"),
+        (0.48449, "0.484"),
+        (0, "0"),
+        (math.inf, "infinite"),
+    ],
+)
+def test_rounded_number_has_three_significant_digits_whole_ones_included(value, text):
+    assert shown.rounded(value) == text
+
+
+@pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
         (246_912.0, "characters/s", "247 k characters/s"),

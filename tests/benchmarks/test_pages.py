@@ -78,7 +78,8 @@ def test_table_of_a_case_names_record_commit_date_and_processor(case, tmp_path):
     plant(tmp_path, case, day=2)
     text = pages.table(case, PAGE, tmp_path)
     assert text.startswith("| ")
-    assert f"{case}-2026-12-02T000000.json) of 2026-12-02 at commit 0123456." in text
+    assert f"{case}-2026-12-02T000000.json) of 2026-12-02 at commit 0123456; again with" in text
+    assert text.endswith(f"`make bench CASE={case}`.")
     assert f"{planted.ZEN4}; 2 cores; keras" in text
 
 

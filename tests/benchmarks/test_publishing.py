@@ -94,14 +94,15 @@ def test_quality_beyond_its_goal_is_refused():
     assert "int8 is 1.1 % worse" in why
 
 
-def test_optimized_model_beyond_its_gate_is_refused():
+@pytest.mark.parametrize(("higher_is_better", "worse"), [(False, 1.021), (True, 0.979)])
+def test_optimized_model_beyond_its_gate_is_refused(higher_is_better, worse):
     record = planted.record("optimize")
-    assert unpublishable(record) == []
-    for row in record["result"]["run"]["verdict"]["rows"]:
-        if row["quantity"] is None:
-            row["after"] = row["before"] * 1.021
-    (why,) = unpublishable(record)
-    assert "bits per character" in why
+    (row,) = [one for one in record["result"]["run"]["verdict"]["rows"] if one["quantity"] is None]
+    row["higher_is_better"] = higher_is_better
+    for factor in (worse, 2 - worse):
+        row["after"] = row["before"] * factor
+        found = unpublishable(record)
+        assert [row["label"] in why for why in found] == ([True] if factor == worse else [])
 
 
 def test_red_losses_refuse_training_on_that_processor_only(tmp_path):
@@ -150,6 +151,7 @@ def test_changed_code_is_told_by_its_path_and_only_that_of_the_case(tmp_path):
     (tmp_path / "benchmarks" / "lstm.py").write_text("other")
     (tmp_path / "src" / "cellerate" / "kernels" / "lstm" / "cuda" / "lstm.cuh").write_text("other")
     assert measured.changed(record, tmp_path) == []
+    assert measured.digests("gpu", tmp_path) != measured.digests("gpu", records.ROOT)
     (tmp_path / "csrc" / "new.h").write_text("other")
     assert measured.changed(record, tmp_path) == ["csrc"]
     assert measured.changed({"case": "kernel"}, tmp_path) == [*measured.paths_of("kernel")]

@@ -93,6 +93,14 @@ def test_record_begins_with_all_its_conditions(monkeypatch):
     assert not [why for why in publishing.unpublishable(record) if "lacks" in why]
 
 
+def test_record_is_written_under_its_case_and_date_where_there_was_no_folder(tmp_path):
+    record = {"case": "step", "date": "2026-12-01T10:20:30+00:00"}
+    path = records.write_record(record, tmp_path / "results")
+    assert path.name == "step-2026-12-01T102030.json"
+    assert json.loads(path.read_text()) == record
+    assert [one["file"] for one in publishing.read("step", tmp_path / "results")] == [path]
+
+
 def test_json_has_a_word_in_place_of_what_is_no_number():
     record = {"a": [1.5, {"b": float("nan")}], "c": (float("-inf"),), "d": "NaN", "not_finite": {"e": "inf"}}
     assert json.loads(records.as_json(record)) == {
