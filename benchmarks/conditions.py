@@ -3,6 +3,7 @@
 A module of its own because it only reads what the system says; which of it a published figure needs is in `records`.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -15,8 +16,9 @@ from cellerate.kernels import native
 from cellerate.machine.environment import processors
 
 STAT = Path("/proc/stat")
-IDLE_S = 2.0
-"""For so long before and after a run the machine is watched while we do nothing."""
+SETTLE_S, IDLE_S = 1.0, 2.0
+"""The system clears away what has just ended; then the idle machine is watched for so long."""
+_SET_CHILD_SUBREAPER = 36
 _ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard|snmalloc)[^/\n]*")
 _ALLOCATOR_VARIABLES = re.compile(r"MALLOC_|_RJEM_|JE_MALLOC|TCMALLOC_|MIMALLOC_|GLIBC_TUNABLES$")
 _THREAD_VARIABLES = re.compile(
@@ -72,6 +74,16 @@ class Times(NamedTuple):
     all: float
 
 
+def adopt_orphans() -> None:
+    """Makes us the parent of what a child of ours leaves behind, whose time would otherwise count as that of others.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER; only Linux has it.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def times() -> Times | None:
     """Now; None where the system has no `/proc/stat`."""
     try:
@@ -101,6 +113,7 @@ def shares(before: Times | None, after: Times | None) -> dict[str, float | None]
 
 def idle() -> dict[str, Any]:
     """The load of the machine while we do nothing: its averages over 1, 5 and 15 minutes, and what others take."""
+    time.sleep(SETTLE_S)
     before = times()
     time.sleep(IDLE_S)
     return {"average": list(os.getloadavg()), **shares(before, times())}

@@ -91,6 +91,10 @@ def in_process(name: str, *, quick: bool, limit_s: float, program: str | Path = 
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            # Whoever is left of the group is ours by now (`adopt_orphans`); its time counts once it is waited for.
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-process.pid, 0)
         if code:
             raise CaseError(f"ended with {code}")
         found: dict[str, Any] = json.loads(into.read_text())
@@ -180,6 +184,7 @@ def main() -> int:
             f"the code is not surely that of a commit ({commit}), so its figures could not be published. Commit first, "
             "or use --anyway for records that never are, or --quick to write none."
         )
+    conditions.adopt_orphans()
     return run(names, quick=arguments.quick, anyway=arguments.anyway, limit_s=arguments.limit)
 
 
