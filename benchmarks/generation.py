@@ -187,6 +187,8 @@ class Contestant:
 
 def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Lets contestants take turns, each job for about `seconds` in all, and gives the records of the jobs."""
+    from cellerate.measure import as_timing
+
     # How many characters a turn is of, by contestant and job.
     turns = {
         (each, job): _turn(each, job, seconds / rounds) for each in contestants for job in each.about["jobs"]
@@ -203,19 +205,16 @@ def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[
             taken[each, job] += times
     records = []
     for (each, job), times in taken.items():
-        records.append(record_of(each.name, job, times, sizes[each, job]))
+        records.append(record_of(each.name, job, as_timing(times), sizes[each, job]))
     return records
 
 
-def record_of(contestant: str, job: str, times: list[float], characters: int) -> dict[str, Any]:
-    """What a result keeps of a job's calls, each of so many characters.
+def record_of(contestant: str, job: str, timing: Any, characters: int) -> dict[str, Any]:
+    """What a result keeps of the `Timing` of a job's calls, each of so many characters.
 
     A latency is the time of one call that returns one character; a call of more has none, and what it takes is not
     divided into one.
     """
-    from cellerate.measure import as_timing
-
-    timing = as_timing(times)
     record = {"contestant": contestant, "job": job, "characters": characters, **timing.summary()}
     record["characters_per_s"] = characters / timing.median_s
     return record | ({"p99_s": timing.percentile_s(0.99)} if characters == 1 else {})
