@@ -18,6 +18,8 @@ from cellerate.machine.environment import processors
 STAT = Path("/proc/stat")
 SETTLE_S, IDLE_S = 1.0, 2.0
 """The system clears away what has just ended; then the idle machine is watched for so long."""
+WATCHED_S = SETTLE_S + IDLE_S
+"""What `idle` takes."""
 _SET_CHILD_SUBREAPER = 36
 _ALLOCATORS = re.compile(r"/lib(jemalloc|tcmalloc|mimalloc|hoard|snmalloc)[^/\n]*")
 _ALLOCATOR_VARIABLES = re.compile(r"MALLOC_|_RJEM_|JE_MALLOC|TCMALLOC_|MIMALLOC_|GLIBC_TUNABLES$")

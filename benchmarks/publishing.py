@@ -63,11 +63,7 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
     if case == "generate":
         for size in result["sizes"]:
             for name, about in size["contestants"].items():
-                for job, error in about.get("errors", {}).items():
-                    precision = job.rpartition(" ")[2].removeprefix("mixed_")
-                    most = TOLERANCES.get(job) or TOLERANCES.get(precision, TOLERANCES["float32"])
-                    if not error <= most:
-                        found.append(f"{name}, {job}: an error of {error:.1e} (at most {most:.1e})")
+                found += [f"{name}, {why}" for why in _errors_beyond(about)]
     elif case == "quality":
         for precision, goal in GOALS.items():
             worse = result["packed"][precision]["increase"]
@@ -84,6 +80,15 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
                 if not worse <= run["max_quality_loss"]:
                     found.append(f"{row['label']} is {percent(worse)} worse than allowed to be")
     return found
+
+
+def _errors_beyond(about: dict[str, Any]) -> Iterator[str]:
+    """Of the jobs that took part; an error is filed under a job, or under the precision of several."""
+    judged = {name for job in about.get("jobs", ()) for name in (job, job.split()[-1])}
+    for name, error in about.get("errors", {}).items():
+        most = TOLERANCES.get(name.split()[-1], TOLERANCES["float32"])
+        if name in judged and not error <= most:
+            yield f"{name}: an error of {error:.1e} (at most {most:.1e})"
 
 
 def _losses_apart(losses: list[dict[str, Any]]) -> Iterator[str]:

@@ -23,13 +23,14 @@ OURS = {
     "score": ", judging a text",
     "streams": ", many streams",
 }
-_STEPS = ("step", "drawn", "eager", "predict_on_batch", "predict", "")
+_CALLS = ("step", "draw", "drawn", "eager", "predict_on_batch", "predict")
+# The node of a runtime alone, which has no name of its own, does less than any of them.
 SAME_WORK = {
-    "generate": ("generate", "loop", *_STEPS),
-    "step": ("logits", *_STEPS),
-    "score": ("score", "sequence"),
+    "generate": ("generate", "loop", *_CALLS, ""),
+    "draw": (*_CALLS, ""),
+    "step": ("logits", *_CALLS, ""),
 }
-"""The ways that one of ours is compared with: all that make a text; those of one call a character; those that judge."""
+"""The ways that one of ours is compared with: all that make a text; with one call a character; the same undrawn."""
 Result = dict[str, Any]
 
 
@@ -98,7 +99,9 @@ def training(race: list[dict[str, Any]]) -> Contest:
         side = "ours" if name.startswith("cellerate") else "keras" if name.startswith("keras") else "other"
         who = {"ours": "Cellerate", "keras": "Keras"}.get(side, name)
         precision = one["policy"].removeprefix("mixed_")
-        entries.append(Entry(side, f"{who} on {one['backend']}", precision, one["characters_per_s"]))
+        given = "".join(f", {name}=True" for name in ("jit_compile", "unroll") if one.get(name) is True)
+        who += f" on {one['backend']}{given}"
+        entries.append(Entry(side, who, precision, one["characters_per_s"]))
     variant = f", {first['variant']}" if "variant" in first else ""
     return Contest(f"training, H={first['units']}, B={first['batch']}{variant}", entries, _characters_per_s)
 

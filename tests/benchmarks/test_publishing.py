@@ -84,6 +84,9 @@ def test_generation_that_computes_something_else_is_refused():
     record["result"]["sizes"][1]["contestants"]["cellerate"]["errors"]["int8"] = 0.04
     (why,) = unpublishable(record)
     assert "cellerate, int8" in why
+    # What took no part may have been wrong.
+    record["result"]["sizes"][1]["contestants"]["cellerate"]["jobs"] = ["generate float32"]
+    assert unpublishable(record) == []
 
 
 def test_quality_beyond_its_goal_is_refused():
