@@ -15,6 +15,7 @@ WAYS = {
     "predict_on_batch": "`predict_on_batch` a character",
     "eager": "an eager step",
     "step": "a compiled step",
+    "drawn": "a compiled step that draws",
     "loop": "steps compiled as one loop",
 }
 OURS = {
