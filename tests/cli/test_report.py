@@ -7,7 +7,8 @@ import pytest
 
 from cellerate.cli import optimize, report
 from cellerate.errors import BackendError
-from cellerate.report.record import Change, Metric, Pass, Run, Verdict, write_run
+from cellerate.report.quality import Metric
+from cellerate.report.record import Change, Pass, Run, Verdict, write_run
 
 RUN = Run(
     schema=1,

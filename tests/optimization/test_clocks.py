@@ -68,9 +68,11 @@ def test_speed_of_calls_that_differ_tells_the_median_from_the_slowest(clock):
 
 def test_speed_of_pieces_counts_their_items(clock):
     several = clock.taking(1 / 1024)
-    one, many = clock.taking(1 / 16), clock.taking(0.5)
-    found = clocks.speed("packed", one, many, 8, several=several, each=32, steps=10)
+    one, many = clock.taking(1 / 512), clock.taking(0.5)
+    found = clocks.speed("packed", one, many, 8, several=several, steps=10)
+    # A call for one item takes twice as long as an item of a call for many, and that is what a caller waits.
     assert found.latency_p50_ms == pytest.approx(1e3 / 512)
+    assert found.latency_p99_ms == pytest.approx(1e3 / 512)
     assert found.throughput_per_s == pytest.approx(8 * 10 / 0.5)
     assert found.per_s == pytest.approx(1024)
     # A call of a fifth of a second each, once it is known how many items that are.

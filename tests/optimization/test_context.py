@@ -8,7 +8,8 @@ import pytest
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.settings import OptimizeSettings
-from cellerate.report.record import Candidate, Metric
+from cellerate.report.quality import Metric
+from cellerate.report.record import Candidate
 
 pytestmark = pytest.mark.keras
 
@@ -29,7 +30,7 @@ MADE = Candidate(
 def context(higher_is_better, mean=0.0):
     """A context whose workload judges every model the same."""
     metric = Metric(name="m", unit="", higher_is_better=higher_is_better, source="")
-    workload = SimpleNamespace(metric=metric, judge=lambda model: Judged((mean,), (1.0,)))
+    workload = SimpleNamespace(metric=metric, judge=lambda model, part: Judged((mean,), (1.0,)))
     state = SimpleNamespace(judged={}, candidates=[])
     settings = OptimizeSettings(max_quality_loss=0.01)
     return Context(workload, settings, None, None, (), "", state, None, 0.0)
@@ -57,8 +58,48 @@ def test_gate_lets_a_metric_get_worse_by_its_share_and_better_by_any(higher_is_b
     assert here.candidate("made") == found
 
 
+@pytest.mark.parametrize(
+    ("higher_is_better", "control", "after", "loss", "control_loss", "passes"),
+    [
+        # Better than the original, and only because it was trained longer.
+        (False, 1.80, 1.90, -0.05, 1 / 18, False),
+        (True, 2.20, 2.10, -0.05, 1 / 22, False),
+        # As good as the better of the two.
+        (False, 1.80, 1.81, -0.095, 1 / 180, True),
+        (True, 2.20, 2.19, -0.095, 1 / 220, True),
+        # Training spoilt the control: the original is the better of the two.
+        (False, 2.20, 2.10, 0.05, -1 / 22, False),
+        (True, 1.80, 1.90, 0.05, -1 / 18, False),
+        (False, 2.20, 2.01, 0.005, -0.19 / 2.2, True),
+        (True, 1.80, 1.99, 0.005, -0.19 / 1.8, True),
+    ],
+)
+def test_gate_takes_the_worse_of_the_losses_against_the_original_and_the_control(
+    higher_is_better, control, after, loss, control_loss, passes
+):
+    here = context(higher_is_better)
+    for name, value in ((ORIGINAL, 2.0), ("control", control)):
+        here.add(dataclasses.replace(MADE, id=name), Judged((value,), (1.0,)))
+    found = here.add(dataclasses.replace(MADE, control="control"), Judged((after,), (1.0,)))
+    assert found.loss.value == pytest.approx(loss)
+    assert found.control_loss.value == pytest.approx(control_loss)
+    assert found.worst_loss == max(found.loss.value, found.control_loss.value)
+    assert found.passes_gate is passes
+    # Without its control it would have passed wherever it is better than the original.
+    assert here.add(MADE, Judged((after,), (1.0,))).passes_gate is (loss <= 0.01)
+
+
 @pytest.mark.parametrize(("higher_is_better", "sign"), [(False, 1), (True, -1)])
 def test_what_compressions_judge_by_is_less_for_the_better(monkeypatch, higher_is_better, sign):
     monkeypatch.setattr("cellerate.optimization.context.accelerate", lambda model: model)
     better, worse = (context(higher_is_better, mean).judge(None) for mean in ((0.2, 0.4)[::sign]))
     assert better < worse
+    assert abs(better) == (0.2, 0.4)[::sign][0]
+
+
+def test_what_compressions_judge_by_is_the_validation_part(monkeypatch):
+    monkeypatch.setattr("cellerate.optimization.context.accelerate", lambda model: model)
+    here, parts = context(False), []
+    here.workload.judge = lambda model, part: parts.append(part) or Judged((1.0,), (1.0,))
+    here.judge(None)
+    assert parts == ["validation"]

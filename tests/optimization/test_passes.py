@@ -36,8 +36,14 @@ def whole(made, tmp_path_factory):
         patch.setattr(context, "Probe", HereProbe)
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
+        # By size, as timings of a model so small differ by chance.
         found = optimized(
-            made, folder / "out", patch=patch, only=["kernels", "quantize", "prune", "distill"], keep=[0.5]
+            made,
+            folder / "out",
+            patch=patch,
+            objective="size",
+            only=["kernels", "quantize", "prune", "distill"],
+            keep=[0.5],
         )
     return found, folder / "out"
 
@@ -53,6 +59,7 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
         "float32",
         "bfloat16",
         "int8",
+        "control-4-4e-03",
         "pruned-50-int8",
         "student-int8",
         "untaught-int8",
@@ -67,7 +74,17 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
         assert one.loss.low <= one.loss.value <= one.loss.high
         assert one.sample.prompt == original.sample.prompt
         assert (folder / one.file).with_suffix(".keras").exists()
-    float32, bfloat16, int8, pruned, student, twin = packed
+    float32, bfloat16, int8, control, pruned, student, twin = packed
+    assert [one.is_control for one in packed] == [False] * 3 + [True] + [False] * 3
+    assert [one.control for one in packed] == [None] * 4 + [control.id] * 3
+    for one in (pruned, student, twin):
+        assert one.control_loss.low <= one.control_loss.value <= one.control_loss.high
+        # It learnt something, so that it makes a difference what a model is held against.
+        assert one.control_loss.value > one.loss.value
+        assert one.worst_loss == one.control_loss.value
+    assert (control.parameters, control.precision) == (original.parameters, "float32")
+    assert control.loss.value < 0
+    assert not control.on_front
     assert abs(float32.loss.value) < 2e-5
     assert float32.sample.text == original.sample.text
     assert (
@@ -98,8 +115,18 @@ def test_verdict_files_are_the_chosen_model_and_predict_alike(whole):
     # int8: rounding of a hundredth or so of the largest.
     np.testing.assert_allclose(packed.predict(ids), expected, atol=0.1 * np.abs(expected).max())
     quality = next(row for row in found.verdict.rows if row.quantity is None)
-    assert quality.before == pytest.approx(found.candidates[0].quality.value)
-    assert quality.after == pytest.approx(chosen.quality.value, rel=1e-6)
+    before, control, after = found.verdict.tested
+    assert [(one.role, one.candidate) for one in found.verdict.tested] == [
+        ("before", "original"),
+        ("control", chosen.control),
+        ("after", chosen.id),
+    ]
+    assert (quality.before, quality.after) == (before.quality.value, after.quality.value)
+    # Other data than what it was chosen by.
+    assert after.quality != chosen.quality
+    assert (before.loss, before.control_loss, control.control_loss) == (None, None, None)
+    assert after.control_loss.value > after.loss.value
+    assert found.verdict.rejected is None
     size = next(row for row in found.verdict.rows if row.quantity == "size")
     assert (size.before, size.after) == (found.candidates[0].file_bytes, chosen.file_bytes)
     assert any(one.on_front for one in found.candidates)
@@ -129,8 +156,8 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
         """Makes what was packed seem a hundredth worse than it is."""
 
         def __get__(self, work, kind):
-            def found(model):
-                one = judged(work, model)
+            def found(model, part):
+                one = judged(work, model, part)
                 if isinstance(model, keras.Model):
                     return one
                 return dataclasses.replace(one, values=tuple(1.01 * value for value in one.values))
@@ -168,6 +195,167 @@ def test_kernels_that_compute_something_else_fail_and_change_nothing(made, tmp_p
     assert "more than rounding" in found.passes[1].reason
     assert [one.id for one in found.candidates] == ["original"]
     assert found.verdict.chosen == "original"
+
+
+def test_no_pass_judges_on_the_test_part_and_the_verdict_does_once_each(made, tmp_path, monkeypatch):
+    from cellerate.optimization.listener import Listener
+    from cellerate.optimization.workloads.text import TextWorkload
+
+    asked = []
+
+    class Heard(Listener):
+        def begin(self, title):
+            self.title = title
+
+    heard, judged = Heard(), TextWorkload.judge
+
+    def judge(work, model, part):
+        asked.append((heard.title, part))
+        return judged(work, model, part)
+
+    monkeypatch.setattr(TextWorkload, "judge", judge)
+    monkeypatch.setattr(sweeps.SequenceLength, "_CHARACTERS_S", 0.01)
+    settings = OptimizeSettings(
+        time_budget=100_000.0, steps=4, max_quality_loss=10.0, keep=[0.5], skip=["batch", "precision"]
+    )
+    found = workflow.run(made / "text.keras", made / "t.txt", tmp_path / "out", settings, listener=heard)
+    assert {one.status for one in found.passes} == {"done"}
+    assert {title for title, part in asked if part == "validation"} == {
+        one.title for one in found.passes if one.title != "Pipeline"
+    }
+    # The original, the control and the chosen model.
+    assert [title for title, part in asked if part == "test"] == ["Verdict"] * 3
+    assert {part for _, part in asked} == {"validation", "test"}
+
+
+@pytest.fixture
+def differing(monkeypatch):
+    """Makes every packed model differ on a part, by a factor for each block."""
+    from cellerate.optimization.workloads.text import TextWorkload
+
+    judged = TextWorkload.judge
+
+    def differing(where, factors):
+        def judge(work, model, part):
+            one = judged(work, model, part)
+            if isinstance(model, keras.Model) or part != where:
+                return one
+            by = np.resize(factors, len(one.values))
+            return dataclasses.replace(one, values=tuple(by * one.values))
+
+        monkeypatch.setattr(TextWorkload, "judge", judge)
+
+    return differing
+
+
+def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
+    made, tmp_path, monkeypatch, differing
+):
+    differing("test", [1.05])
+    out = tmp_path / "out"
+    found = optimized(made, out, patch=monkeypatch, max_quality_loss=0.01, only=["kernels"])
+    packed = found.candidates[1]
+    assert packed.passes_gate
+    verdict = found.verdict
+    assert (verdict.chosen, verdict.rejected) == ("original", "float32")
+    assert verdict.sentence.startswith(
+        "The promise is broken: on the test part, packed in float32 is 5 % worse than the original (95 % interval "
+    )
+    assert "and 1 % is allowed. The original is kept." in verdict.sentence
+    assert [path for _, path in verdict.files] == ["optimized.keras"]
+    assert (out / "optimized.keras").read_bytes() == (made / "text.keras").read_bytes()
+    assert not (out / "optimized.cell").exists()
+    # What the report says of the model is of the one that is kept.
+    for row in verdict.rows:
+        assert row.quantity == "training" or row.before == row.after
+    assert [(one.role, one.candidate) for one in verdict.tested] == [
+        ("before", "original"),
+        ("rejected", "float32"),
+    ]
+    assert verdict.tested[1].loss.value == pytest.approx(0.05, rel=1e-3)
+    assert verdict.tested[1].loss.low > 0.01
+    assert not any(one.kept for one in found.passes if one.name != "kernels")
+
+
+def test_a_promise_that_only_the_mean_breaks_is_kept_with_a_warning(made, tmp_path, monkeypatch, differing):
+    differing("test", [0.8, 1.3])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.01, only=["kernels"])
+    assert (found.verdict.chosen, found.verdict.rejected) == ("float32", None)
+    loss = found.verdict.tested[-1].loss
+    assert loss.low <= 0.01 < loss.value
+    (warning,) = (one for one in found.verdict.warnings if "test part" in one)
+    assert "packed in float32 is " in warning
+    assert "and 1 % is allowed. That may be chance, so it is kept." in warning
+
+
+def test_a_second_verdict_on_another_model_says_that_the_test_part_is_known(
+    made, tmp_path, monkeypatch, differing
+):
+    out = tmp_path / "out"
+    differing("test", [1.05])
+    first = optimized(made, out, patch=monkeypatch, max_quality_loss=0.05, only=["kernels"], objective="size")
+    assert not any("An earlier verdict" in one for one in first.verdict.warnings)
+    found = optimized(
+        made, out, patch=monkeypatch, max_quality_loss=0.05, only=["kernels", "quantize"], objective="size"
+    )
+    assert found.verdict.chosen == "int8"
+    assert any(
+        "An earlier verdict of this run judged float32 on the test" in one for one in found.verdict.warnings
+    )
+
+
+def test_control_is_trained_once_and_kept_where_the_run_is_interrupted(made, tmp_path, monkeypatch):
+    from cellerate.optimization import context as module
+    from cellerate.optimization.passes import shrinking
+    from cellerate.optimization.state import load_state
+
+    out, trained = tmp_path / "out", []
+
+    def train(*given, **named):
+        trained.append(named["steps"])
+        return train_further(*given, **named)
+
+    def interrupt(*_, **__):
+        # Before the run itself writes anything: a crash here would find it on disk, too.
+        trained.append([one.id for one in load_state(out, {}).candidates])
+        raise KeyboardInterrupt
+
+    train_further = module.train_further
+    monkeypatch.setattr(module, "train_further", train)
+    again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.5]}
+    with monkeypatch.context() as patch:
+        patch.setattr(shrinking, "prune", interrupt)
+        assert optimized(made, out, **again).status == "interrupted"
+    assert trained == [4, ["original", "float32", "control-4-4e-03"]]
+    found = optimized(made, out, **again)
+    assert found.status == "finished"
+    assert trained[2:] == []
+    assert found.candidates[-1].control == "control-4-4e-03"
+    (note, *_) = found.passes[-1].notes
+    assert note.startswith("Each model is held against the original and against a control")
+
+
+def test_quantised_model_that_was_trained_has_a_control_trained_like_it(made, tmp_path, monkeypatch):
+    from cellerate.optimization.passes import shrinking
+
+    told = []
+    quantize = shrinking.quantize
+
+    def tuned(*given, **named):
+        model, record = quantize(*given, **named)
+        told.append(named)
+        return model, dataclasses.replace(record, details=record.details | {"kept": "fine-tuned"})
+
+    monkeypatch.setattr(shrinking, "quantize", tuned)
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels", "quantize"])
+    # One control for both precisions.
+    assert [(one.id, one.control) for one in found.candidates[2:]] == [
+        ("control-4-1e-04", None),
+        ("bfloat16", "control-4-1e-04"),
+        ("int8", "control-4-1e-04"),
+    ]
+    assert {(one["steps"], one["learning_rate"]) for one in told} == {(4, 1e-4)}
+    assert found.candidates[2].title == "the original trained 4 steps further from a rate of 0.0001"
 
 
 @pytest.mark.slow
@@ -341,7 +529,11 @@ def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_
     prune = found.passes[-1]
     assert pruned == [0.5]
     assert (prune.status, prune.reason) == ("done", "")
-    assert [name for name, _ in prune.facts] == ["50 % of the units", "90 % of the units"]
+    assert [name for name, _ in prune.facts] == [
+        "50 % of the units",
+        "90 % of the units",
+        "control: the original trained 4 steps further",
+    ]
     assert "leave all units" in prune.facts[1][1]
     found = optimized(made, tmp_path / "all", keep=[0.9], **options)
     assert found.passes[-1].status == "skipped"
@@ -353,13 +545,13 @@ def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_p
     from cellerate.optimization.passes import shrinking
     from cellerate.optimization.passes.base import NotNeededError
 
-    def steps(context, share, **_):
+    def steps(*_):
         if len(pruned) == 1 and not time:
             raise NotNeededError("there is no time for 50 steps of training")
         return 4
 
     time = []
-    monkeypatch.setattr(shrinking, "_steps", steps)
+    monkeypatch.setattr(shrinking, "further_steps", steps)
     again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.3, 0.5], "max_quality_loss": 0.0}
     found = optimized(made, tmp_path / "out", **again)
     assert found.passes[-1].status == "skipped"
@@ -369,7 +561,7 @@ def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_p
     found = optimized(made, tmp_path / "out", **again)
     assert found.passes[-1].status == "done"
     assert pruned == [0.3, 0.5]
-    assert [name for name, _ in found.passes[-1].facts] == ["30 % of the units", "50 % of the units"]
+    assert [name for name, _ in found.passes[-1].facts][:2] == ["30 % of the units", "50 % of the units"]
 
 
 def test_passes_that_shrink_without_kernels_do_what_they_can(made, tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
     ) as probe_process:
         assert probe_process.ask("open", timeout_s=120) is True
         first = probe_process._process.pid
-        found = Judged(**probe_process.ask("judge", timeout_s=120))
-        assert found.mean == pytest.approx(work.judge(work.model).mean, rel=1e-5)
+        found = Judged(**probe_process.ask("judge", part="validation", timeout_s=120))
+        assert found.mean == pytest.approx(work.judge(work.model, "validation").mean, rel=1e-5)
 
         # An error is an answer, and the next question has its own.
         with pytest.raises(ProbeError, match=r"DataError: .*missing\.cell") as raised:
@@ -36,13 +36,13 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
 
         os.kill(first, signal.SIGKILL)
         with pytest.raises(ProbeError, match="no memory left") as raised:
-            probe_process.ask("judge", timeout_s=120)
+            probe_process.ask("judge", part="validation", timeout_s=120)
         assert raised.value.memory
 
         # Started anew, it needs more than a moment to open the model; its late answer is never read.
         began = time.monotonic()
         with pytest.raises(ProbeError, match="more than 0 s") as raised:
-            probe_process.ask("judge", timeout_s=0.1)
+            probe_process.ask("judge", part="validation", timeout_s=0.1)
         assert time.monotonic() - began < 5
         assert not raised.value.memory
         assert probe_process.ask("open", timeout_s=120) is True

@@ -9,7 +9,8 @@ from cellerate.errors import ConfigError, OutputError
 from cellerate.optimization import state as module
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.state import Choices, State, load_state, save_state
-from cellerate.report.record import Candidate, Change, Interval, Pass, Sample, Speed, TrainingStep
+from cellerate.report.quality import Interval
+from cellerate.report.record import Candidate, Change, Pass, Sample, Speed, TrainingStep
 
 IDENTITY = {"model": "1234", "data": "abcd"}
 
@@ -45,6 +46,8 @@ def state():
             )
         ],
         judged={"original": Judged((1.0, 1 / 3), (1.0, 2.0))},
+        tested={"original": Judged((0.5,), (1.0,))},
+        further_steps=300,
         training_steps=[TrainingStep("Keras, float32", 8, None, 1.0, 0.9, 1.1, 800.0)],
         explanation=[("lstm", "Keras", "mask")],
     )

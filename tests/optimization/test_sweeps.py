@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from cellerate.report.record import Candidate, Interval, Speed, TrainingStep
+from cellerate.report.quality import Interval
+from cellerate.report.record import CONTROL, Candidate, Speed, TrainingStep
 
 pytestmark = pytest.mark.keras
 
@@ -156,6 +157,34 @@ def test_choose_of_twins_takes_the_better():
     twin = dataclasses.replace(made("twin", 1.01), loss=better)
     assert chosen(student, twin) == chosen(twin, student) == "twin"
     assert chosen(student, twin, objective="size") == "twin"
+
+
+def test_choose_of_twins_holds_each_against_its_control():
+    better, worse = Interval(-0.05, -0.05, -0.05), Interval(0.009, 0.009, 0.009)
+    one = dataclasses.replace(made("one"), loss=better, control_loss=worse)
+    other = dataclasses.replace(made("other"), loss=Interval(0.001, 0.001, 0.001))
+    assert chosen(one, other) == chosen(other, one) == "other"
+
+
+def test_choose_by_latency_takes_what_answers_a_call_first():
+    # The one draws more characters in a call for many, the other has the next one ready sooner.
+    stream = dataclasses.replace(made("stream", 2.0), speeds=(Speed("packed", 2.0, 2.0, 1e6, 1e3, 1),))
+    assert chosen(stream, made("call", 1.0)) == "call"
+    assert chosen(stream, made("call", 1.0), objective="throughput") == "stream"
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "size", "training"])
+def test_choose_never_takes_a_control(objective):
+    control = made("control-9", 0.1, size=1, throughput=1e9, made_by=CONTROL)
+    assert chosen(control, objective=objective) == "original"
+
+
+def test_front_is_of_models_to_choose_and_not_of_controls():
+    from cellerate.optimization.passes.verdict import front
+
+    control, other = made("control-9", 1.0, quality=1.0, made_by=CONTROL), made("other", 2.0)
+    found = front([control, other], higher_is_better=False)
+    assert [one.on_front for one in found] == [False, True]
 
 
 def test_choose_keeps_an_original_that_is_faster_than_all_that_pass():

@@ -20,7 +20,7 @@ from cellerate.tasks.series import evaluate_series, load_series_model
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, load_text_model
 
-from .conftest import HORIZON, LENGTH, LINES, TEXT, WINDOW, filled, text_payload
+from .conftest import HORIZON, LENGTH, LINES, ROWS, TEXT, WINDOW, filled, text_payload
 
 pytestmark = pytest.mark.keras
 
@@ -46,10 +46,11 @@ def bits(model, windows):
     return -np.take_along_axis(log_p, windows[:, 1:, None], -1)[..., 0] / np.log(2)
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
 @pytest.mark.parametrize("task", DATA)
-def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task):
+def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task, part):
     one = work[task]
-    here, there = one.judge(one.model), one.judge(packed(one.model, one.record))
+    here, there = one.judge(one.model, part), one.judge(packed(one.model, one.record), part)
     assert len(here.values) > 5
     assert here.weights == there.weights
     np.testing.assert_allclose(here.values, there.values, rtol=ROUNDING)
@@ -58,14 +59,18 @@ def test_judge_of_keras_and_of_the_packed_model_agree_on_every_block(work, task)
 
 def test_text_judge_is_what_evaluate_says_and_the_bits_by_hand(work, made):
     one = work["text"]
-    found = one.judge(one.model)
     ids = np.array([sorted(set(TEXT)).index(c) for c in TEXT])[-201:]
     windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(20)])
-    np.testing.assert_allclose(found.values, bits(one.model, windows).mean(1), rtol=ROUNDING)
+    expected = bits(one.model, windows).mean(1)
+    # 201 ids: of the first 100 the windows 0 to 8, of the others 10 to 19; window 9 would end among those.
+    np.testing.assert_allclose(one.judge(one.model, "validation").values, expected[:9], rtol=ROUNDING)
+    np.testing.assert_allclose(one.judge(one.model, "test").values, expected[10:], rtol=ROUNDING)
     options = TextOptions(paths=[made / "t.txt"], length=LENGTH, validation_fraction=0.25)
     said = evaluate_text(load_text_model(made / "text.keras"), options, part="held-out")
-    assert found.mean == pytest.approx(said["bits_per_character"], rel=ROUNDING)
-    assert "200 characters of the last 25 %" in one.metric.source
+    assert expected.mean() == pytest.approx(said["bits_per_character"], rel=ROUNDING)
+    known = "half of the last 25 % of the text, by which its training may have chosen the best epoch"
+    assert one.metric.source == f"90 characters of the validation part, in windows of 10: the first {known}"
+    assert one.metric.test_source == f"100 characters of the test part, in windows of 10: the second {known}"
     assert not one.metric.higher_is_better
 
 
@@ -76,15 +81,17 @@ def test_text_judge_in_bytes_is_per_character(tmp_path):
     save_model(model, tmp_path / "b.keras", TaskRecord("text", payload))
     one = open_workload(tmp_path / "b.keras", [tmp_path / "t.txt"], seed=0)
     # Nothing was held out, so it is the last twentieth, which the model may know.
-    assert "may have been trained on" in one.metric.source
+    assert one.metric.source.endswith(", which the model may have been trained on")
+    assert one.metric.test_source.endswith(", which the model may have been trained on")
     content = (tmp_path / "t.txt").read_bytes()
     tail = np.frombuffer(content[-int(0.05 * len(content)) :], np.uint8).astype(np.int32)
+    tail = tail[len(tail) // 2 :]
     count = (len(tail) - 1) // LENGTH
     windows = np.stack([tail[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(count)])
     characters = len(tail.astype(np.uint8).tobytes().decode(errors="replace"))
     expected = bits(model, windows).mean() * len(tail) / characters
     assert len(tail) > 1.1 * characters
-    assert one.judge(one.model).mean == pytest.approx(expected, rel=1e-3)
+    assert one.judge(one.model, "test").mean == pytest.approx(expected, rel=1e-3)
 
 
 def last_step(activation=None, **shape):
@@ -98,19 +105,19 @@ def test_text_judge_of_probabilities_after_the_last_step_only(made, tmp_path):
     save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
     one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
     ids = np.array([sorted(set(TEXT)).index(c) for c in TEXT])[-201:]
-    windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(20)])
+    windows = np.stack([ids[k * LENGTH : (k + 1) * LENGTH + 1] for k in range(9)])
     p = np.asarray(model.predict_on_batch(windows[:, :-1]), np.float64)
     expected = -np.log2(np.take_along_axis(p, windows[:, -1:], 1)[:, 0])
-    np.testing.assert_allclose(one.judge(one.model).values, expected, rtol=ROUNDING)
-    np.testing.assert_allclose(one.judge(packed(one.model, one.record)).values, expected, rtol=ROUNDING)
-    assert one.metric.source.startswith("20 characters")
+    for model in (one.model, packed(one.model, one.record)):
+        np.testing.assert_allclose(one.judge(model, "validation").values, expected, rtol=ROUNDING)
+    assert one.metric.source.startswith("9 characters")
 
 
 def test_text_model_of_a_fixed_batch_is_judged_and_trained_in_it(made, tmp_path):
     save_model(last_step(batch_size=3), tmp_path / "m.keras", TaskRecord("text", text_payload()))
     one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
     assert one.batch_size == 3
-    assert len(one.judge(one.model).values) == 20
+    assert len(one.judge(one.model, "validation").values) == 9
     assert one.source(one.model, 3).batch(0, 0)[0].shape == (3, LENGTH)
 
 
@@ -121,37 +128,50 @@ def test_text_judge_of_a_stateful_model_reads_each_window_from_zeros(made, tmp_p
     model = filled(keras.Model(inputs, keras.layers.Dense(len(set(TEXT)))(x)))
     save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
     one = open_workload(tmp_path / "m.keras", [made / "t.txt"], seed=0)
-    first, again = one.judge(one.model), one.judge(one.model)
+    first, again = one.judge(one.model, "test"), one.judge(one.model, "test")
     assert first == again
-    there = one.judge(packed(one.model, one.record))
+    there = one.judge(packed(one.model, one.record), "test")
     np.testing.assert_allclose(first.values, there.values, rtol=ROUNDING)
 
 
 def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
     one = work["series"]
-    found = one.judge(one.model)
+    found = one.judge(one.model, "test")
     said = evaluate_series(load_series_model(made / "series.keras"), [made / "s.csv"], part="held-out")
     assert found.mean == pytest.approx(said["model"]["scaled_mae"], rel=ROUNDING)
     values = np.loadtxt(made / "s.csv", delimiter=",", skiprows=1)
     train = values[: int(0.7 * len(values))]
     scaled = ((values - train.mean(0)) / train.std(0)).astype(np.float32)
-    starts = range(int(0.8 * len(values)) - WINDOW, len(values) - WINDOW - HORIZON + 1)
-    past = np.stack([scaled[s : s + WINDOW] for s in starts])
-    future = np.stack([scaled[s + WINDOW : s + WINDOW + HORIZON, :1] for s in starts])
-    made_of_it = np.asarray(one.model.predict_on_batch(past)).reshape(future.shape)
-    expected = np.abs(made_of_it - future).mean((1, 2))
-    np.testing.assert_allclose(found.values, expected, rtol=2e-3)
-    assert one.metric.source == f"{len(expected)} windows of the test part"
+
+    def errors(first, last):
+        """The error of each window whose targets lie between two shares of the rows."""
+        starts = range(int(first * ROWS) - WINDOW, int(last * ROWS) - WINDOW - HORIZON + 1)
+        past = np.stack([scaled[s : s + WINDOW] for s in starts])
+        future = np.stack([scaled[s + WINDOW : s + WINDOW + HORIZON, :1] for s in starts])
+        made_of_it = np.asarray(one.model.predict_on_batch(past)).reshape(future.shape)
+        return np.abs(made_of_it - future).mean((1, 2))
+
+    np.testing.assert_allclose(found.values, errors(0.8, 1), rtol=2e-3)
+    np.testing.assert_allclose(one.judge(one.model, "validation").values, errors(0.7, 0.8), rtol=2e-3)
+    assert one.metric.test_source == f"{len(found.values)} windows of the test part"
+    assert one.metric.source == (
+        f"{len(errors(0.7, 0.8))} windows of the validation part, by which its training may have chosen the best epoch"
+    )
 
 
 def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
     one = work["embed"]
-    found = one.judge(one.model)
     _, held_out = split_lines(read_lines(made / "l.txt", column=None, errors="replace"), 0.2, 3)
-    said = evaluate_lines(load_line_model(made / "embed.keras"), held_out)
-    assert 0 < said["token_accuracy"] < 1
-    assert found.mean == pytest.approx(said["token_accuracy"], abs=1e-6)
-    assert sum(found.weights) == sum(len(line) + 1 for line in held_out)
+    for found, half, name, source in (
+        (one.judge(one.model, "validation"), held_out[:12], "first", one.metric.source),
+        (one.judge(one.model, "test"), held_out[12:], "second", one.metric.test_source),
+    ):
+        said = evaluate_lines(load_line_model(made / "embed.keras"), half)
+        assert 0 < said["token_accuracy"] < 1
+        assert found.mean == pytest.approx(said["token_accuracy"], abs=1e-6)
+        assert sum(found.weights) == sum(len(line) + 1 for line in half)
+        assert source.startswith("12 lines of the ")
+        assert f": the {name} half of the lines that are held out, by which its training" in source
     assert one.metric.higher_is_better
 
 
@@ -161,10 +181,10 @@ def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
     broken = keras.models.clone_model(one.model)
     broken.set_weights([np.full_like(weights, np.nan) for weights in one.model.get_weights()])
     if task == "embed":  # the likeliest of all NaN is a character as any
-        assert one.judge(broken).mean < 0.5
+        assert one.judge(broken, "validation").mean < 0.5
         return
     with pytest.raises(ModelError, match="not finite"):
-        one.judge(broken)
+        one.judge(broken, "validation")
 
 
 @pytest.mark.parametrize("task", DATA)
@@ -191,7 +211,7 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
         assert here.text
 
 
-def test_packed_text_model_is_timed_for_as_many_characters_as_it_draws(work, monkeypatch):
+def test_packed_text_model_is_timed_by_calls_for_one_character_and_by_as_many_as_it_draws(work, monkeypatch):
     one, timed, drawn = work["text"], {}, []
     monkeypatch.setattr(
         "cellerate.optimization.workloads.text.speed", lambda way, *a, **k: timed.update(k, calls=a)
@@ -202,7 +222,7 @@ def test_packed_text_model_is_timed_for_as_many_characters_as_it_draws(work, mon
     monkeypatch.setattr(Stepper, "draw", lambda *a, **k: drawn.extend(draw(*a, **k)) or drawn)
     single, many, rows = timed["calls"]
     single()
-    assert sum(len(row.ids) for row in drawn) == timed["each"] > 1
+    assert sum(len(row.ids) for row in drawn) == 1
     drawn.clear()
     timed["several"](7)
     assert sum(len(row.ids) for row in drawn) == 7
@@ -262,8 +282,8 @@ def test_text_too_short_for_a_model_of_fixed_windows_raises_data_error(made, tmp
     x = keras.layers.LSTM(4, return_sequences=True)(keras.layers.Embedding(len(set(TEXT)), 4)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(len(set(TEXT)))(x))
     save_model(model, tmp_path / "m.keras", TaskRecord("text", text_payload()))
-    (tmp_path / "t.txt").write_text(TEXT[:40])
-    with pytest.raises(DataError, match="10 characters: too few"):
+    (tmp_path / "t.txt").write_text(TEXT[:80])
+    with pytest.raises(DataError, match="each half of the text that is held out has 10 characters: too few"):
         open_workload(tmp_path / "m.keras", [tmp_path / "t.txt"], seed=0)
 
 
@@ -288,14 +308,58 @@ def test_series_too_short_to_judge_raises_data_error(made, tmp_path):
         open_workload(made / "series.keras", [tmp_path / "s.csv"], seed=0)
 
 
-def test_series_without_a_test_part_is_judged_on_the_validation_part(made, tmp_path):
+KNOWN = ", by which its training may have chosen the best epoch"
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "words"),
+    [
+        (0.7, 0.3, f"half of training's validation part{KNOWN}"),
+        (0.7, 0.0, "half of the rows that training never saw"),
+        # Seven rows to validate on and a window back fit, one row to test on does not.
+        (0.7, 0.295, f"half of training's validation part{KNOWN}"),
+    ],
+)
+def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_both(
+    made, tmp_path, train, validation, words
+):
     shutil.copy(made / "s.csv", tmp_path)
     model, record = load_model(made / "series.keras")
-    told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.3}
+    told = record.payload["options"] | {"train_fraction": train, "validation_fraction": validation}
     save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
     one = open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)
-    assert one.metric.source.endswith("the validation part")
-    assert one.judge(one.model).mean > 0
+    assert one.metric.source.endswith(f" windows of the validation part: the first {words}")
+    assert one.metric.test_source.endswith(f" windows of the test part: the second {words}")
+    rows = {
+        tuple(row): n
+        for n, row in enumerate(np.loadtxt(made / "s.csv", np.float32, delimiter=",", skiprows=1))
+    }
+    used, first_targets = {}, {}
+    for part in ("validation", "test"):
+        seen = set()
+        for past, future, weight in one._judged[part]:
+            for x, y, counts in zip(past, future, weight, strict=True):
+                if counts:
+                    seen |= {rows[tuple(row)] for row in (*x, *y)}
+                    first_targets.setdefault(part, rows[tuple(y[0])])
+        used[part] = seen
+    assert not used["validation"] & used["test"]
+    assert min(used["validation"]) == int(train * ROWS) - WINDOW
+    assert max(used["test"]) == ROWS - 1
+    # As many rows as a window and its horizon have lie between what the one and the other has to forecast.
+    assert first_targets["test"] - max(used["validation"]) - 1 == WINDOW + HORIZON
+    assert one.judge(one.model, "validation").mean != one.judge(one.model, "test").mean
+
+
+def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp_path):
+    lines = (made / "s.csv").read_text().splitlines()
+    (tmp_path / "s.csv").write_text("\n".join(lines[: 1 + 24]))
+    # 17 rows to train on, 2 to validate on, 5 to test on; and with half of these, no row is left between them.
+    with pytest.raises(DataError, match="that share no row"):
+        model, record = load_model(made / "series.keras")
+        told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.0}
+        save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
+        open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)
 
 
 def test_several_files_of_lines_raise_config_error(made):
@@ -304,6 +368,9 @@ def test_several_files_of_lines_raise_config_error(made):
 
 
 def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
-    (tmp_path / "l.txt").write_text("red hat\nold cow\n")
-    with pytest.raises(DataError, match="give more lines"):
+    # Of nine a fifth is one line, and it takes one to choose by and one to test on.
+    (tmp_path / "l.txt").write_text("\n".join(LINES[:9]) + "\n")
+    with pytest.raises(
+        DataError, match="1 are held out to judge the model on; it takes two: give more lines"
+    ):
         open_workload(made / "embed.keras", [tmp_path / "l.txt"], seed=0)

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from cellerate.report.quality import Interval, Metric, Tested
 from cellerate.report.record import (
+    CONTROL,
     Candidate,
     Change,
     Curve,
     ForecastSample,
-    Interval,
-    Metric,
     Pass,
     Run,
     Sample,
@@ -317,6 +317,42 @@ def text_run():
 
 
 @pytest.fixture(scope="session")
+def tested_run(text_run):
+    """The same with a control that learnt more than what was pruned, and a verdict on a part of its own."""
+    before, *others = text_run.candidates
+    control = candidate(
+        "control-300-4e-03", "the original trained 300 steps further", CONTROL, "float32", 1_643_107, 6_590_112, 1.92,
+        -0.014, (speed("packed", 0.0612, 262e3),),
+    )  # fmt: skip
+    beside = {"pruned-75-int8": interval(0.022, 0.002), "pruned-50-int8": interval(0.1099, 0.002)}
+    others = [
+        dataclasses.replace(one, control=control.id, control_loss=beside[one.id], passes_gate=False)
+        if one.id in beside
+        else one
+        for one in others
+    ]
+    tested = (
+        Tested("original", "before", interval(1.951, 0.02)),
+        Tested(control.id, "control", interval(1.93, 0.02), interval(-0.0108, 0.001)),
+        Tested("int8", "rejected", interval(1.99, 0.02), interval(0.02, 0.001), interval(0.031, 0.001)),
+    )
+    verdict = dataclasses.replace(
+        text_run.verdict,
+        sentence="The promise is broken: on the test part, Packed, int8 is 2 % worse.",
+        chosen="original",
+        tested=tested,
+        rejected="int8",
+        rows=(*text_run.verdict.rows[:-1], Change(None, "bits per character", 1.951, 1.951, "", False)),
+    )
+    metric = dataclasses.replace(
+        text_run.metric, source="80 k of the validation part", test_source="79 k of the test part"
+    )
+    return dataclasses.replace(
+        text_run, schema=2, metric=metric, candidates=(before, control, *others), verdict=verdict
+    )
+
+
+@pytest.fixture(scope="session")
 def series_run():
     """A whole run of a forecaster, with forecasts to draw."""
     past = tuple(20 + 6 * math.sin(n / 4) + 0.4 * math.sin(7 * n) for n in range(96))
@@ -557,7 +593,7 @@ def parse():
     return read
 
 
-RUNS = ["text_run", "series_run", "lines_run", "failed_run", "empty_run", "hostile_run"]
+RUNS = ["text_run", "tested_run", "series_run", "lines_run", "failed_run", "empty_run", "hostile_run"]
 
 
 @pytest.fixture(scope="session", params=RUNS)

@@ -5,6 +5,7 @@ import pytest
 
 from cellerate.report import compare_page
 from cellerate.report.compare import compare
+from cellerate.report.quality import Interval
 from cellerate.report.record import Pass, TrainingStep
 
 
@@ -99,6 +100,32 @@ def test_quality_of_the_verdict_is_judged_by_the_intervals_of_the_chosen(text_ru
     quality = dataclasses.replace(text_run.candidates[4].quality, value=worse.after)
     changed = with_model(changed, "pruned-75-int8", quality=quality)
     assert outcomes(compare(text_run, changed)) == []
+
+
+def test_quality_of_the_verdict_is_judged_by_the_intervals_of_the_test_part(tested_run):
+    def with_quality(value, reach):
+        rows = (*tested_run.verdict.rows[:-1], dataclasses.replace(tested_run.verdict.rows[-1], after=value))
+        first, *others = tested_run.verdict.tested
+        first = dataclasses.replace(first, quality=Interval(value, value - reach, value + reach))
+        verdict = dataclasses.replace(tested_run.verdict, rows=rows, tested=(first, *others))
+        return dataclasses.replace(tested_run, verdict=verdict)
+
+    for reach, outcome in ((0.03, "same"), (0.001, "regression")):
+        found = compare(tested_run, with_quality(1.98, reach))
+        (row,) = [row for row in found.rows if row.group == "result" and row.label == "bits per character"]
+        assert (row.outcome, row.margin) == (outcome, "95 % intervals")
+
+
+def test_control_that_learnt_less_is_no_model_that_was_lost(tested_run):
+    found = compare(tested_run, with_model(tested_run, "control-300-4e-03", passes_gate=False))
+    assert found.lost == ()
+
+
+def test_models_are_compared_where_only_the_test_part_differs(tested_run):
+    metric = dataclasses.replace(tested_run.metric, test_source="something else")
+    found = compare(tested_run, dataclasses.replace(tested_run, metric=metric))
+    assert any(row.label == "Packed, int8: bits per character" for row in found.rows)
+    assert "The runs have different test parts: 79 k of the test part and something else." in found.warnings
 
 
 def test_training_is_compared_by_way_batch_and_length(text_run):

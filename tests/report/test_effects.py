@@ -1,6 +1,7 @@
 import pytest
 
-from cellerate.report.effects import effect
+from cellerate.report.effects import effect, loss_reach
+from cellerate.report.quality import Interval
 from cellerate.report.record import Change
 
 
@@ -25,3 +26,16 @@ from cellerate.report.record import Change
 )
 def test_effect_says_in_words_whether_it_is_good(quantity, before, after, unit, higher, text, tone):
     assert effect(Change(quantity, "", before, after, unit, higher)) == (text, tone)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.01, 0.025, "1 % to 2.5 % worse"),
+        (-0.025, -0.01, "1 % to 2.5 % better"),
+        (-0.01, 0.025, "1 % better to 2.5 % worse"),
+        (0.0, 0.0, "0 % to 0 % worse"),
+    ],
+)
+def test_reach_of_a_loss_is_told_in_the_words_of_its_value(low, high, text):
+    assert loss_reach(Interval((low + high) / 2, low, high)) == text

@@ -67,6 +67,21 @@ def test_scatter_marks_the_original_the_chosen_and_what_fails(text_run):
     assert texts(front.table)[5] == ["Pruned to 50 %, int8", "10.4 µs", "2.131", "fails the gate", "no"]
 
 
+def test_scatter_marks_a_control_and_says_why_what_it_beats_fails(tested_run):
+    front = figures.front(tested_run)
+    kinds = {dot.name: dot.kind for dot in front.chart.dots}
+    assert kinds["the original trained 300 steps further"] == "control"
+    assert kinds["Pruned to 75 %, int8"] == "fails"
+    assert "A model that was trained further also fails it beside a control" in front.chart.description
+    assert texts(front.table)[1][3] == "control"
+    assert (
+        "control"
+        not in figures.front(
+            dataclasses.replace(tested_run, candidates=tested_run.candidates[2:4])
+        ).chart.description
+    )
+
+
 def test_scatter_of_models_without_speeds_is_left_out(text_run):
     models = tuple(dataclasses.replace(one, speeds=()) for one in text_run.candidates)
     assert figures.front(dataclasses.replace(text_run, candidates=models)) is None
@@ -88,7 +103,7 @@ def test_table_of_models_tells_gate_choice_and_errors(text_run):
         "✓\N{NO-BREAK SPACE}passes", "15.1 µs", "63.6 k", "models/pruned-75-int8.cell",
     ]  # fmt: skip
     assert chosen[0].note == "pruned-75-int8, chosen, on the front"
-    assert chosen[5].note == "0.61 % to 0.93 %"
+    assert chosen[5].note == "0.61 % to 0.93 % worse"
     assert fails[6].text == "✗\N{NO-BREAK SPACE}fails"
     assert broken[6].text == "✗ not measured"
     assert broken[6].note == "The packed file could not be written: no space was left on the device."
@@ -100,6 +115,56 @@ def test_table_of_models_shows_the_gate_of_one_that_runs_on_keras(text_run):
     rows = view.candidates_table(dataclasses.replace(text_run, candidates=models)).rows
     assert [row[6].text for row in rows] == ["✓\N{NO-BREAK SPACE}passes", "✗\N{NO-BREAK SPACE}fails"]
     assert [row[6].note for row in rows] == [note, note]
+
+
+def test_table_of_models_shows_both_losses_and_marks_the_control(tested_run, text_run):
+    table = view.candidates_table(tested_run)
+    assert table.columns[5:8] == (">Against the original", ">Against its control", "Gate")
+    original, control, *_, pruned, _, _, _, _ = table.rows
+    assert [cell.text for cell in original[5:8]] == ["—", "—", "✓\N{NO-BREAK SPACE}passes"]
+    assert [cell.text for cell in control[5:8]] == ["1.4 % better", "—", "control"]
+    assert control[5].note == "1.2 % to 1.6 % better"
+    assert control[1].text == "control"
+    assert [cell.text for cell in pruned[5:8]] == ["0.77 % worse", "2.2 % worse", "✗\N{NO-BREAK SPACE}fails"]
+    assert "may not be worse than either by more than the gate allows" in table.remark
+    assert ">Against its control" not in view.candidates_table(text_run).columns
+
+
+def test_table_of_the_test_part_has_before_control_and_after_with_their_intervals(tested_run, text_run):
+    table = view.tested_table(tested_run)
+    assert table.columns == (
+        "When", ">Bits per character", ">Against the original", ">Against the control"
+    )  # fmt: skip
+    assert [[(cell.text, cell.note) for cell in row] for row in table.rows] == [
+        [("Before", "Original, Keras"), ("1.951", "1.931 to 1.971"), ("—", ""), ("—", "")],
+        [
+            ("Control", "the original trained 300 steps further"),
+            ("1.930", "1.910 to 1.950"),
+            ("1.1 % better", "0.98 % to 1.2 % better"),
+            ("—", ""),
+        ],
+        [
+            ("Chosen, and not kept", "Packed, int8"),
+            ("1.990", "1.970 to 2.010"),
+            ("2 % worse", "1.9 % to 2.1 % worse"),
+            ("3.1 % worse", "3 % to 3.2 % worse"),
+        ],
+    ]
+    assert "on 79 k of the test part. No choice of this run has seen it" in table.remark
+    assert "candidates were chosen on 80 k of the validation part" in table.remark
+    assert view.tested_table(text_run) is None
+
+
+def test_outcome_of_a_broken_promise_is_bad_news(tested_run):
+    assert view.outcome(tested_run) == (tested_run.verdict.sentence, "bad")
+
+
+def test_speed_of_a_text_says_which_calls_it_is_of(text_run, series_run):
+    said = "A packed model draws many characters of a text in a call; every other way takes a call for each."
+    for table in (view.verdict_table, view.candidates_table, view.speeds_table):
+        assert said in table(text_run).remark
+        assert table(series_run) is None or said not in table(series_run).remark
+    assert ">A call for one character, median" in view.candidates_table(text_run).columns
 
 
 def test_table_of_passes_tells_status_time_and_reason(text_run):
@@ -123,7 +188,7 @@ def test_table_of_training_counts_what_training_reads(text_run, series_run, line
     heads = [view.training_table(run).columns[4] for run in (text_run, series_run, lines_run)]
     assert heads == [">Characters a second", ">Windows a second", ">Lines a second"]
     # In use, a forecaster makes forecasts.
-    assert ">Forecasts a second" in view.candidates_table(series_run).columns
+    assert ">Forecasts a second, one after another" in view.candidates_table(series_run).columns
 
 
 def test_samples_begin_with_the_original_and_the_chosen(text_run):

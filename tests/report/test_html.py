@@ -130,6 +130,17 @@ def test_text_run_has_every_table(text_run, parse):
         assert captions.count(caption) == 1, caption
 
 
+def test_verdict_has_its_table_of_the_test_part(tested_run, text_run, parse):
+    page = parse(html.html(tested_run))
+    (verdict,) = page.all("section", id="verdict")
+    captions = [found.text for found in verdict.all("caption")]
+    assert captions == ["Before and after, measured in this run", "Quality on the test part"]
+    assert "bad" in next(verdict.all("p", class_="verdict")).attributes["class"].split()
+    # Where the test part is told of in the table, the part that was chosen by is not told as if it were all.
+    assert "measured on 80 k of the validation part" not in verdict.text
+    assert f"measured on {text_run.metric.source}" in parse(html.html(text_run)).text
+
+
 def test_run_without_anything_says_so_and_has_no_empty_section(empty_run, parse):
     page = parse(html.html(empty_run))
     assert sections(page) == ["verdict"]

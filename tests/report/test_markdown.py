@@ -50,6 +50,12 @@ def test_report_says_what_the_page_says(text_run):
     assert "| training | 26.3 k characters/s | 186 k characters/s | ▲\N{NO-BREAK SPACE}7.09x faster |" in text
 
 
+def test_report_of_a_verdict_has_its_table_of_the_test_part(tested_run):
+    text = markdown.markdown(tested_run)
+    assert "Quality on the test part:" in text
+    assert "| Chosen, and not kept (Packed, int8) | 1.990 (1.970 to 2.010) | 2 % worse" in text
+
+
 def test_report_of_a_run_that_failed_says_why(failed_run):
     text = markdown.markdown(failed_run)
     assert (

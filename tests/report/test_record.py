@@ -31,6 +31,25 @@ def test_run_that_was_written_is_read_the_same(any_run, tmp_path):
     assert read_run(path) == read_run(tmp_path) == any_run
 
 
+def test_read_of_a_report_from_before_there_was_a_test_part(text_run, tmp_path):
+    path = write_run(text_run, tmp_path)
+    content = json.loads(path.read_text())
+    del content["metric"]["test_source"], content["verdict"]["tested"], content["verdict"]["rejected"]
+    for one in content["candidates"]:
+        del one["control"], one["control_loss"]
+    path.write_text(json.dumps(content))
+    assert content["schema"] == 1
+    assert read_run(path) == text_run
+
+
+def test_loss_that_the_gate_takes_is_the_worse_of_both(tested_run):
+    losses = {one.id: one.worst_loss for one in tested_run.candidates}
+    assert losses["original"] == 0.0
+    assert losses["pruned-75-int8"] == 0.022
+    assert losses["int8"] == 0.0018
+    assert [one.id for one in tested_run.candidates if one.is_control] == ["control-300-4e-03"]
+
+
 def test_read_of_a_folder_without_a_report_says_what_to_give(tmp_path):
     with pytest.raises(
         DataError, match=r"there is no .*report\.json: give the folder that `cellerate optimize`"

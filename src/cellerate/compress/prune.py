@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import keras
 import numpy as np
 
+from cellerate.compress.control import ahead
 from cellerate.compress.fitting import (
     Course,
     Data,
@@ -152,7 +153,9 @@ def prune(
         share = 1 - (1 - number / rounds) ** 3
         left = {group: count - round(share * (count - final[group])) for group, count in before.items()}
         units = units_of(current)
-        scores = _scores(current, units, importance, batches, used_loss)
+        # These batches are trained on as well: training does not depend on how the units were chosen.
+        seen, batches = ahead(batches, 0 if importance == "magnitude" else _SALIENCY_BATCHES)
+        scores = _scores(current, units, importance, iter(seen), used_loss)
         current = without(current, units, _least(units, scores, left))
         last = number == rounds
         trained = steps // rounds + (steps % rounds if last else 0)

@@ -8,12 +8,13 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from cellerate.compress.control import ahead, stretches
 from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
@@ -29,7 +30,7 @@ from cellerate.settings import check_number
 # together: even a small change of the scale there moves every other weight across a rounding boundary.
 _SHARES = tuple(1.0 - 0.4 * np.linspace(0.0, 1.0, 21) ** 2)
 _CALIBRATION_BATCHES = 8
-_STRETCHES = 4
+STRETCHES = 4  # in which a rounded model is trained
 # An input that the batches never show may still occur: counted as this share of the mean of the other inputs.
 _LEAST_MOMENT = 1e-4
 
@@ -178,7 +179,8 @@ def quantize(
     best = work.rounded("plain", floats, moments)
     qualities = {best.kept: best.quality}
     if batches is not None and precision == "int8":
-        moments = _observed(model, program, batches)
+        seen, batches = ahead(batches, _CALIBRATION_BATCHES)
+        moments = _observed(model, program, seen)
         calibrated = work.rounded("calibrated", floats, moments)
         qualities[calibrated.kept] = calibrated.quality
         best = calibrated if calibrated.better_than(best) else best
@@ -290,9 +292,7 @@ def _fine_tuned(
     """Trains rounded weights in stretches, adds what they learn to unrounded ones, and gives the best rounding."""
     best, rounded_weights = None, start.weights
     work.model.set_weights(rounded_weights)
-    for count in np.diff(np.linspace(0, steps, _STRETCHES + 1).astype(int)).tolist():
-        if count == 0:
-            continue
+    for count in stretches(steps, STRETCHES):
         train(work.model, steps=count)
         # Training moves a weight by less than a rounding step: without the part rounded off, it would stay.
         learnt = zip(floats, _weights(work.model), rounded_weights, strict=True)
@@ -303,8 +303,8 @@ def _fine_tuned(
     return start if best is None else best
 
 
-def _observed(model: keras.Model, program: Program, batches: Iterator[tuple[Any, ...]]) -> _Moments:
-    """Observes the inputs of a model's kernels over a few batches.
+def _observed(model: keras.Model, program: Program, batches: Sequence[tuple[Any, ...]]) -> _Moments:
+    """Observes the inputs of a model's kernels over batches.
 
     It runs the program and not the model, because in a program every product is a node of its own, even
     inside wrappers and nested models.
@@ -332,8 +332,8 @@ def _observed(model: keras.Model, program: Program, batches: Iterator[tuple[Any,
         return {}
     engine = Engine(Program(tuple(nodes), {str(number): number for number in sorted(wanted)}))
     moments: _Moments = {key: np.zeros(1) for key, _ in uses.values()}
-    for _ in range(_CALIBRATION_BATCHES):
-        found = engine.run(_by_name(model, program, next(batches)[0]))
+    for batch in batches:
+        found = engine.run(_by_name(model, program, batch[0]))
         for key, read in uses.values():
             for source, mask in read:
                 x = found[str(source)]

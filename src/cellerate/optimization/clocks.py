@@ -24,25 +24,23 @@ def speed(
     batch: int,
     *,
     several: Callable[[int], object] | None = None,
-    each: int = 1,
     steps: int = 1,
 ) -> Speed:
     """Times a way to use a model.
 
     Args:
         way: The name of the way.
-        one: A call that makes one item, or `each` items one after another.
+        one: A call that makes one item.
         many: A call that makes `steps` items for each of `batch` sequences; None if this is not measured.
         batch: See `many`.
         several: A call that makes a given number of items one after another, if the way is used like that;
-            `one` then gives only the latency.
-        each: See `one`.
+            None if it takes a call of `one` for each.
         steps: See `many`.
 
     Returns:
-        Its latency, from calls of `one`, and its speeds.
+        Its latency, which is the time of a call of `one`, and its speeds.
     """
-    calls = np.array(timed_calls(one)) / each
+    calls = timed_calls(one)
     throughput = None
     if many is not None:
         throughput = float(batch * steps / np.median(timed_calls(many)))

@@ -7,10 +7,13 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 
+from cellerate.compress.control import train_further
 from cellerate.compress.record import QualityGate
+from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import BackendError, ModelError
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
@@ -19,10 +22,11 @@ from cellerate.optimization.judging import Judged, interval, paired_loss
 from cellerate.optimization.listener import Listener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
 from cellerate.optimization.settings import OptimizeSettings
-from cellerate.optimization.state import State
+from cellerate.optimization.state import State, save_state
 from cellerate.optimization.training import policy_of
 from cellerate.optimization.workloads.base import Workload
-from cellerate.report.record import Candidate
+from cellerate.report.quality import Interval
+from cellerate.report.record import CONTROL, Candidate
 from cellerate.runtime.packed import load
 from cellerate.tasks.packing import pack
 
@@ -91,9 +95,60 @@ class Context:
         """Gives a model trained that way in the dtype policy of the original."""
         return with_dtype_policy(model, policy_of(self.workload.model))
 
+    def training_data(self, model: keras.Model) -> KerasBatches:
+        """Gives the data to train a model further on: batches as large as in its own training, always the same."""
+        batch_size = self.state.training_steps[0].batch_size
+        return KerasBatches(self.workload.source(model, batch_size))
+
+    def training_arguments(self, model: keras.Model) -> dict[str, Any]:
+        """Gives the arguments that all functions in `compress` that train have in common."""
+        return {
+            "loss": self.workload.loss(model),
+            "judge": self.judge,
+            "seed": self.settings.seed,
+            "on_step": self.listener.step,
+        }
+
+    def control(
+        self, steps: int, *, learning_rate: float, parts: int = 1, model: keras.Model | None = None
+    ) -> Candidate:
+        """Gives the original trained further as a candidate is, and not changed otherwise.
+
+        It is trained once for each number of steps and learning rate, and then kept with the run.
+
+        Args:
+            steps: How many steps the candidate is trained further.
+            learning_rate: The candidate's learning rate at the start.
+            parts: In how many stretches the candidate is trained.
+            model: The model to train, with the original's weights; None for `to_train`.
+        """
+        name = self.control_id(steps, learning_rate)
+        if before := self.candidate(name):
+            return before
+        title = f"the original trained {steps:,} steps further"
+        title += f" from a rate of {learning_rate:g}" if parts > 1 else ""
+        self.listener.note(f"control: {title}")
+        model = self.to_train() if model is None else model
+        trained = train_further(
+            model,
+            self.training_data(model),
+            steps=steps,
+            learning_rate=learning_rate,
+            parts=parts,
+            **self.training_arguments(model),
+        )
+        found = self.consider(name, title, CONTROL, self.trained(trained), "float32")
+        # So that a run that ends here, in whatever way, does not train it again.
+        save_state(self.state, self.folder)
+        return found
+
+    def control_id(self, steps: int, learning_rate: float) -> str:
+        """Gives the id of the control of such a training."""
+        return f"{CONTROL}-{steps}-{learning_rate:.0e}"
+
     def judge(self, model: keras.Model) -> float:
         """Returns how bad a Keras model is, for the functions in `compress`: less is better."""
-        value = self.workload.judge(accelerate(model)).mean
+        value = self.workload.judge(accelerate(model), "validation").mean
         return -value if self.workload.metric.higher_is_better else value
 
     def candidate(self, name: str) -> Candidate | None:
@@ -105,7 +160,15 @@ class Context:
         """The original as a candidate, which all others are compared with."""
         return self.state.candidates[0]
 
-    def consider(self, name: str, title: str, made_by: str, model: keras.Model, precision: str) -> Candidate:
+    def consider(
+        self,
+        name: str,
+        title: str,
+        made_by: str,
+        model: keras.Model,
+        precision: str,
+        control: Candidate | None = None,
+    ) -> Candidate:
         """Packs, judges and times a model, and adds it to the candidates.
 
         Args:
@@ -114,6 +177,7 @@ class Context:
             made_by: The pass.
             model: The model; it is not changed.
             precision: How the packed file stores its matrices.
+            control: The control of its training; None if it was not trained further.
 
         Returns:
             The candidate. If the model cannot be packed, the candidate runs on Keras and says why.
@@ -146,24 +210,32 @@ class Context:
                 file=str(file.relative_to(self.folder)),
                 sample=work.sample(model, packed),
                 error=error,
+                control=None if control is None else control.id,
             ),
-            work.judge(model if packed is None else packed),
+            work.judge(model if packed is None else packed, "validation"),
         )
 
     def add(self, candidate: Candidate, judged: Judged) -> Candidate:
-        """Adds a candidate with its quality, and compares it with the original."""
+        """Adds a candidate with its quality on the validation part, compared with the original and its control."""
         before = self.state.judged.get(ORIGINAL)
-        loss = None
-        if before is not None:
-            loss = paired_loss(before, judged, higher_is_better=self.workload.metric.higher_is_better)
+        control = None if candidate.control is None else self.state.judged[candidate.control]
         complete = dataclasses.replace(
             candidate,
             quality=interval(judged),
-            loss=loss,
-            passes_gate=loss is None or loss.value <= self.settings.max_quality_loss + _ROUNDING,
+            loss=None if before is None else self.loss(before, judged),
+            control_loss=None if control is None else self.loss(control, judged),
         )
+        complete = dataclasses.replace(complete, passes_gate=self.allowed(complete.worst_loss))
         self.state.judged[candidate.id] = judged
         # An interrupted pass may have made this candidate already; it is then replaced.
         kept = [one for one in self.state.candidates if one.id != candidate.id]
         self.state.candidates[:] = [*kept, complete]
         return complete
+
+    def loss(self, before: Judged, after: Judged) -> Interval:
+        """Gives how much worse one model is than another on the same part, as a share; below 0 it is better."""
+        return paired_loss(before, after, higher_is_better=self.workload.metric.higher_is_better)
+
+    def allowed(self, loss: float) -> bool:
+        """Whether a model may be worse by that share."""
+        return loss <= self.settings.max_quality_loss + _ROUNDING

@@ -46,7 +46,7 @@ class Probe:
 
     Example:
         >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
-        ...     probe.ask("judge")
+        ...     probe.ask("judge", part="validation")
     """
 
     def __init__(

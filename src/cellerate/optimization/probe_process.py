@@ -72,8 +72,8 @@ class _Work:
             for report in explain(self._workload.model).layers
         ]
 
-    def _judge(self) -> dict[str, Any]:
-        return vars(self._workload.judge(self._workload.model))
+    def _judge(self, *, part: Any) -> dict[str, Any]:
+        return vars(self._workload.judge(self._workload.model, part))
 
     def _use(self) -> list[dict[str, Any]]:
         return [vars(speed) for speed in self._workload.keras_speeds(self._workload.model)]
@@ -149,14 +149,10 @@ class _Work:
         return {"batch_ms": 1e3 * sum(taken) / len(taken)}
 
     def _packed(self, *, file: str) -> dict[str, Any]:
-        """Judges and times a packed model."""
+        """Times a packed model."""
         from cellerate.runtime.packed import load
 
-        model = load(file)
-        return {
-            "judged": vars(self._workload.judge(model)),
-            "speed": vars(self._workload.packed_speed(model)),
-        }
+        return vars(self._workload.packed_speed(load(file)))
 
 
 def _offer_to_the_memory_killer() -> None:

@@ -28,9 +28,10 @@ class OptimizeSettings:
         skip: Passes to leave out.
         batch_size: Rows per training batch, as the model is trained now; if unset, the default of its task.
         keep: Shares of hidden units to keep when pruning, tried from the smallest until one passes.
-        latency_goal_ms: What one item may take, which decides how small the distilled student is; if unset,
-            half of what the quantized model takes.
-        steps: The most batches to train a pruned model or a student on; the time left may allow fewer.
+        latency_goal_ms: What a call for one item may take, which decides how small the distilled student is; if
+            unset, as long as the quantized model with half of its computing.
+        steps: The most batches to train a pruned model, a student or their control on; the time left may allow
+            fewer.
         seed: The seed of everything random.
     """
 

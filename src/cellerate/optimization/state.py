@@ -46,7 +46,9 @@ class State:
         seconds: The time it took, all sessions together.
         passes: The finished passes.
         candidates: The models in the order they were made; the first is the original.
-        judged: The quality of each candidate, by its id.
+        judged: The quality of each candidate on the validation part, by its id.
+        tested: The quality on the test part of each model that a verdict was given on, by its id.
+        further_steps: How many steps candidates are trained further; None until a pass needs to know.
         training_steps: The measurements of training; the first is the baseline.
         explanation: For each layer of the original: the layer, its kernel, and what would make it faster.
     """
@@ -58,6 +60,8 @@ class State:
     passes: list[Pass] = dataclasses.field(default_factory=list)
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     judged: dict[str, Judged] = dataclasses.field(default_factory=dict)
+    tested: dict[str, Judged] = dataclasses.field(default_factory=dict)
+    further_steps: int | None = None
     training_steps: list[TrainingStep] = dataclasses.field(default_factory=list)
     explanation: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
 

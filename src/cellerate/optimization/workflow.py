@@ -140,7 +140,8 @@ def run(
         file = _checked_file(model, record, folder)
         work, state = open_run(file)
     if state.passes:
-        listener.message(f"going on with the run in {folder}: {len(state.passes)} passes are done")
+        done = sum(one.status == "done" for one in state.passes)
+        listener.message(f"going on with the run in {folder}: {done} passes are done")
     context = Context(
         workload=work,
         settings=settings,
@@ -276,7 +277,8 @@ def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
     told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
     return {
         "model": _digest(work),
-        "data": work.fingerprint,
+        # The parts too: what was judged on others cannot be compared.
+        "data": f"{work.fingerprint}; {work.metric.source}; {work.metric.test_source}",
         "settings": json.dumps(told, sort_keys=True),
         "backend": keras.config.backend(),
         "version": cellerate.__version__,

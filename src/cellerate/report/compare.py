@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from cellerate import format as shown
 from cellerate.report.effects import effect, margin
-from cellerate.report.record import Candidate, Change, Interval, Metric, Quantity, Run, training_item
+from cellerate.report.quality import Interval, Metric
+from cellerate.report.record import Candidate, Change, Quantity, Run, training_item
 from cellerate.report.tables import named
 from cellerate.report.view import began, setting
 
@@ -156,9 +157,12 @@ def _results(a: Run, b: Run) -> Iterable[Row]:
 
 
 def _quality_of(run: Run, value: float) -> Interval | None:
-    """The interval of the chosen model's quality, if the value is that quality."""
+    """The interval of the chosen model's quality, if the value is that quality: on the test part, if it has one."""
     chosen = run.verdict.chosen if run.verdict else None
-    found = next((one.quality for one in run.candidates if one.id == chosen), None)
+    tested = run.verdict.tested if run.verdict else ()
+    judged: list[tuple[str, Interval | None]] = [(one.candidate, one.quality) for one in tested]
+    judged = judged or [(one.id, one.quality) for one in run.candidates]
+    found = next((quality for name, quality in judged if name == chosen), None)
     return found if found is not None and math.isclose(found.value, value, rel_tol=1e-6) else None
 
 
@@ -189,7 +193,8 @@ def _models(a: Run, b: Run) -> Iterable[Row]:
 
 def _model(one: Candidate, other: Candidate, run: Run, metric: Metric) -> Iterable[Row]:
     name = one.title
-    alike = dataclasses.replace(metric, source=run.metric.source) == run.metric
+    known = run.metric
+    alike = dataclasses.replace(metric, source=known.source, test_source=known.test_source) == known
     if alike and one.quality is not None and other.quality is not None:
         change = Change(
             None, name, one.quality.value, other.quality.value, run.metric.unit, run.metric.higher_is_better
@@ -246,7 +251,8 @@ def _lost(a: Run, b: Run) -> Iterable[str]:
             continue
         if other.error and not one.error:
             yield f"{one.title}: it could be packed before; now {other.error}"
-        if one.passes_gate and not other.passes_gate and a.max_quality_loss == b.max_quality_loss:
+        fails = one.passes_gate and not other.passes_gate and not one.is_control
+        if fails and a.max_quality_loss == b.max_quality_loss:
             yield f"{one.title}: it passed the gate before, and now fails."
     statuses = {one.name: one for one in b.passes}
     for before in a.passes:
@@ -262,6 +268,7 @@ def _warnings(a: Run, b: Run) -> Iterable[str]:
         ("data", a.data, b.data),
         ("kinds of quality", a.metric.name, b.metric.name),
         ("data to judge on", a.metric.source, b.metric.source),
+        ("test parts", a.metric.test_source, b.metric.test_source),
         (
             "limits of the loss of quality",
             shown.percent(a.max_quality_loss),

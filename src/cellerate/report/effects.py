@@ -6,7 +6,8 @@ More is better for some quantities and less for others; only this module knows f
 from typing import Literal
 
 from cellerate.format import TIME_UNITS_MS, number, percent, times
-from cellerate.report.record import Change, Interval
+from cellerate.report.quality import Interval
+from cellerate.report.record import Change
 
 Tone = Literal["", "good", "bad"]
 
@@ -18,6 +19,14 @@ _UNCHANGED_QUALITY = 0.00005  # as a share: anything less is shown as 0 %
 def reach(value: Interval) -> str:
     """The 95 % interval of a quality."""
     return f"{number(value.low, 4)} to {number(value.high, 4)}"
+
+
+def loss_reach(loss: Interval) -> str:
+    """The 95 % interval of a loss of quality, in the words that its value is told in."""
+    if loss.high < 0:
+        return f"{percent(-loss.high)} to {percent(-loss.low)} better"
+    below = f"{percent(-loss.low)} better" if loss.low < 0 else percent(loss.low)
+    return f"{below} to {percent(loss.high)} worse"
 
 
 def margin(change: Change) -> float:

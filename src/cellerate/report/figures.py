@@ -64,7 +64,7 @@ def factor_in_words(factor: float, word: str) -> str:
 
 
 def front(run: Run) -> Figure | None:
-    """The chart of quality against latency; None if no model has both."""
+    """The chart of quality on the validation part against latency; None if no model has both."""
     known = [one for one in run.candidates if one.quality and one.speeds and one.speeds[0].latency_p50_ms > 0]
     if not known:
         return None
@@ -78,6 +78,8 @@ def front(run: Run) -> Figure | None:
     )
     if gate is not None:
         described += f" The gate lies at {shown.number(gate, 4)}."
+        if any(one.is_control for one in known):
+            described += " A model that was trained further also fails it beside a control that is better."
     rows = [
         cells(
             dot.name,
@@ -113,6 +115,8 @@ def _dot(run: Run, one: Candidate) -> Dot:
         kind = "chosen"
     elif one is run.candidates[0]:
         kind = "original"
+    elif one.is_control:
+        kind = "control"
     quality = one.quality
     assert quality is not None  # noqa: S101 (`front` passes no others)
     return Dot(

@@ -48,9 +48,8 @@ def html(run: Run) -> str:
         tone=tone,
         warnings=run.verdict.warnings if run.verdict else (),
         tiles=view.tiles(run),
-        changes=view.changes_table("Before and after, measured in this run", run.verdict.rows)
-        if run.verdict
-        else None,
+        changes=view.verdict_table(run),
+        tested=view.tested_table(run),
         files=view.used(run),
         reproduce=view.wrapped(run.command),
         training_command=view.training_command(run),

@@ -39,7 +39,8 @@ def _parts(run: Run) -> Iterable[str]:
     yield f"**{plain(sentence)}**"
     if run.verdict is not None:
         yield bullets(run.verdict.warnings)
-        yield table(view.changes_table("Before and after, measured in this run", run.verdict.rows))
+        yield table(view.verdict_table(run))
+        yield table(view.tested_table(run))
     training = view.training_command(run)
     if view.used(run) or training or run.command:
         yield "## What to use now"

@@ -10,17 +10,18 @@ import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
+from cellerate.report.quality import STRICT, Interval, Metric, Tested
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "report.json"
+CONTROL = "control"
+"""What `made_by` says of a control."""
 _LARGEST = 64 << 20  # bytes of a report; a genuine one is below 1 MiB
-
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 # Counts that a machine can hold: anything larger comes from a damaged file.
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -30,41 +31,16 @@ Quantity = Literal["training", "use", "size"]
 """What a pass can improve: the speed of training, the speed of using the model, or its size."""
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Metric:
-    """The measure of a model's quality.
-
-    Attributes:
-        name: Such as "bits per character".
-        unit: The unit shown after a value, or "".
-        higher_is_better: Whether more is better.
-        source: What it was measured on: "160,231 characters of the held-out part".
-    """
-
-    name: str
-    unit: str
-    higher_is_better: bool
-    source: str
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Interval:
-    """A mean with its 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Speed:
     """How fast a model is in use.
 
     Attributes:
         way: How the model was called: "predict", "predict_on_batch", "packed".
-        latency_p50_ms: Median time of one call for one item (a character of one text, a forecast, a line).
-        latency_p99_ms: The 99th percentile of the same.
-        per_s: Items per second, one at a time.
+        latency_p50_ms: Median time of one call that gives one item: a character, a forecast, a line's vector.
+        latency_p99_ms: The 99th percentile of such calls.
+        per_s: Items per second, one after another. A packed text model is called for many characters at once,
+            as it is used; every other way for one item at a time.
         throughput_per_s: Items per second, many at a time; None if not measured.
         batch: How many items at a time.
     """
@@ -77,7 +53,7 @@ class Speed:
     batch: _Count
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class TrainingStep:
     """How fast a model trains.
 
@@ -104,7 +80,7 @@ class TrainingStep:
     loss: float | None = None
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Curve:
     """A line of a chart.
 
@@ -129,7 +105,7 @@ class Curve:
     marks: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Change:
     """A figure before and after.
 
@@ -156,7 +132,7 @@ class Change:
         return better / worse if worse else math.inf
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Pass:
     """A pass of the run.
 
@@ -187,7 +163,7 @@ class Pass:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class ForecastSample:
     """A forecast to draw: the past, the values that came, the forecast values."""
 
@@ -199,7 +175,7 @@ class ForecastSample:
     high: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Sample:
     """What a model makes of the sample input, which is the same for all models.
 
@@ -214,26 +190,28 @@ class Sample:
     forecasts: tuple[ForecastSample, ...] = ()
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Candidate:
     """A model that could be chosen.
 
     Attributes:
         id: Short and unique: "original", "int8", "pruned-50-int8".
         title: The name in words.
-        made_by: The pass that made it.
+        made_by: The pass that made it; `CONTROL` for the original trained further and not changed otherwise.
         precision: How its matrices are stored: "float32", "bfloat16" or "int8".
         parameters: The number of weights.
         file_bytes: The size of the file it is used from.
-        quality: The quality on the held-out data.
+        quality: The quality on the validation part.
         loss: How much worse than the original it is, as a share of the original's value, with the 95 %
             interval of the paired difference; below 0 is better. None for the original.
-        passes_gate: Whether that loss is allowed.
+        passes_gate: Whether the worse of its two losses is allowed.
         speeds: How fast it is in use; models are compared by the first.
         on_front: Whether no other model is both better and faster.
         file: The path of the model, within the folder of the run; None if it was not kept.
         sample: What it makes of the sample input.
         error: Why it could not be packed or measured, or "".
+        control: The id of the original trained for as many further steps; None if it was not trained further.
+        control_loss: How much worse than that control it is, like `loss`.
     """
 
     id: str
@@ -250,6 +228,18 @@ class Candidate:
     file: str | None = None
     sample: Sample | None = None
     error: str = ""
+    control: str | None = None
+    control_loss: Interval | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether others are held against it, and it is not itself one to choose."""
+        return self.made_by == CONTROL
+
+    @property
+    def worst_loss(self) -> float:
+        """The loss that the gate takes: against the better of the original and the control."""
+        return max((loss.value for loss in (self.loss, self.control_loss) if loss), default=0.0)
 
     @property
     def measured(self) -> bool:
@@ -257,7 +247,7 @@ class Candidate:
         return not self.error or self.quality is not None
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Verdict:
     """The result of the run.
 
@@ -268,6 +258,8 @@ class Verdict:
         files: The files to use: each a label and a path within the folder of the run.
         training: The settings to train with from now on, as options of `cellerate train`.
         warnings: What to know before relying on the result.
+        tested: The quality on the test part.
+        rejected: The id of the model that would have been chosen, and broke the promise there; or None.
     """
 
     sentence: str
@@ -276,9 +268,11 @@ class Verdict:
     files: tuple[tuple[str, str], ...]
     training: str
     warnings: tuple[str, ...] = ()
+    tested: tuple[Tested, ...] = ()
+    rejected: str | None = None
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Run:
     """A run of `optimize`.
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cellerate import format as shown
-from cellerate.report.effects import Tone, effect, reach
+from cellerate.report.effects import Tone, effect, loss_reach, reach
+from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
 
@@ -18,6 +19,13 @@ STATUS = {
     "failed": "✗\N{NO-BREAK SPACE}failed",
     "skipped": "○\N{NO-BREAK SPACE}skipped",
 }
+_ROLES = {
+    "before": "Before",
+    "control": "Control",
+    "after": "After",
+    "rejected": "Chosen, and not kept",
+}
+_STREAM = "A packed model draws many characters of a text in a call; every other way takes a call for each."
 _MADE = {"characters": "character", "forecasts": "forecast", "lines": "line"}
 
 
@@ -53,7 +61,7 @@ def outcome(run: Run) -> tuple[str, Tone]:
     """Gives the sentence that sums up the run."""
     if run.verdict is not None:
         if run.status == "finished":
-            return run.verdict.sentence, "good"
+            return run.verdict.sentence, "bad" if run.verdict.rejected else "good"
         how = "was interrupted" if run.status == "interrupted" else "failed"
         return f"This run {how}; so far: {run.verdict.sentence}", "bad"
     done = sum(one.status == "done" for one in run.passes)
@@ -67,7 +75,15 @@ def outcome(run: Run) -> tuple[str, Tone]:
     return f"This run came to its end without a verdict; {passes}.", "bad"
 
 
-def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
+def verdict_table(run: Run) -> Table | None:
+    """Gives the table of the verdict's figures before and after."""
+    remark = _STREAM if run.item == "characters" else ""
+    return changes_table(
+        "Before and after, measured in this run", run.verdict.rows if run.verdict else (), remark
+    )
+
+
+def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> Table | None:
     """Gives the table of figures before and after."""
     rows = []
     for change in changes:
@@ -81,7 +97,7 @@ def changes_table(caption: str, changes: Sequence[Change]) -> Table | None:
                 Cell(sign + words, tone=tone),
             )
         )
-    return table(caption, ("What", ">Before", ">After", "Change"), rows)
+    return table(caption, ("What", ">Before", ">After", "Change"), rows, remark)
 
 
 def titled(run: Run) -> Run:
@@ -241,25 +257,59 @@ def metric_name(run: Run) -> str:
     return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
 
 
+def tested_table(run: Run) -> Table | None:
+    """Gives the table of the verdict's qualities, with a row for each model that was judged on the test part."""
+    tested = run.verdict.tested if run.verdict else ()
+    titles = {one.id: one.title for one in run.candidates}
+    rows = [
+        cells(
+            Cell(_ROLES[one.role], note=named(titles.get(one.candidate, ""), one.candidate)),
+            Cell(shown.number(one.quality.value, 4), note=reach(one.quality)),
+            _loss(one.loss),
+            *([_loss(one.control_loss)] if any(other.control_loss for other in tested) else []),
+        )
+        for one in tested
+    ]
+    heads = ["When", f">{metric_name(run)}", ">Against the original"]
+    heads += [">Against the control"] if any(one.control_loss for one in tested) else []
+    remark = (
+        f"Measured once, on {named(run.metric.test_source, 'the test part')}. No choice of this run has seen it: "
+        f"candidates were chosen on {named(run.metric.source, 'the validation part')}. Second lines: 95 % intervals; "
+        "those of differences are of differences stretch by stretch."
+    )
+    return table("Quality on the test part", heads, rows, remark)
+
+
 def candidates_table(run: Run) -> Table | None:
     """Gives a table with a row for each model."""
+    made, beside = _MADE.get(run.item, "item"), any(one.control_loss for one in run.candidates)
     heads = (
         "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
-        "Gate", f">One {_MADE.get(run.item, 'item')}, median", f">{_items(run.item)} a second", "Kept as",
+        *([">Against its control"] if beside else []), "Gate", f">A call for one {made}, median",
+        f">{_items(run.item)} a second, one after another", "Kept as",
     )  # fmt: skip
     chosen = run.verdict.chosen if run.verdict else None
-    rows = [_candidate_row(run, one, chosen) for one in run.candidates]
+    rows = [_candidate_row(run, one, chosen, beside=beside) for one in run.candidates]
     remark = (
-        f"The gate: at most {shown.percent(run.max_quality_loss)} worse than the original. Second lines: 95 % "
-        "intervals, the latency of the slowest call in a hundred, and many at a time."
+        f"The gate: at most {shown.percent(run.max_quality_loss)} worse than the original, on the validation part. "
+        "Second lines: 95 % intervals, the latency of the slowest call in a hundred, and many at a time."
     )
+    if beside:
+        remark += (
+            " A control is the original trained for as many further steps on the same batches: a model trained further "
+            "may not be worse than either by more than the gate allows."
+        )
+    if run.item == "characters":
+        remark += f" {_STREAM}"
     return table("Every model that was made", heads, rows, remark)
 
 
-def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, ...]:
+def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool) -> tuple[Cell, ...]:
     speed = one.speeds[0] if one.speeds else None
     roles = [one.id] + ["chosen"] * (one.id == chosen) + ["on the front"] * one.on_front
-    if not one.measured:
+    if one.is_control:
+        gate = Cell("control", note=one.error)
+    elif not one.measured:
         gate = Cell("✗ not measured", note=one.error, tone="bad")
     elif one.passes_gate:
         gate = Cell("✓\N{NO-BREAK SPACE}passes", note=one.error, tone="good")
@@ -272,7 +322,8 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, 
         Cell(shown.short(one.parameters), note=one.precision),
         shown.size(one.file_bytes) if one.file_bytes else NONE,
         Cell(shown.number(one.quality.value, 4), note=reach(one.quality)) if one.quality else NONE,
-        Cell(_loss(one.loss.value), note=_loss_reach(one)) if one.loss else NONE,
+        _loss(one.loss),
+        *([_loss(one.control_loss)] if beside else []),
         gate,
         Cell(shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}")
         if speed
@@ -284,14 +335,12 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None) -> tuple[Cell, 
     )
 
 
-def _loss(share: float) -> str:
-    if shown.percent(share) == "0 %":
-        return "equal"
-    return f"{shown.percent(abs(share))} {'worse' if share > 0 else 'better'}"
-
-
-def _loss_reach(one: Candidate) -> str:
-    return f"{shown.percent(one.loss.low)} to {shown.percent(one.loss.high)}" if one.loss else ""
+def _loss(loss: Interval | None) -> Cell:
+    if loss is None:
+        return Cell(NONE)
+    words = "worse" if loss.value > 0 else "better"
+    equal = shown.percent(loss.value) == "0 %"
+    return Cell("equal" if equal else f"{shown.percent(abs(loss.value))} {words}", note=loss_reach(loss))
 
 
 def speeds_table(run: Run) -> Table | None:
@@ -312,10 +361,11 @@ def speeds_table(run: Run) -> Table | None:
         for speed in one.speeds
     ]
     heads = (
-        "Model", "Called by", ">Median", ">99th percentile", f">{_items(run.item)} a second, one at a time",
-        ">Many at a time", ">How many",
+        "Model", "Called by", f">A call for one {_MADE.get(run.item, 'item')}, median", ">99th percentile",
+        f">{_items(run.item)} a second, one after another", ">Many at a time", ">How many",
     )  # fmt: skip
-    return table("Every way to call every model", heads, rows)
+    remark = _STREAM if run.item == "characters" else ""
+    return table("Every way to call every model", heads, rows, remark)
 
 
 def explanation_table(run: Run) -> Table | None:

@@ -28,7 +28,7 @@ class Baseline(OptimizerPass):
         with context.probe() as probe:
             context.state.explanation[:] = [tuple(row) for row in probe.ask("explain")]
             listener.note("judging the model on held-out data")
-            judged = Judged(**probe.ask("judge"))
+            judged = Judged(**probe.ask("judge", part="validation"))
             listener.note("using it as Keras does")
             speeds = tuple(Speed(**speed) for speed in probe.ask("use"))
         listener.note("training it as Keras does")

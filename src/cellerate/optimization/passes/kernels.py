@@ -41,7 +41,7 @@ class Kernels(OptimizerPass):
         ]
         fused = [layer for layer in recurrent if is_accelerated(layer)]
         context.listener.note("checking that both compute the same")
-        here, there = work.judge(model), state.judged[ORIGINAL]
+        here, there = work.judge(model, "validation"), state.judged[ORIGINAL]
         apart = float(np.max(np.abs(np.subtract(here.values, there.values))) / max(abs(there.mean), 1e-9))
         if apart > _ROUNDING.get(policy, _ROUNDING_16_BITS):
             raise ModelError(

@@ -1,27 +1,36 @@
 """Quantise, prune, distil: smaller models, each judged as it will be used, and kept if it is good enough."""
 
 import contextlib
-from typing import Any
 
 import keras
 
 from cellerate.compress.distill import distill
 from cellerate.compress.prune import prune
-from cellerate.compress.quantize import quantize
+from cellerate.compress.quantize import STRETCHES, quantize
 from cellerate.compress.record import CompressionRecord
 from cellerate.compress.student import smaller
-from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
 from cellerate.optimization.context import PACKED, Context
+from cellerate.optimization.judging import loss_in_words
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimization.passes.further import (
+    DISTILLING,
+    GENTLE_RATE,
+    LEARNING_RATE,
+    distilling,
+    fine_tuning_steps,
+    further_steps,
+    least_s,
+    plain_training,
+)
 from cellerate.program import PRECISIONS
 from cellerate.report.record import Candidate, Curve, Pass
 
-_LEAST_STEPS = 50
-_TRAINED_FURTHER = (
-    "It is trained further, which the original was not: part of what it is worth comes from that."
+_WITH_CONTROL = (
+    "Each model is held against the original and against a control: the original trained for as many further steps "
+    "on the same batches. The gate takes the worse of the two losses."
 )
 
 
@@ -44,18 +53,29 @@ class Quantize(OptimizerPass):
         if packed is not None and packed.error:
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
         model, curves, facts = context.original(), [], []
-        found = []
+        found: list[Candidate] = []
+        # The same for both precisions, so that one control serves both.
+        steps = fine_tuning_steps(context)
         for precision in PRECISIONS[1:]:
             context.listener.note(precision)
             rounded, record = quantize(
                 model,
-                _data(context, model),
+                context.training_data(model),
                 precision=precision,
                 gate=context.gate,
-                steps=_steps(context, 0.3, least=0),
-                **_common(context, model),
+                steps=steps,
+                learning_rate=GENTLE_RATE,
+                metric=context.workload.metric.name,
+                **context.training_arguments(model),
             )
-            found.append(context.consider(precision, f"packed in {precision}", self.name, rounded, precision))
+            control = None
+            if record.details["kept"] == "fine-tuned":
+                control = context.control(steps, learning_rate=GENTLE_RATE, parts=STRETCHES, model=model)
+            found.append(
+                context.consider(
+                    precision, f"packed in {precision}", self.name, rounded, precision, control=control
+                )
+            )
             curves += _losses(record, f"quantised to {precision}")
             facts.append((precision, _in_words(found[-1]) + f"; weights {record.details['kept']}"))
         passing = [candidate for candidate in found if candidate.passes_gate]
@@ -69,7 +89,8 @@ class Quantize(OptimizerPass):
             decision=_decision(context, passing[-1:], found),
             kept=bool(passing),
             curves=tuple(curves),
-            facts=tuple(facts),
+            facts=(*facts, *_facts(context, found)),
+            notes=_notes(context, found),
         )
 
 
@@ -83,8 +104,8 @@ class Prune(OptimizerPass):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """At least a short training."""
-        return 20.0 + _LEAST_STEPS * _step_s(context)
+        """At least a short training, and that of a control."""
+        return least_s(context, 1)
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -93,12 +114,14 @@ class Prune(OptimizerPass):
             raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
         curves, facts, reason = [], [], ""
-        for share in sorted(context.settings.keep):
+        shares = sorted(context.settings.keep)
+        for number, share in enumerate(shares):
             if found and found[-1].passes_gate:
                 break
             words = f"{percent(share)} of the units"
             try:
-                candidate, told, losses = self._pruned(context, model, share, words)
+                later = len(shares) - number - 1 + distilling(context)
+                candidate, told, losses = self._pruned(context, model, share, words, later)
             except NotNeededError as error:
                 reason = str(error)
                 break
@@ -122,12 +145,12 @@ class Prune(OptimizerPass):
             decision="" if skipped else _decision(context, passing, found),
             kept=bool(passing),
             curves=tuple(curves),
-            facts=tuple(facts),
-            notes=(_TRAINED_FURTHER,),
+            facts=(*facts, *_facts(context, found)),
+            notes=_notes(context, found),
         )
 
     def _pruned(
-        self, context: Context, model: keras.Model, share: float, words: str
+        self, context: Context, model: keras.Model, share: float, words: str, later: float
     ) -> tuple[Candidate, str, list[Curve]]:
         """Gives the candidate that keeps a share of the units, a sentence on it, and the curves of its training."""
         precision = context.state.choices.packed_precision
@@ -135,13 +158,20 @@ class Prune(OptimizerPass):
         if before := context.candidate(name):
             # Made by an earlier call, which ran out of time before it tried another share.
             return before, _in_words(before), []
-        steps = _steps(context, 0.4)
+        steps = further_steps(context, 1, later)
+        control = context.control(steps, learning_rate=LEARNING_RATE)
         context.listener.note(words)
         pruned, record = prune(
-            model, _data(context, model), keep=share, steps=steps, **_common(context, model)
+            model,
+            context.training_data(model),
+            keep=share,
+            steps=steps,
+            learning_rate=LEARNING_RATE,
+            metric=context.workload.metric.name,
+            **context.training_arguments(model),
         )
         title = f"pruned to {percent(share)} of its units, {precision}"
-        candidate = context.consider(name, title, self.name, context.trained(pruned), precision)
+        candidate = context.consider(name, title, self.name, context.trained(pruned), precision, control)
         layers = ", ".join(
             f"{path} {of['units']} to {of['kept']}" for path, of in record.details["layers"].items()
         )
@@ -158,16 +188,16 @@ class Distill(OptimizerPass):
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
-        """At least a short training of two models."""
-        return 20.0 + 3 * _LEAST_STEPS * _step_s(context)
+        """At least a short training of two models, and that of a control."""
+        return least_s(context, DISTILLING)
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         teacher, precision = context.to_train(), context.state.choices.packed_precision
         student, goal_ms = _student(context, teacher)
         share = percent(student.count_params() / teacher.count_params())
-        # The twin takes as long as a plain training; the student needs a forward pass of the teacher on top.
-        steps = _steps(context, 0.35)
+        steps = further_steps(context, DISTILLING)
+        control = context.control(steps, learning_rate=LEARNING_RATE)
         found: list[Candidate] = []
         curves, facts = [], [("latency goal", milliseconds(goal_ms))]
         for name, title, weight in (
@@ -178,10 +208,12 @@ class Distill(OptimizerPass):
             small, record = distill(
                 teacher,
                 student,
-                _data(context, teacher),
+                context.training_data(teacher),
                 weight=weight,
                 steps=steps,
-                **_common(context, teacher),
+                learning_rate=LEARNING_RATE,
+                metric=context.workload.metric.name,
+                **context.training_arguments(teacher),
             )
             found.append(
                 context.consider(
@@ -190,12 +222,15 @@ class Distill(OptimizerPass):
                     self.name,
                     context.trained(small),
                     precision,
+                    control,
                 )
             )
             curves += _losses(record, title)
             facts.append((title, f"{_in_words(found[-1])}, after {steps} steps"))
         # The better one comes last.
-        passing = sorted((one for one in found if one.passes_gate), key=_loss_of, reverse=True)
+        passing = sorted(
+            (one for one in found if one.passes_gate), key=lambda one: one.worst_loss, reverse=True
+        )
         return Pass(
             name=self.name,
             title=self.title,
@@ -203,27 +238,30 @@ class Distill(OptimizerPass):
             decision=_decision(context, passing, found),
             kept=bool(passing),
             curves=tuple(curves),
-            facts=tuple(facts),
-            notes=(_TRAINED_FURTHER,),
+            facts=(*facts, *_facts(context, found)),
+            notes=_notes(context, found),
         )
 
 
 def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float]:
     """Gives a model with new weights that is about as fast as wanted, and the wanted latency in milliseconds."""
     packed = [one for one in context.state.candidates if not one.error and one.speeds[0].way == "packed"]
+    packed = [one for one in packed if not one.is_control]
     whole = [one for one in packed if one.parameters == context.before.parameters]
     precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
         raise NotNeededError("how fast the model is has to be known first: run the pass kernels too")
     latency = now.speeds[0].latency_p50_ms
-    goal = context.settings.latency_goal_ms or latency / 2
+    # A step spends its time reading the weights, so its time is proportional to their number; that of the call
+    # around it is not.
+    computing = min(latency, 1e3 / now.speeds[0].per_s)
+    goal = context.settings.latency_goal_ms or latency - computing / 2
     if goal >= latency:
         raise NotNeededError(
             f"{milliseconds(goal)} are requested, and the model takes {milliseconds(latency)}"
         )
-    # A step spends its time reading the weights, so its time is proportional to their number.
-    wanted = teacher.count_params() * goal / latency
+    wanted = teacher.count_params() * (computing - (latency - goal)) / computing
     made = []
     for sixteenths in range(2, 16):
         # If rounding leaves a layer all its units, there is no student of this size.
@@ -232,38 +270,6 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     if not made:
         raise NotNeededError("no LSTM layer of the model can have fewer units")
     return min(made, key=lambda one: abs(one.count_params() - wanted)), goal
-
-
-def _data(context: Context, model: keras.Model) -> Any:
-    """Gives the data to train a model further on: batches as large as in its own training."""
-    batch_size = context.state.training_steps[0].batch_size
-    return KerasBatches(context.workload.source(model, batch_size))
-
-
-def _common(context: Context, model: keras.Model) -> dict[str, Any]:
-    """Gives the arguments that all calls of `compress` share."""
-    return {
-        "loss": context.workload.loss(model),
-        "judge": context.judge,
-        "metric": context.workload.metric.name,
-        "seed": context.settings.seed,
-        "on_step": context.listener.step,
-    }
-
-
-def _step_s(context: Context) -> float:
-    """The seconds per training step of the original on the fastest kernels, with its own batch size."""
-    first = context.state.training_steps[0]
-    alike = [step for step in context.state.training_steps if step.batch_size == first.batch_size]
-    return min(step.step_ms for step in alike) / 1e3
-
-
-def _steps(context: Context, share: float, *, least: int = _LEAST_STEPS) -> int:
-    """Gives how many training steps fit into a share of the time left."""
-    fitting = int(share * max(0.0, context.seconds_left() - 20) / _step_s(context))
-    if fitting < least:
-        raise NotNeededError(f"there is no time for {least} steps of training: give a larger time_budget")
-    return min(context.settings.steps, fitting)
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:
@@ -285,19 +291,28 @@ def _losses(record: CompressionRecord, name: str) -> list[Curve]:
     ]
 
 
-def _loss_of(candidate: Candidate) -> float:
-    """Gives how much worse than the original a candidate is."""
-    assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
-    return candidate.loss.value
+def _controls(context: Context, found: list[Candidate]) -> list[Candidate]:
+    """Gives the controls that candidates were held against, each once."""
+    names = {one.control for one in found}
+    return [one for one in context.state.candidates if one.id in names]
+
+
+def _facts(context: Context, found: list[Candidate]) -> tuple[tuple[str, str], ...]:
+    return tuple((f"control: {one.title}", _in_words(one)) for one in _controls(context, found))
+
+
+def _notes(context: Context, found: list[Candidate]) -> tuple[str, ...]:
+    controls = _controls(context, found)
+    return (_WITH_CONTROL, *plain_training(controls)) if controls else ()
 
 
 def _in_words(candidate: Candidate) -> str:
     """Says how good and how fast a candidate is."""
-    change = _loss_of(candidate)
-    worse = (
-        "as good" if abs(change) < 5e-5 else f"{percent(abs(change))} {'worse' if change > 0 else 'better'}"
-    )
-    return f"{worse}, {milliseconds(candidate.speeds[0].latency_p50_ms)}"
+    assert candidate.loss is not None  # noqa: S101 (`Context.add` has set it)
+    words = loss_in_words(candidate.loss.value)
+    if candidate.control_loss is not None:
+        words += f", and beside its control {loss_in_words(candidate.control_loss.value)}"
+    return f"{words}, {milliseconds(candidate.speeds[0].latency_p50_ms)}"
 
 
 def _decision(context: Context, kept: list[Candidate], found: list[Candidate]) -> str:

@@ -263,7 +263,7 @@ class SequenceLength(OptimizerPass):
             trial = try_training(
                 model, source, loss=work.loss(model), settings=settings, policy=policy_of(model), steps=steps
             )
-            found[length] = (source.items_per_batch / trial.steps.median_s, work.judge(model))
+            found[length] = (source.items_per_batch / trial.steps.median_s, work.judge(model, "validation"))
         metric = work.metric
         base_speed, base = found[choices.length]
         losses = {

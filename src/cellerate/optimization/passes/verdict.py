@@ -1,4 +1,4 @@
-"""The verdict: the best of all candidates that are good enough, measured again in a new process."""
+"""The verdict: the best of all candidates that are good enough, if it keeps its promise; timed in a new process."""
 
 import dataclasses
 import itertools
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
 from cellerate.optimization.context import ORIGINAL, Context
-from cellerate.optimization.judging import Judged, paired_loss
+from cellerate.optimization.judging import loss_in_words
 from cellerate.optimization.passes.loading import load_passes
+from cellerate.optimization.passes.promise import hold
 from cellerate.optimization.passes.steps import batch_items, step_gain, training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, settings_of, way_of
@@ -22,7 +23,7 @@ _NOISE = 1.5  # two timings of the same thing may differ by this factor
 
 
 def verdict(context: Context) -> Verdict:
-    """Chooses a model, copies its files to their final place, and measures it again.
+    """Chooses a model, judges it on the test part, copies its files to their final place, and times it again.
 
     Raises:
         OutputError: A file cannot be written.
@@ -30,8 +31,12 @@ def verdict(context: Context) -> Verdict:
     state, settings = context.state, context.settings
     state.candidates[:] = front(state.candidates, higher_is_better=context.workload.metric.higher_is_better)
     chosen = choose(state.candidates, settings.objective)
-    files, warnings = _copy(context, chosen), []
-    speeds, judged = chosen.speeds, state.judged[chosen.id]
+    promise, rejected = hold(context, chosen), None
+    warnings = list(promise.warnings)
+    if promise.broken:
+        # Not the second best in its place: that would be a choice by the test part.
+        rejected, chosen = chosen.id, context.before
+    files, speeds = _copy(context, chosen), chosen.speeds
     if chosen.file is not None and chosen.file.endswith(".cell"):
         context.listener.note("measuring it again in a process of its own")
         try:
@@ -40,21 +45,21 @@ def verdict(context: Context) -> Verdict:
         except ProbeError as error:
             warnings.append(f"These are the figures of the search: it could not be measured again, {error}.")
         else:
-            found = Speed(**again["speed"])
+            found = Speed(**again)
             if not 1 / _NOISE < found.per_s / speeds[0].per_s < _NOISE:
                 warnings.append(
                     f"It was {times(found.per_s / speeds[0].per_s)} as fast in a process of its own: something else "
                     "may use this machine."
                 )
-            speeds, judged = (found,), Judged(**again["judged"])
+            speeds = (found,)
     try:
         _train_as_before(context)
     except ProbeError as error:
         warnings.append(f"Training as it was chosen could not be measured on batches as before: {error}.")
-    rows = _rows(context, chosen, speeds, judged)
+    rows = _rows(context, chosen, speeds)
     _credit(context, chosen)
-    if chosen.id == ORIGINAL:
-        made = [one for one in state.candidates if one.id != ORIGINAL]
+    if chosen.id == ORIGINAL and rejected is None:
+        made = [one for one in state.candidates if one.id != ORIGINAL and not one.is_control]
         if not made:
             why = "No pass made another model"
         elif any(one.passes_gate for one in made):
@@ -63,12 +68,14 @@ def verdict(context: Context) -> Verdict:
             why = "No candidate passes the gate"
         warnings.append(f"{why}, so this one stays as it was.")
     return Verdict(
-        sentence=_sentence(context, chosen, rows),
+        sentence=_sentence(context, chosen, rows, promise.broken),
         chosen=chosen.id,
         rows=rows,
         files=files,
         training=_training(context),
         warnings=tuple(warnings),
+        tested=promise.tested,
+        rejected=rejected,
     )
 
 
@@ -95,21 +102,24 @@ def _train_as_before(context: Context) -> None:
 
 def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
     """Gives the best candidate that passes the gate, or the original; for training, one with an unchanged model."""
-    passing = [one for one in candidates if one.passes_gate or one.id == ORIGINAL]
+    # A control is to compare with. Who wants it wants `train`, and not a few steps of it.
+    passing = [one for one in candidates if (one.passes_gate or one.id == ORIGINAL) and not one.is_control]
     if objective == "training":
         changing = {name for name, kind in load_passes().items() if kind.changes_model}
         passing = [one for one in passing if one.made_by not in changing]
 
     def small(one: Candidate) -> tuple[int, float]:
         # A student and its twin have the same size.
-        return one.file_bytes, one.loss.value if one.loss else 0.0
+        return one.file_bytes, one.worst_loss
 
     if objective == "size":
         return min(passing, key=small)
 
     def rate(one: Candidate) -> float:
         first = one.speeds[0]
-        return (objective == "throughput" and first.throughput_per_s) or first.per_s
+        if objective == "throughput":
+            return first.throughput_per_s or first.per_s
+        return 1 / first.latency_p50_ms
 
     # Among those that another timing might order differently, the smallest.
     fastest = max(map(rate, passing))
@@ -117,7 +127,7 @@ def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
 
 
 def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
-    """Gives the candidates, marking those that no other beats in both quality and latency."""
+    """Gives the candidates, marking those that no other beats in both quality and latency; controls don't count."""
     sign = -1 if higher_is_better else 1
 
     def beats(one: Candidate, other: Candidate) -> bool:
@@ -126,8 +136,9 @@ def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Ca
         its = (sign * other.quality.value, other.speeds[0].latency_p50_ms)
         return mine != its and mine[0] <= its[0] and mine[1] <= its[1]
 
+    others = [one for one in candidates if not one.is_control]
     return [
-        dataclasses.replace(one, on_front=not any(beats(other, one) for other in candidates))
+        dataclasses.replace(one, on_front=not (one.is_control or any(beats(other, one) for other in others)))
         for one in candidates
     ]
 
@@ -151,7 +162,7 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
     return tuple(files)
 
 
-def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: Judged) -> tuple[Change, ...]:
+def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed]) -> tuple[Change, ...]:
     """The rows of the table of figures before and after."""
     state, work = context.state, context.workload
     original = context.before
@@ -166,7 +177,7 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: 
         rows.append(
             Change(
                 quantity="use",
-                label=f"{work.verb}, one at a time, from {before.way}",
+                label=f"{work.verb}, {work.alone}, from {before.way}",
                 before=before.per_s,
                 after=now(before).per_s,
                 unit=rate,
@@ -187,8 +198,8 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: 
         )
     best = original.speeds[-1]
     for label, was, becomes in (
-        ("latency, median", best.latency_p50_ms, now(best).latency_p50_ms),
-        ("latency, one in a hundred", best.latency_p99_ms, now(best).latency_p99_ms),
+        ("latency of a call, median", best.latency_p50_ms, now(best).latency_p50_ms),
+        ("latency of a call, one in a hundred", best.latency_p99_ms, now(best).latency_p99_ms),
     ):
         rows.append(
             Change(
@@ -214,9 +225,9 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed], judged: 
     rows.append(
         Change(
             quantity=None,
-            label=f"{work.metric.name}, {work.metric.source}",
-            before=state.judged[ORIGINAL].mean,
-            after=judged.mean,
+            label=f"{work.metric.name} on the test part",
+            before=state.tested[ORIGINAL].mean,
+            after=state.tested[chosen.id].mean,
             unit=work.metric.unit,
             higher_is_better=work.metric.higher_is_better,
         )
@@ -268,7 +279,7 @@ def _credit(context: Context, chosen: Candidate) -> None:
         brought[after.made_by] = (
             Change(
                 quantity="use",
-                label=f"{work.verb}, one at a time",
+                label=f"{work.verb}, {work.alone}",
                 before=before.speeds[0].per_s,
                 after=after.speeds[0].per_s,
                 unit=f"{work.item}/s",
@@ -293,7 +304,7 @@ def _credit(context: Context, chosen: Candidate) -> None:
         )
 
 
-def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> str:
+def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change], broken: str) -> str:
     work = context.workload
     told = []
     uses = [row for row in rows if row.quantity == "use" and row.higher_is_better]
@@ -305,23 +316,18 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change]) -> st
     training = [row for row in rows if row.quantity == "training"]
     if training:
         told.append(f"training {effect(training[0])[0]}")
+    if broken:
+        return " ".join([broken, *(f"{one[0].upper()}{one[1:]}." for one in told)])
     quality = next(row for row in rows if row.quantity is None)
-    metric = work.metric
-    judged = Judged((quality.after,), (1.0,))
-    loss = paired_loss(
-        Judged((quality.before,), (1.0,)), judged, higher_is_better=metric.higher_is_better
-    ).value
-    gate = percent(context.settings.max_quality_loss)
-    change = (
-        "as good as before"
-        if abs(loss) < 5e-5
-        else f"{percent(abs(loss))} {'worse' if loss > 0 else 'better'}"
-    )
+    state, gate = context.state, percent(context.settings.max_quality_loss)
+    change = loss_in_words(context.loss(state.tested[ORIGINAL], state.tested[chosen.id]).value)
     if not told:
         return f"The model stays as it was: nothing is faster within the gate of {gate}."
     first = ", ".join(told)
-    value = f"{quality.before:.4g} to {quality.after:.4g} {metric.name}"
-    return f"{first[0].upper()}{first[1:]}; quality {change} ({value}; allowed {gate})."
+    if chosen.id == ORIGINAL:
+        return f"{first[0].upper()}{first[1:]}; the model stays as it was."
+    value = f"{quality.before:.4g} to {quality.after:.4g} {work.metric.name}"
+    return f"{first[0].upper()}{first[1:]}; on the test part {change} ({value}; allowed {gate})."
 
 
 def _training(context: Context) -> str:

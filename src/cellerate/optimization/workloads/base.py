@@ -4,14 +4,26 @@ Passes know nothing of texts, series or lines; they know only this class, and ea
 """
 
 import abc
+from typing import Literal
 
 import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.judging import Judged
-from cellerate.report.record import Metric, Sample, Speed
+from cellerate.report.quality import Metric
+from cellerate.report.record import Sample, Speed
 from cellerate.runtime.packed import PackedModel
+
+Part = Literal["validation", "test"]
+"""The two parts of the data that nothing here trains on. Every choice looks at "validation"; "test" is for the
+verdict alone, which looks at it once everything is chosen."""
+
+SEEN_BY_TRAINING = {
+    True: ", by which its training may have chosen the best epoch",
+    False: ", which the model may have been trained on",
+}
+"""What an original may know of data that were held out of its training, and of data that were not."""
 
 
 class Workload(abc.ABC):
@@ -27,6 +39,7 @@ class Workload(abc.ABC):
         record: The given record.
         item: What the model makes in use: "characters", "forecasts", "lines".
         verb: What making it is called: "generation".
+        alone: How much of it is made at a time, when not many: "one text".
         data: The data, in words.
         fingerprint: A text that tells data apart.
         metric: The measure of quality.
@@ -36,6 +49,7 @@ class Workload(abc.ABC):
 
     item: str
     verb: str
+    alone: str = "one at a time"
     data: str
     fingerprint: str
     metric: Metric
@@ -63,8 +77,13 @@ class Workload(abc.ABC):
         """Gives the loss that training minimises."""
 
     @abc.abstractmethod
-    def judge(self, model: keras.Model | PackedModel) -> Judged:
-        """Judges a model on the held-out data, which are always the same."""
+    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
+        """Judges a model on a part of the data, which is always the same.
+
+        Args:
+            model: The model.
+            part: The part; only the verdict asks for "test".
+        """
 
     @abc.abstractmethod
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:

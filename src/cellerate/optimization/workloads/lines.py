@@ -16,8 +16,9 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import predict_speeds, speed
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import Workload
-from cellerate.report.record import Metric, Sample, Speed
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.report.quality import Metric
+from cellerate.report.record import Sample, Speed
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.embed import embed_lines, line_loss, line_model_of, reconstruct_lines, split_lines
 from cellerate.tasks.settings import LineOptions
@@ -60,27 +61,42 @@ class LineWorkload(Workload):
         told = record.payload.get("validation_fraction", LineOptions.validation_fraction)
         fraction = told or LineOptions.validation_fraction
         self._train, held_out = split_lines(lines, fraction, split_seed)
-        self._held_out = held_out[:_MOST_LINES]
-        if not self._held_out:
+        middle = len(held_out) // 2
+        if not middle:
             raise DataError(
-                f"of {len(lines):,} lines none is held out to judge the model on: give more lines."
+                f"of {len(lines):,} lines {len(held_out)} are held out to judge the model on; it takes two: give "
+                "more lines."
             )
+        self._held_out: dict[Part, list[str]] = {
+            "validation": held_out[:middle][:_MOST_LINES],
+            "test": held_out[middle:][:_MOST_LINES],
+        }
         self._common: dict[str, Any] = {
             "max_length": self._model.max_length,
             "padding": self._model.padding,
             "errors": "replace",
         }
-        rows = min(_ROWS, len(self._held_out))
-        batches = LineBatches(self._held_out, self._model.vocabulary, batch_size=rows, **self._common)
-        self.fingerprint = batches.fingerprint()
-        self._batches = [batches.batch(0, index) for index in range(len(batches))]
+        self._batches, fingerprints = {}, []
+        for part, some in self._held_out.items():
+            rows = min(_ROWS, len(some))
+            batches = LineBatches(some, self._model.vocabulary, batch_size=rows, **self._common)
+            fingerprints.append(batches.fingerprint())
+            self._batches[part] = [batches.batch(0, index) for index in range(len(batches))]
+        self.fingerprint = " ".join(fingerprints)
         self.data = f"{len(lines):,} lines"
-        seen = " that were held out" if told else ", which the model may have been trained on"
+
+        def source(part: Part, half: str) -> str:
+            return (
+                f"{len(self._held_out[part]):,} lines of the {part} part, each character predicted from those before "
+                f"it: the {half} half of the lines that are held out{SEEN_BY_TRAINING[bool(told)]}"
+            )
+
         self.metric = Metric(
             name="token accuracy",
             unit="",
             higher_is_better=True,
-            source=f"{len(self._held_out):,} lines{seen}, each character predicted from those before it",
+            source=source("validation", "first"),
+            test_source=source("test", "second"),
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
@@ -94,10 +110,10 @@ class LineWorkload(Workload):
         """The cross-entropy of the characters, line ends among them."""
         return line_loss()
 
-    def judge(self, model: keras.Model | PackedModel) -> Judged:
+    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
         """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
-        for inputs, target, weight in self._batches:
+        for inputs, target, weight in self._batches[part]:
             if isinstance(model, PackedModel):
                 (name,) = set(model.outputs) - {"vector"}
                 logits: Any = model.predict(inputs, [name])
@@ -124,7 +140,7 @@ class LineWorkload(Workload):
     def _inputs(self, rows: int) -> np.ndarray:
         """(rows, S) ids of lines of similar length: the first bucket that is neither the shortest nor the longest."""
         batches = encode_batches(
-            self._held_out,
+            self._held_out["validation"],
             self._model.vocabulary,
             _ROWS,
             self._model.max_length,
@@ -138,7 +154,7 @@ class LineWorkload(Workload):
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """Lines reconstructed from their vectors; for a packed model, from the vectors it makes."""
-        lines = self._held_out[:_SAMPLES]
+        lines = self._held_out["validation"][:_SAMPLES]
         known = line_model_of("the model", model, self.record)
         vectors = (
             packed.embed(lines, errors="replace")

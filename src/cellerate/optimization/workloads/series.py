@@ -9,17 +9,19 @@ import keras
 import numpy as np
 
 from cellerate.data.batches import BatchSource
-from cellerate.data.series import SeriesPart, open_series
+from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import predict_speeds, speed
 from cellerate.optimization.judging import Judged, judged
-from cellerate.optimization.workloads.base import Workload
-from cellerate.report.record import ForecastSample, Metric, Sample, Speed
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.report.quality import Metric
+from cellerate.report.record import ForecastSample, Sample, Speed
 from cellerate.runtime.forecasting import forecast_windows, reading_arguments
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.series import series_loss, series_model_of
 from cellerate.tasks.series_batches import check_series_model, count_windows, raw_windows, series_sources
+from cellerate.tasks.settings import SeriesOptions
 
 _ROWS = 256
 _MOST_BATCHES = 16
@@ -63,26 +65,20 @@ class SeriesWorkload(Workload):
         self.batch_size = self._options.batch_size
         self.fingerprint = self._data.fingerprint
         self.data = f"{self._data.rows:,} rows of a series, {', '.join(self._data.target_names)} to forecast"
-        part, name = self._held_out()
-        windows = raw_windows(part, self._options, min(_ROWS, count_windows(part, self._options)))
-        chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
-        self._judged = [windows.batch(0, int(index)) for index in chosen]
-        count = int(sum((weight > 0).sum() for _, _, weight in self._judged))
+        self._judged: dict[Part, list[Any]] = {}
+        sources: dict[Part, str] = {}
+        for name, (part, words) in judged_parts(self._data, self._options).items():
+            windows = raw_windows(part, self._options, min(_ROWS, count_windows(part, self._options)))
+            chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
+            self._judged[name] = [windows.batch(0, int(index)) for index in chosen]
+            count = int(sum((weight > 0).sum() for _, _, weight in self._judged[name]))
+            sources[name] = f"{count:,} windows of the {name} part{words}"
         self.metric = Metric(
             name="mean absolute error",
             unit="standard deviations",
             higher_is_better=False,
-            source=f"{count:,} windows of {name}",
-        )
-
-    def _held_out(self) -> tuple[SeriesPart, str]:
-        split = self._split
-        for part, name in ((split.test, "the test part"), (split.validation, "the validation part")):
-            if count_windows(part, self._options):
-                return part, name
-        raise DataError(
-            f"no window of {self._options.window} rows and a horizon of {self._options.horizon} fits into what "
-            "training held out: give a longer series."
+            source=sources["validation"],
+            test_source=sources["test"],
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
@@ -94,7 +90,7 @@ class SeriesWorkload(Workload):
         """Gives the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
-    def judge(self, model: keras.Model | PackedModel) -> Judged:
+    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
         """The mean absolute error of each window, in standard deviations of the training part.
 
         If quantiles are forecast, it is the error of the median.
@@ -103,7 +99,7 @@ class SeriesWorkload(Workload):
         scale = self._scaler.scale[targets]
         predict = _predict(model)
         found = []
-        for past, future, weight in self._judged:
+        for past, future, weight in self._judged[part]:
             made = self._forecast(predict, past)
             point = made[..., self._middle()] if self._quantiles else made
             error = np.abs(point - future[..., targets]) / scale
@@ -136,12 +132,13 @@ class SeriesWorkload(Workload):
 
     def _inputs(self, rows: int) -> np.ndarray:
         columns = list(self._data.feature_columns)
-        past = self._judged[0][0][..., columns]
+        past = self._judged["validation"][0][0][..., columns]
         return self._scaler.transform(np.resize(past, (rows, *past.shape[1:])), columns)
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
-        """Forecasts for windows spread over the held-out part."""
-        past, future, weight = self._judged[len(self._judged) // 2]
+        """Forecasts for windows spread over the validation part."""
+        batches = self._judged["validation"]
+        past, future, weight = batches[len(batches) // 2]
         rows = np.linspace(0, int((weight > 0).sum()) - 1, _SAMPLES).astype(int)
         made = self._forecast(_predict(packed or model), past)
         target = self._data.target_columns[0]
@@ -162,6 +159,49 @@ class SeriesWorkload(Workload):
                 )
             )
         return Sample(forecasts=tuple(samples))
+
+
+def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[SeriesPart, str]]:
+    """Gives the parts to judge on, each with words on what its rows are to the original.
+
+    These are the validation and the test part of training. If one of them fits no window, the other is split
+    in time; between the halves lie as many rows as a window and its horizon have, and no row is in both.
+
+    Raises:
+        DataError: No window fits into one of them.
+    """
+    train, validation = options.train_fraction, options.validation_fraction
+    split, known = data.split(train, validation), SEEN_BY_TRAINING[True]
+    fits = [count_windows(part, options) > 0 for part in (split.validation, split.test)]
+    if all(fits):
+        return {"validation": (split.validation, known), "test": (split.test, "")}
+    if fits[0]:
+        halves, words = data.split(train, validation / 2), f" of training's validation part{known}"
+    else:
+        begin = min(1.0, train + validation)
+        halves, words = data.split(begin, (1 - begin) / 2), " of the rows that training never saw"
+    later = _apart(halves.test, options)
+    if not (count_windows(halves.validation, options) and count_windows(later, options)):
+        raise DataError(
+            f"no two windows of {options.window} rows and a horizon of {options.horizon} that share no row fit into "
+            "what training held out: give a longer series."
+        )
+    return {
+        "validation": (halves.validation, f": the first half{words}"),
+        "test": (later, f": the second half{words}"),
+    }
+
+
+def _apart(part: SeriesPart, options: SeriesOptions) -> SeriesPart:
+    """Gives a part without what its windows share with the rows before it, and as many rows more as a horizon has."""
+    bounds = []
+    for floor, begin, stop in part.bounds:
+        # A stretch behind a gap in the series has no row before it.
+        first = begin + options.horizon if floor < begin else begin
+        start = first + options.window if floor < begin else begin
+        if start < stop:
+            bounds.append((max(floor, first), start, stop))
+    return dataclasses.replace(part, bounds=tuple(bounds))
 
 
 def _predict(model: keras.Model | PackedModel) -> Callable[[np.ndarray], Any]:

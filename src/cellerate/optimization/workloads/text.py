@@ -20,8 +20,9 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import speed
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import Workload
-from cellerate.report.record import Metric, Sample, Speed
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.report.quality import Metric
+from cellerate.report.record import Sample, Speed
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.scoring import score_ids
 from cellerate.tasks.generating import generate_text
@@ -32,7 +33,7 @@ from cellerate.tasks.text_batches import check_text_model, predicts_every_step, 
 _MOST_WINDOWS = 1600
 _ROWS = 64
 _HELD_OUT = 0.05  # of a text, if nothing of it was held out
-_PROMPT, _SAMPLE, _PIECE = 60, 300, 32  # characters
+_PROMPT, _SAMPLE = 60, 300  # characters
 _TEMPERATURE = 0.8
 
 
@@ -52,6 +53,7 @@ class TextWorkload(Workload):
 
     item = "characters"
     verb = "generation"
+    alone = "one text"
 
     def __init__(self, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int) -> None:
         super().__init__(model, record, seed)
@@ -78,39 +80,56 @@ class TextWorkload(Workload):
             exclude=self._options.exclude,
         )
         fraction = self._options.validation_fraction or _HELD_OUT
-        self._head, self._tail = self._text.split(fraction)
+        self._head, tail = self._text.split(fraction)
+        middle = len(tail) // 2
+        self._tails: dict[Part, np.ndarray] = {"validation": tail[:middle], "test": tail[middle:]}
         self.length = model.inputs[0].shape[1] or self._options.length
         self.fingerprint = self._text.fingerprint
         unit = self.tokenizer.unit
         self.data = f"{self._text.characters:,} characters of text"
         self._windows = self._held_out_windows()
-        tokens = len(self._windows) * (len(self._windows[0]) - 1 if predicts_every_step(model) else 1)
-        seen = "" if self._options.validation_fraction else ", which the model may have been trained on"
+        texts = {part: self.tokenizer.decode(ids) for part, ids in self._tails.items()}
+        self._tokens_per_character = {
+            part: len(ids) / max(1, len(texts[part])) for part, ids in self._tails.items()
+        }
+        seen = SEEN_BY_TRAINING[self._options.validation_fraction > 0]
+
+        def source(part: Part, half: str) -> str:
+            windows = self._windows[part]
+            steps = len(windows[0]) - 1
+            tokens = len(windows) * (steps if predicts_every_step(model) else 1)
+            return (
+                f"{tokens:,} {unit} of the {part} part, in windows of {steps}: the {half} half of the last "
+                f"{percent(fraction)} of the text{seen}"
+            )
+
         self.metric = Metric(
             name="bits per character",
             unit="bits",
             higher_is_better=False,
-            source=f"{tokens:,} {unit} of the last {percent(fraction)} of the text{seen}, in windows of "
-            f"{len(self._windows[0]) - 1}",
+            source=source("validation", "first"),
+            test_source=source("test", "second"),
         )
-        text = self.tokenizer.decode(self._tail)
-        self._tokens_per_character = len(self._tail) / max(1, len(text))
+        text = texts["validation"]
         start = text.find("\n") + 1
         self._prompt = text[start : start + _PROMPT].strip() or text[:_PROMPT]
 
-    def _held_out_windows(self) -> list[np.ndarray]:
-        """Ids to judge on: windows spread over the held-out part, each predicted from its first id on."""
+    def _held_out_windows(self) -> dict[Part, list[np.ndarray]]:
+        """Ids to judge on: windows spread over each part, each predicted from its first id on."""
         assert self.length is not None  # noqa: S101 (set just before)
         whole = self.model.inputs[0].shape[1] is not None or not predicts_every_step(self.model)
-        if len(self._tail) < 2 or (whole and len(self._tail) <= self.length):
+        shortest = min(map(len, self._tails.values()))
+        if shortest < 2 or (whole and shortest <= self.length):
             raise DataError(
-                f"the held-out part of the text has {len(self._tail):,} {self.tokenizer.unit}: too few to judge a "
+                f"each half of the text that is held out has {shortest:,} {self.tokenizer.unit}: too few to judge a "
                 "model on. Give a longer text."
             )
-        length = min(self.length, len(self._tail) - 1)
-        count = (len(self._tail) - 1) // length
-        chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_WINDOWS)).astype(int))
-        return [np.asarray(self._tail[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
+        length, found = min(self.length, shortest - 1), {}
+        for part, ids in self._tails.items():
+            count = (len(ids) - 1) // length
+            chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_WINDOWS)).astype(int))
+            found[part] = [np.asarray(ids[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
+        return found
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
         """See `Workload.source`; a text too short for the batch gives the largest batch it fills."""
@@ -123,15 +142,15 @@ class TextWorkload(Workload):
         """The cross-entropy, in nats."""
         return text_loss(model)
 
-    def judge(self, model: keras.Model | PackedModel) -> Judged:
+    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
         """Bits per character of each window, read from a state of zeros.
 
         A packed model is judged step by step, as it generates, if it can generate.
         """
-        nats = self._nats_packed(model) if isinstance(model, PackedModel) else self._nats(model)
-        return judged(nats / math.log(2) * self._tokens_per_character)
+        nats_of = self._nats_packed if isinstance(model, PackedModel) else self._nats
+        return judged(nats_of(model, self._windows[part]) / math.log(2) * self._tokens_per_character[part])
 
-    def _nats(self, model: Any) -> np.ndarray:
+    def _nats(self, model: Any, all_windows: list[np.ndarray]) -> np.ndarray:
         """(windows,) nats from the outputs of a model for whole windows."""
         every_step = predicts_every_step(self.model)
         probabilities = gives_probabilities(self.model)
@@ -139,10 +158,10 @@ class TextWorkload(Workload):
         packed = isinstance(model, PackedModel)
         predict = model.predict if packed else model.predict_on_batch
         found = []
-        for start in range(0, len(self._windows), rows):
+        for start in range(0, len(all_windows), rows):
             if not packed:
                 forget_states(model)
-            windows = np.stack(self._windows[start : start + rows])
+            windows = np.stack(all_windows[start : start + rows])
             # All batches get the same shape, because another would be compiled again.
             filled = np.concatenate([windows, np.repeat(windows[-1:], rows - len(windows), axis=0)])
             outputs = np.asarray(predict(filled[:, :-1]), np.float32)[: len(windows)]
@@ -153,21 +172,21 @@ class TextWorkload(Workload):
             forget_states(model)
         return np.concatenate(found)
 
-    def _nats_packed(self, model: PackedModel) -> np.ndarray:
+    def _nats_packed(self, model: PackedModel, windows: list[np.ndarray]) -> np.ndarray:
         if predicts_every_step(self.model):
             try:
                 steps = model.steps
             except ModelError:
-                return self._nats(model)
-            scores = score_ids(steps, self._windows, [len(w) for w in self._windows], context=None)
+                return self._nats(model, windows)
+            scores = score_ids(steps, windows, [len(w) for w in windows], context=None)
             return np.array([score.nats_per_token for score in scores])
-        return self._nats(model)
+        return self._nats(model, windows)
 
     def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
         """Measures one call of `predict`, or of `predict_on_batch`, per character, with the state going in and out.
 
-        This is the fastest way to use them. Predicting from all the text so far, as many do, is slower in
-        proportion to the length of the text.
+        Predicting from all the text so far, as many do, is slower in proportion to the length of the text; a loop
+        over many characters that the backend compiles as a whole is faster, and is not measured here.
         """
         single, several = step_model(model, 1), step_model(model, _ROWS)
         return (
@@ -196,25 +215,27 @@ class TextWorkload(Workload):
         return draw
 
     def packed_speed(self, model: PackedModel) -> Speed:
-        """Measures `generate` for one text and for 64; the latency is per character within a stream's pieces."""
+        """Measures a call for one character, calls that draw many characters of one text, and `generate` of 64.
+
+        The first is the latency: what a caller waits for the next character. The second is the speed of a
+        text, which needs no call for each of its characters.
+        """
+        first = self._windows["validation"][0][None]
         try:
             stepper = model.stepper()
         except (BackendError, ModelError):
-            window = self._windows[0][None, :-1]
-            return speed("packed predict", lambda: model.predict(window), None, 1)
-        stepper.read(np.asarray(self._windows[0][None, :_PROMPT]))
+            return speed("packed predict", lambda: model.predict(first[:, :-1]), None, 1)
+        stepper.read(first[:, :_PROMPT])
         rules = SamplingRules(temperature=_TEMPERATURE, seed=1)
 
-        def several(count: int) -> None:
+        def draw(count: int) -> None:
             stepper.draw(count, rules)
 
         def many() -> None:
             prompts = [self._prompt] * _ROWS
             model.generate(prompts, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore")
 
-        return speed(
-            "packed", lambda: several(_PIECE), many, _ROWS, several=several, each=_PIECE, steps=_SAMPLE
-        )
+        return speed("packed", lambda: draw(1), many, _ROWS, several=draw, steps=_SAMPLE)
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """A continuation of a held-out line."""

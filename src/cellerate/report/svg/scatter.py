@@ -9,13 +9,14 @@ from cellerate.format import milliseconds
 from cellerate.report.svg import canvas
 from cellerate.report.svg.canvas import Box, Chart, Scale
 
-Kind = Literal["original", "chosen", "passes", "fails"]
+Kind = Literal["original", "chosen", "passes", "fails", "control"]
 
 _WORDS: dict[Kind, str] = {
     "original": "original",
     "chosen": "chosen",
     "passes": "passes the gate",
     "fails": "fails the gate",
+    "control": "control",
 }
 _MOST_LABELS = 40  # more would cover each other, and finding places for them would take seconds
 
@@ -127,6 +128,8 @@ def _marker(kind: Kind, x: float, y: float) -> Markup:
     if kind == "chosen":
         ring = canvas.element("circle", cx=x, cy=y, r=9.5, class_="ring")
         return ring + canvas.marker(0, x, y, "dot chosen", 5.5)
+    if kind == "control":
+        return canvas.marker(2, x, y, "dot control", 5)
     if kind == "passes":
         return canvas.marker(0, x, y, "dot passes", 5)
     return canvas.element("path", d=f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10", class_="cross")

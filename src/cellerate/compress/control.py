@@ -1,0 +1,90 @@
+"""The control of a compression: the same model, not compressed, trained as much further and on the same batches.
+
+A model that is trained while it is compressed may be better than the original for that alone. Only beside its
+control does it show what the compression itself costs.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.compress.fitting import Course, Data, Judge, Keeper, OnStep, endless, fine_tune
+from cellerate.layers.accelerate import restore
+from cellerate.models.rewrite import describe, rebuild
+
+
+def train_further(
+    model: keras.Model,
+    data: Data,
+    *,
+    loss: Any,
+    steps: int,
+    learning_rate: float,
+    judge: Judge,
+    seed: int,
+    parts: int = 1,
+    batch_size: int = 64,
+    on_step: OnStep | None = None,
+) -> keras.Model:
+    """Trains a copy of a model as `prune`, `distill` and `quantize` train theirs.
+
+    With the same arguments it sees the same batches in the same order, at the same learning rates, and of four
+    stages of its training the best is kept, as theirs.
+
+    Args:
+        model: A built Functional or Sequential model. It is not changed.
+        data: The training data, as `fitting.Data`.
+        loss: A Keras loss.
+        steps: How many batches to train on, at least 1.
+        learning_rate: The learning rate at the start of training; it falls to 0.
+        judge: Returns how bad a model is, and so decides which stage is kept.
+        seed: The seed for the order of the batches.
+        parts: In how many stretches, each with an optimizer of its own: `quantize.STRETCHES` for a control of
+            that; 1 for the others.
+        batch_size: Rows per batch, if data are arrays.
+        on_step: Called after each step with how many are done, how many there are, and the loss.
+
+    Returns:
+        The copy, not compiled.
+
+    Raises:
+        DataError: There is no batch.
+        ModelError: The model cannot be rebuilt.
+        TrainingError: The loss is no longer a finite number.
+    """
+    copy = rebuild(model, describe(model))
+    batches, course, keeper = endless(data, batch_size, seed), Course(steps, on_step), Keeper(copy, judge)
+    for length in stretches(steps, parts):
+        fine_tune(
+            copy,
+            batches,
+            loss=loss,
+            steps=length,
+            learning_rate=learning_rate,
+            course=course,
+            keeper=keeper if parts == 1 else None,
+        )
+        if parts > 1:
+            keeper.look()
+    keeper.restore()
+    restore(copy)
+    return copy
+
+
+def stretches(steps: int, parts: int) -> list[int]:
+    """Gives the steps of each of at most `parts` stretches of about the same length; none is empty."""
+    return [length for length in np.diff(np.linspace(0, steps, parts + 1).astype(int)).tolist() if length]
+
+
+def ahead(
+    batches: Iterator[tuple[Any, ...]], count: int
+) -> tuple[list[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
+    """Looks at the next batches without taking them: gives them, and an iterator that replaces the given one.
+
+    What is looked at to choose units or scales is so trained on as well, and a control sees the same batches.
+    """
+    seen = list(itertools.islice(batches, count))
+    return seen, itertools.chain(seen, batches)

@@ -1,0 +1,106 @@
+"""How long candidates are trained further, and what their control has to say.
+
+All passes that train share one number of steps where they can, so that one control serves them all.
+"""
+
+from cellerate.format import percent
+from cellerate.optimization.context import Context
+from cellerate.optimization.passes.base import NotNeededError
+from cellerate.optimization.passes.loading import chosen_passes
+from cellerate.report.effects import loss_reach
+from cellerate.report.quality import Interval
+from cellerate.report.record import Candidate
+
+LEARNING_RATE = 4e-3
+"""Adam's learning rate at the start, for pruned models, students and their control."""
+GENTLE_RATE = 1e-4
+"""The same for quantised models, which only adapt to rounding, and their control."""
+LEAST_STEPS = 50
+
+# Trainings of a distilling, in those of the original: the student needs its teacher's forward pass besides.
+DISTILLING = 2.5
+# The share of the time left that trainings may take; the rest is for packing, judging and timing.
+_SHARE = 0.8
+_REST_S = 20.0
+# With more time than planned for this many times as many steps, as in a later call with a larger budget, a
+# number decided before is given up.
+_MORE = 4
+
+
+def step_s(context: Context) -> float:
+    """The seconds per training step of the original on the fastest kernels, with its own batch size."""
+    first = context.state.training_steps[0]
+    alike = [step for step in context.state.training_steps if step.batch_size == first.batch_size]
+    return min(step.step_ms for step in alike) / 1e3
+
+
+def least_s(context: Context, trainings: float) -> float:
+    """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
+    return _REST_S + LEAST_STEPS * step_s(context) * (trainings + _controls(context))
+
+
+def further_steps(context: Context, now: float, later: float = 0.0) -> int:
+    """Gives how many steps to train candidates further: the number decided before, if there is time for it.
+
+    Args:
+        context: The context.
+        now: How many trainings of the original the pass takes as long as.
+        later: The same for the passes to come.
+
+    Raises:
+        NotNeededError: There is no time for a training worth its name.
+    """
+    decided, left = context.state.further_steps, max(0.0, context.seconds_left() - _REST_S)
+    if decided is not None:
+        needed = decided * step_s(context) * (now + _controls(context))
+        most = min(context.settings.steps, _fitting(context, _SHARE * left, now + later))
+        if needed <= left and most < _MORE * decided:
+            return decided
+    fitting = _fitting(context, _SHARE * left, now + later + 1)
+    if fitting < LEAST_STEPS:
+        raise NotNeededError(
+            f"there is no time for {LEAST_STEPS} steps of training and as many of a control: give a larger "
+            "time_budget"
+        )
+    context.state.further_steps = min(context.settings.steps, fitting)
+    return context.state.further_steps
+
+
+def fine_tuning_steps(context: Context) -> int:
+    """Gives how many steps a quantised model may be trained: each of two precisions, and their control."""
+    left = max(0.0, context.seconds_left() - _REST_S)
+    return min(context.settings.steps, _fitting(context, 0.5 * left, 3))
+
+
+def distilling(context: Context) -> float:
+    """Gives how many trainings the pass distill is still to take: none if the run has no such pass, or had it."""
+    done = {one.name for one in context.state.passes if one.status == "done"}
+    return DISTILLING if "distill" in chosen_passes(context.settings).keys() - done else 0.0
+
+
+def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
+    """Gives a note if a control is certainly better than the original, and none otherwise."""
+    return tuple(
+        better_buy(one, one.loss, "the validation part")
+        for one in candidates
+        if one.is_control and one.loss and one.loss.high < 0
+    )
+
+
+def better_buy(control: Candidate, loss: Interval, where: str) -> str:
+    """Says that the original has not finished learning, and how much plain further training is worth."""
+    return (
+        f"Plain further training is the better buy: {control.title} is {percent(-loss.value)} better on {where} (95 % "
+        f"interval {loss_reach(loss)}), with nothing removed or rounded. Train the model to its end first, then "
+        "optimize it."
+    )
+
+
+def _controls(context: Context) -> int:
+    """How many controls of the decided number of steps are still to be trained: 0 or 1."""
+    steps = context.state.further_steps
+    return 0 if steps is not None and context.candidate(context.control_id(steps, LEARNING_RATE)) else 1
+
+
+def _fitting(context: Context, seconds: float, trainings: float) -> int:
+    return int(seconds / (max(trainings, 1) * step_s(context)))

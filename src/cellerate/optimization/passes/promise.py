@@ -1,0 +1,117 @@
+"""The promise that a chosen model is no worse than the gate allows, held against data that no choice has seen.
+
+Only this module looks at the test part, and only once everything is chosen: a part that helped to choose tells
+what was chosen for, not how good it is.
+"""
+
+import dataclasses
+
+from cellerate.format import percent
+from cellerate.layers.accelerate import accelerate
+from cellerate.models.storage import load_model
+from cellerate.optimization.context import ORIGINAL, Context
+from cellerate.optimization.judging import Judged, interval
+from cellerate.optimization.passes.further import better_buy
+from cellerate.report.effects import loss_reach
+from cellerate.report.quality import Interval, Tested
+from cellerate.report.record import Candidate
+from cellerate.runtime.packed import load
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+    """What the test part says of a chosen model.
+
+    Attributes:
+        tested: The original, its control and the chosen model.
+        broken: A sentence on how the promise is broken; "" if it is kept.
+        warnings: What the test part leaves in doubt.
+    """
+
+    tested: tuple[Tested, ...]
+    broken: str
+    warnings: tuple[str, ...]
+
+
+def hold(context: Context, chosen: Candidate) -> Promise:
+    """Judges the chosen model, the original and a control on the test part; the figures become part of the state."""
+    context.listener.note("judging it on the test part")
+    before = _judge(context, context.before)
+    control = _control_of(context, chosen)
+    beside = None if control is None else _judge(context, control)
+    tested = [Tested(candidate=ORIGINAL, role="before", quality=interval(before))]
+    warnings = []
+    if control is not None and beside is not None:
+        loss = context.loss(before, beside)
+        tested.append(Tested(candidate=control.id, role="control", quality=interval(beside), loss=loss))
+        if loss.high < 0:
+            warnings.append(better_buy(control, loss, "the test part"))
+    broken = ""
+    if chosen.id != ORIGINAL:
+        after = _judge(context, chosen)
+        loss = context.loss(before, after)
+        control_loss = context.loss(beside, after) if beside is not None and chosen.control else None
+        broken, doubt = _held_against(context, chosen, loss, control_loss)
+        warnings += doubt
+        tested.append(
+            Tested(
+                candidate=chosen.id,
+                role="rejected" if broken else "after",
+                quality=interval(after),
+                loss=loss,
+                control_loss=control_loss,
+            )
+        )
+    return Promise(tuple(tested), broken, (*warnings, *_seen_before(context, chosen)))
+
+
+def _judge(context: Context, one: Candidate) -> Judged:
+    """Judges a model as it is used: the original in Keras, a packed one from its file."""
+    if one.file is None:
+        model = context.workload.model
+    elif one.file.endswith(".cell"):
+        model = load(context.folder / one.file)
+    else:
+        model = accelerate(load_model(context.folder / one.file)[0])
+    context.state.tested[one.id] = context.workload.judge(model, "test")
+    return context.state.tested[one.id]
+
+
+def _control_of(context: Context, chosen: Candidate) -> Candidate | None:
+    """Gives the control of a model; for one that was not trained further, the best that the run has."""
+    if chosen.control is not None:
+        return context.candidate(chosen.control)
+    controls = [one for one in context.state.candidates if one.is_control]
+    return min(controls, key=lambda one: one.worst_loss, default=None)
+
+
+def _held_against(
+    context: Context, chosen: Candidate, loss: Interval, control_loss: Interval | None
+) -> tuple[str, list[str]]:
+    """Gives how the promise is certainly broken, or "", and where it is in doubt."""
+    limit = percent(context.settings.max_quality_loss)
+    doubt = []
+    for one, words in ((loss, "the original"), (control_loss, "the original trained as long")):
+        if one is None or context.allowed(one.value):
+            continue
+        told = f"is {percent(one.value)} worse than {words} (95 % interval {loss_reach(one)}), and {limit} is allowed"
+        if not context.allowed(one.low):
+            return (
+                f"The promise is broken: on the test part, {chosen.title} {told}. The original is kept.",
+                [],
+            )
+        doubt.append(f"On the test part, {chosen.title} {told}. That may be chance, so it is kept.")
+    return "", doubt
+
+
+def _seen_before(context: Context, chosen: Candidate) -> list[str]:
+    """Warns if an earlier verdict in the folder was on another model."""
+    controls = {one.id for one in context.state.candidates if one.is_control}
+    others = context.state.tested.keys() - controls - {ORIGINAL, chosen.id}
+    if not others:
+        return []
+    return [
+        f"An earlier verdict of this run judged {', '.join(sorted(others))} on the test part: if the run goes on "
+        "because of that, the test part has helped to choose. To be sure, judge the model on new data (cellerate "
+        "evaluate)."
+    ]

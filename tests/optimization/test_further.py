@@ -1,0 +1,163 @@
+"""How long candidates are trained further: decided once, so that one control serves them all, while time allows."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from cellerate.optimization.context import Context
+from cellerate.optimization.passes import further
+from cellerate.optimization.passes.base import NotNeededError
+from cellerate.optimization.passes.further import (
+    DISTILLING,
+    LEARNING_RATE,
+    distilling,
+    fine_tuning_steps,
+    further_steps,
+    least_s,
+    plain_training,
+)
+from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import Choices, State
+from cellerate.report.quality import Interval
+from cellerate.report.record import CONTROL, Candidate, Pass, TrainingStep
+
+pytestmark = pytest.mark.keras
+
+# A step takes a tenth of a second on the fastest kernels.
+STEPS = [
+    TrainingStep("Keras", 8, None, 500.0, 1.0, 1.0, 1.0),
+    TrainingStep("fused", 8, None, 100.0, 1.0, 1.0, 1.0),
+]
+CONTROLLED = Candidate(
+    id="",
+    title="the original trained 9 steps further",
+    made_by=CONTROL,
+    precision="float32",
+    parameters=1,
+    file_bytes=1,
+    quality=None,
+    loss=Interval(-0.03, -0.04, -0.02),
+    passes_gate=True,
+    speeds=(),
+)
+
+
+class Clocked(Context):
+    """A context with so many seconds left."""
+
+    left = 0.0
+
+    def seconds_left(self):
+        return self.left
+
+
+@pytest.fixture
+def context():
+    choices = Choices("auto", "float32", 8, 1, None, "int8")
+    state = State(identity={}, choices=choices, started="", training_steps=list(STEPS))
+    return Clocked(SimpleNamespace(), OptimizeSettings(), None, None, (), "", state, None, 0.0)
+
+
+def train_control(context, steps):
+    name = context.control_id(steps, LEARNING_RATE)
+    context.state.candidates.append(dataclasses.replace(CONTROLLED, id=name))
+
+
+def test_steps_are_planned_for_all_that_train_and_for_their_control(context):
+    context.left = 20 + 1000
+    # Two prunings, a distilling and the control: 5.5 trainings in four fifths of the time.
+    assert further_steps(context, 1, 1 + DISTILLING) == int(800 / 5.5 / 0.1) == context.state.further_steps
+
+
+def test_steps_are_no_more_than_the_settings_ask_for(context):
+    context.left = 1e6
+    assert further_steps(context, 1) == 2000
+
+
+def test_steps_stay_as_they_were_decided_so_that_the_control_serves_again(context):
+    context.left = 1020
+    steps = further_steps(context, 1, DISTILLING)
+    train_control(context, steps)
+    # The control and a pruned model took their time; what is left would do for more, or for a little fewer.
+    for left in (1020 - 2 * steps * 0.1, 20.1 + DISTILLING * steps * 0.1):
+        context.left = left
+        assert further_steps(context, DISTILLING) == steps
+
+
+def test_steps_are_cut_where_the_time_left_is_too_short_for_them(context):
+    context.left = 1020
+    steps = further_steps(context, 1)
+    train_control(context, steps)
+    context.left = 19 + steps * 0.1
+    found = further_steps(context, 1)
+    # Fewer, with a control of their own.
+    assert found == int(0.8 * (context.left - 20) / 2 / 0.1) < steps
+
+
+def test_steps_grow_in_a_later_call_with_far_more_time(context):
+    context.left = 60
+    few = further_steps(context, 1, 1)
+    train_control(context, few)
+    context.left = 2000
+    assert further_steps(context, 1, 1) == 2000 > 4 * few
+
+
+@pytest.mark.parametrize("decided", [None, 400])
+def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
+    context.state.further_steps = decided
+    # 50 steps of each take 10 s, in four fifths of what is left.
+    context.left = 20 + 12.4
+    with pytest.raises(NotNeededError, match="no time for 50 steps of training and as many of a control"):
+        further_steps(context, 1)
+    assert context.state.further_steps == decided
+    context.left = 20 + 12.6
+    assert further_steps(context, 1) == 50
+
+
+def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
+    assert least_s(context, 1) == pytest.approx(20 + 50 * 0.1 * 2)
+    context.state.further_steps = 300
+    assert least_s(context, DISTILLING) == pytest.approx(20 + 50 * 0.1 * 3.5)
+    train_control(context, 300)
+    assert least_s(context, DISTILLING) == pytest.approx(20 + 50 * 0.1 * 2.5)
+
+
+def test_fine_tuning_takes_half_of_the_time_for_two_models_and_their_control(context):
+    context.left = 20 + 61
+    assert fine_tuning_steps(context) == 101
+    context.left = 5
+    assert fine_tuning_steps(context) == 0
+
+
+def test_distilling_is_counted_while_it_is_to_come(context):
+    assert distilling(context) == DISTILLING
+    context.state.passes.append(Pass(name="distill", title="", status="skipped"))
+    assert distilling(context) == DISTILLING
+    context.state.passes[:] = [Pass(name="distill", title="", status="done")]
+    assert distilling(context) == 0
+    context.state.passes.clear()
+    context.settings = OptimizeSettings(skip=["distill"])
+    assert distilling(context) == 0
+
+
+def test_plain_training_is_the_better_buy_only_where_a_control_is_certainly_better():
+    (note,) = plain_training([CONTROLLED, dataclasses.replace(CONTROLLED, made_by="prune")])
+    assert note.startswith(
+        "Plain further training is the better buy: the original trained 9 steps further is 3 % better on the "
+        "validation part (95 % interval 2 % to 4 % better)"
+    )
+    doubtful = dataclasses.replace(CONTROLLED, loss=Interval(-0.03, -0.07, 0.01))
+    assert plain_training([doubtful]) == ()
+
+
+def test_rates_are_those_that_models_are_best_trained_at():
+    # As the functions of `compress` have them by default, where they were found by experiment.
+    import inspect
+
+    from cellerate.compress.distill import distill
+    from cellerate.compress.prune import prune
+    from cellerate.compress.quantize import quantize
+
+    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, further.GENTLE_RATE)):
+        assert inspect.signature(function).parameters["learning_rate"].default == rate
