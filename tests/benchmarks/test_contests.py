@@ -122,6 +122,21 @@ def test_race_when_ours_has_another_allocator_ends_untimed(fake, monkeypatch):
     assert not timed_contestants()
 
 
+def test_race_judges_keras_on_tensorflow_by_its_own_steps_and_by_the_first_loss_of_all(fake, monkeypatch):
+    own = [TRUTH[0], 4.2, 4.1]
+
+    def answer(self):
+        one = self.settings
+        theirs = (one["backend"], one["implementation"]) == ("tensorflow", "keras")
+        return [4.9 if theirs and one["unroll"] else TRUTH[0], *(own if theirs else TRUTH)[1:]]
+
+    monkeypatch.setattr(fake, "first_losses", answer)
+    race = lstm.Contest(BOOK, quick=False)
+    (records,) = race.race(lstm.contestants_of(128, "float32"), seconds=0.1)
+    assert ("tensorflow", "keras") in {(one["backend"], one["implementation"]) for one in records}
+    assert [way(one)[0::5] for one in race.refused] == [("tensorflow", True)]
+
+
 @pytest.mark.parametrize("case", [lstm.main_race, lstm.variants_race, lstm.small_batches])
 def test_case_gives_ours_and_theirs_the_same_allocator(fake, case):
     found = case(BOOK, quick=False)
