@@ -1,37 +1,51 @@
-"""Generating text a character at a time: packed models, stock Keras, the LSTM node of ONNX Runtime.
+"""Generating text a character at a time: packed models, and every other way that can run the same model.
 
 A module of its own because a process holds one Keras backend: each contestant is this file run with
-`--contestant`, told over its standard input what to draw next, so that all take turns in one run. ONNX Runtime
-is a contestant in the interpreter that CELLERATE_BENCH_PYTHON names, where Cellerate need not be installed:
-nothing of it is imported above.
+`--contestant`, told over its standard input what to draw next, so that all take turns in one run.
 
-The model: embedding 256, one LSTM, a dense layer to 96 characters, the same seeded weights everywhere.
+The model: embedding 256, one LSTM, a dense layer to 96 characters, the same seeded weights everywhere. What a job is
+called says what is in the timed call:
+
+- `loop`: 500 characters a call, drawn inside. `generate`: ours, 20,000 and more in a call.
+- `drawn`: a call a character, drawn inside; of torch, which compiles no such loop.
+- `draw`, `step`, `eager`, `predict`, `predict_on_batch`: a call a character, drawn outside by NumPy.
+- `logits` (ours: `step`): a call a character, nothing drawn.
+- `sequence`: a text of 1000 characters judged in one call, one character after the other. `score`: ours, a long text
+  in 64 parts side by side.
+- "float32" and "int8" of ONNX Runtime: its LSTM node alone, without embedding, head and draw, which leans to it.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from contest import SPINNING_S, Process, allocator_found, same_allocator
 from generation_peers import (
     CHARACTERS,
+    CHUNK,
     EMBEDDING,
     TEMPERATURE,
+    TEXT,
     Job,
     V,
     clocked,
     error_of,
+    in_chunks,
     keras_jobs,
-    onnx_jobs,
+    one_by_one,
 )
+from generation_runtimes import RUNTIMES, runtime_jobs, sequences
 
 STREAMS = 64
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -39,8 +53,11 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # where the file's own rounded weights are the truth.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-7, "int8": 2.0**-5}
 PRECISIONS = tuple(TOLERANCES)
-# A pool of OpenMP threads spins for so long after its last work, and would slow the next contestant.
-SPINNING_S = 0.25
+# Keras keeps c in bfloat16 too: the root of the 40 steps read is 6 times as much as the rounding of one.
+KERAS_BFLOAT16 = 2.0**-5
+CONTESTANTS = ("cellerate", *RUNTIMES, *BACKENDS)
+# Until it has compiled everything and tried one thread and two.
+START_LIMIT_S = 240
 
 
 def generate(model: Any, state: np.ndarray, logits: np.ndarray, count: int) -> int:
@@ -90,19 +107,66 @@ def cellerate_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str
         rounded = None if precision == "float32" else model.predict(truth["ids"][None])[0, -1]
         errors[precision] = error_of(logits, truth["logits"] if rounded is None else rounded)
         text = model.generate("The ", max_tokens=20_000, temperature=TEMPERATURE, seed=1)
+        judged = "".join(CHARACTERS[place] for place in truth["text"])
+        judge = functools.partial(model.score, judged, context=None)
+        # What is judged is the likelihood of the text as its float64 reference has it.
+        errors[f"sequence {precision}"] = error_of(-judge().nats_per_token * TEXT, truth["likelihood"])
+        one = functools.partial(_step, model.steps)
+        zeros = [model.steps.initial_state()]
+        loop = _loop(model.steps)
+        # What it drew, read again, must lead to the same logits.
+        drawn, _, after = loop(state, logits)
+        errors[f"loop {precision}"] = error_of(after, model.steps.read(state, drawn[None])[1][0])
         jobs |= {
+            f"loop {precision}": clocked(functools.partial(in_chunks, loop, [state, logits])),
             f"generate {precision}": clocked(functools.partial(generate, model, state, logits)),
             f"streams {precision}": clocked(functools.partial(streams, model, state, logits)),
             f"score {precision}": clocked(functools.partial(score, model, text)),
             f"step {precision}": functools.partial(step, model),
+            f"draw {precision}": functools.partial(one_by_one, one, zeros, True),
+            f"sequence {precision}": functools.partial(sequences, judge),
         }
-    return jobs, {"errors": errors}
+    settings = "cellerate.load of the packed file; generate, streams and score are one native call"
+    return jobs, {"errors": errors, "settings": settings}
+
+
+def _loop(steps: Any) -> Any:
+    """As many characters in a call as the loops of the others draw."""
+    positions = itertools.count(step=CHUNK)
+
+    def loop(state: np.ndarray, logits: np.ndarray) -> Any:
+        rules = SamplingRules(temperature=TEMPERATURE, seed=1)
+        drawn, _, state, logits = steps.generate(state, logits, CHUNK, rules, position=next(positions))
+        return drawn, state, logits
+
+    from cellerate.kernels.decoder.sampling import SamplingRules
+
+    return loop
+
+
+def _step(steps: Any, ids: np.ndarray, state: Any) -> Any:
+    state, logits = steps.read(state, ids[None])
+    return logits, state
+
+
+def jobs_of(folder: Path, name: str) -> tuple[dict[str, Job], dict[str, Any]]:
+    """What a contestant can do, and what it says of itself. Raises `RefusedError` where it cannot run."""
+    if name in RUNTIMES:
+        return runtime_jobs(folder, name)
+    return (cellerate_jobs if name == "cellerate" else keras_jobs)(folder, name)
 
 
 def contestant(folder: Path, name: str) -> None:
     """The other end: says what it can do, then reads what to run, writes times."""
-    jobs, about = {"cellerate": cellerate_jobs, "onnxruntime": onnx_jobs}.get(name, keras_jobs)(folder, name)
-    print(json.dumps({"jobs": list(jobs), **about}), flush=True)
+    try:
+        jobs, about = jobs_of(folder, name)
+    except Exception as error:
+        # The record keeps it: what cannot run is never dropped silently.
+        traceback.print_exc()
+        words = (str(error).strip().splitlines() or [""])[0]
+        print(json.dumps({"refused": f"{type(error).__name__}: {words[:200]}"}), flush=True)
+        return
+    print(json.dumps({"jobs": list(jobs), "allocator": allocator_found(), **about}), flush=True)
     for line in sys.stdin:
         job, count = json.loads(line)
         seconds, made = jobs[job](count)
@@ -115,7 +179,6 @@ def build(folder: Path, units: int) -> None:
 
     import cellerate
     from cellerate.data.tokenizer import CharacterTokenizer
-    from cellerate.kernels.lstm import reference
     from cellerate.models.storage import TaskRecord
 
     keras.utils.set_random_seed(0)
@@ -129,66 +192,104 @@ def build(folder: Path, units: int) -> None:
     for precision in PRECISIONS:
         cellerate.pack(model, folder / f"{precision}.cell", precision=precision, record=record)
     table, kernel, recurrent_kernel, bias, head, head_bias = model.get_weights()
-    ids = np.random.default_rng(0).integers(0, V, 40)
-    h = reference.forward(table[ids][None], kernel, recurrent_kernel, bias).h_T[0]
-    lstm_weights = {"kernel": kernel, "recurrent_kernel": recurrent_kernel, "bias": bias}
-    np.savez(folder / "truth.npz", ids=ids, x=table[ids], h=h, logits=h @ head + head_bias, **lstm_weights)
+    weights = {
+        "table": table,
+        "kernel": kernel,
+        "recurrent_kernel": recurrent_kernel,
+        "bias": bias,
+        "head": head,
+        "head_bias": head_bias,
+    }
+    np.savez(folder / "truth.npz", **truth_of(weights))
+
+
+def truth_of(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What float64 says: the logits after 40 ids, and the log-likelihood of a text of `TEXT` ids after its first."""
+    from cellerate.kernels.lstm import reference
+
+    lstm = [weights[name] for name in ("kernel", "recurrent_kernel", "bias")]
+    random = np.random.default_rng(0)
+    ids, text = random.integers(0, V, 40), random.integers(0, V, TEXT + 1)
+    x = weights["table"][ids]
+    h = reference.forward(x[None], *lstm).h_T[0]
+    outputs = reference.forward(weights["table"][text[:-1]][None], *lstm).outputs[0]
+    logits = outputs @ weights["head"] + weights["head_bias"]
+    logits -= logits.max(axis=-1, keepdims=True)
+    judged = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return weights | {
+        "ids": ids,
+        "x": x,
+        "h": h,
+        "logits": h @ weights["head"] + weights["head_bias"],
+        "text": text,
+        "likelihood": judged[np.arange(TEXT), text[1:]].sum(),
+    }
 
 
 class Contestant:
     """A process that draws characters and says how long it took.
 
     Raises:
+        RefusedError: It cannot take part.
         RuntimeError: It ended, or what it computes is not what it should be.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-        if name in BACKENDS:
-            environment["KERAS_BACKEND"] = name
-        peer = os.environ.get("CELLERATE_BENCH_PYTHON", sys.executable)
-        command = [
-            peer if name == "onnxruntime" else sys.executable,
-            __file__,
-            "--contestant",
-            name,
-            str(folder),
-        ]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        backend = {"KERAS_BACKEND": name} if name in BACKENDS else {}
+        self._process = Process(
+            [sys.executable, __file__, "--contestant", name, str(folder)], name, **backend
         )
-        self.about = self._answer()
-        for job, error in self.about.get("errors", {}).items():
-            if not error <= TOLERANCES.get(job, TOLERANCES["float32"]):
-                raise RuntimeError(f"{name}, {job}: an error of {error:.1e} of the root mean square")
+        self.about = self._process.answer(START_LIMIT_S, "start")
+        check(name, self.about)
 
     def run(self, job: str, count: int) -> tuple[list[float], int]:
         """Makes about `count` characters; the seconds of each call, and the characters of one."""
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps([job, count]) + "\n")
-        self._process.stdin.flush()
-        done = self._answer()
+        done = self._process.ask([job, count])
         return done["seconds"], done["characters"]
 
     def close(self) -> None:
         """Ends the process."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.close()
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the contestant {self.name} ended with {self._process.wait()}")
-        return json.loads(line)
+
+def bound(key: str) -> float:
+    """The error allowed to what a key of "errors" names: its last word is the precision, float32 unless it says so."""
+    word = key.split()[-1]
+    allowed = KERAS_BFLOAT16 if word == "mixed_bfloat16" else TOLERANCES.get(word, TOLERANCES["float32"])
+    # The errors of a text's characters, which are summed, average out.
+    return allowed / TEXT**0.5 if key.startswith("sequence") else allowed
+
+
+def check(name: str, about: dict[str, Any]) -> None:
+    """Takes the jobs that compute something else, or that nothing has checked, out of "jobs" into "left_out".
+
+    A job is checked by the error of its own name, or by that of its precision.
+
+    Raises:
+        RuntimeError: It is ours.
+    """
+    errors, left_out = about["errors"], about.setdefault("left_out", {})
+    for job in [*about["jobs"]]:
+        keys = (job, job.split()[-1], job.replace("bfloat16", "mixed_bfloat16"))
+        found = {key: errors[key] for key in keys if key in errors}
+        wrong = [
+            f"an error of {error:.1e} of the root mean square"
+            for key, error in found.items()
+            if not error <= bound(key)
+        ]
+        if reason := "; ".join(wrong) or ("" if found else "nothing has checked what it computes"):
+            if name == "cellerate":
+                raise RuntimeError(f"{name}, {job}: {reason}")
+            about["jobs"].remove(job)
+            left_out[job] = reason
 
 
 def race(contestants: list[Contestant], *, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Lets contestants take turns, each job for about `seconds` in all, and gives the records of the jobs."""
     from cellerate.measure import as_timing
 
+    same_allocator(each.about["allocator"] for each in contestants)
     # How many characters a turn is of, by contestant and job.
     turns = {
         (each, job): _turn(each, job, seconds / rounds) for each in contestants for job in each.about["jobs"]
@@ -227,8 +328,8 @@ def _turn(each: Contestant, job: str, seconds: float) -> int:
         times, made = each.run(job, count)
         rate = made * len(times) / sum(times)
         count = max(8, round(rate * seconds / 4))
-    if each.name == "cellerate" and job.startswith("step "):
-        return 4_000
+    if made == 1:
+        return max(8, min(4_000, round(rate * seconds)))
     return max(20_000 if job.startswith("generate ") else 8, round(rate * seconds))
 
 
@@ -250,14 +351,20 @@ def ratios(records: list[dict[str, Any]]) -> dict[str, Any]:
     """How many times as fast ours are; None where the peer was not there."""
     speed = {(record["contestant"], record["job"]): record["characters_per_s"] for record in records}
     ours = {precision: speed["cellerate", f"generate {precision}"] for precision in PRECISIONS}
-    stock = {key: rate for key, rate in speed.items() if key[0] in BACKENDS}
+    stock = {key: rate for key, rate in speed.items() if key[0] in BACKENDS and "bfloat16" not in key[1]}
     fastest = max(stock, key=stock.__getitem__)
     predict = max(rate for (_, job), rate in stock.items() if job == "predict")
     found: dict[str, Any] = {"fastest_stock_keras": " ".join(fastest)}
     for precision in PRECISIONS:
         # ONNX Runtime has no bfloat16 here; its float32 stands beside ours.
         peer = speed.get(("onnxruntime", "int8" if precision == "int8" else "float32"))
+        # Loops with the same work, in the same class of precision.
+        names = ("loop", "loop float32") if precision == "float32" else (f"loop {precision}",)
+        loops = {key: rate for key, rate in speed.items() if key[0] != "cellerate" and key[1] in names}
+        best = max(loops, key=loops.__getitem__, default=None)
         found[precision] = {
+            "fastest_loop": best and " ".join(best),
+            "over_fastest_loop": best and speed["cellerate", f"loop {precision}"] / loops[best],
             "over_onnxruntime": peer and ours[precision] / peer,
             "over_fastest_stock_keras": ours[precision] / stock[fastest],
             "over_keras_predict": ours[precision] / predict,
@@ -275,7 +382,6 @@ def run(*, quick: bool) -> dict[str, Any]:
         "streams": STREAMS,
     }
     found["sizes"] = []
-    names = ["cellerate", "onnxruntime", *(["jax"] if quick else BACKENDS)]
     for units in (128,) if quick else (128, 512):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -285,17 +391,24 @@ def run(*, quick: bool) -> dict[str, Any]:
                 env=os.environ | {"KERAS_BACKEND": "jax"},
             )
             contestants: list[Contestant] = []
+            left_out: dict[str, Any] = {}
             try:
-                for name in names:
-                    contestants.append(Contestant(folder, name))
-                records = race(contestants, seconds=0.3 if quick else 3, rounds=2 if quick else 5)
+                for name in CONTESTANTS:
+                    try:
+                        contestants.append(Contestant(folder, name))
+                    except RuntimeError as refused:
+                        if name == "cellerate":
+                            raise
+                        print(f"H={units:<4} {name} takes no part: {refused}", flush=True)
+                        left_out[name] = {"refused": str(refused), "jobs": []}
+                records = race(contestants, seconds=0.2 if quick else 1.5, rounds=2 if quick else 5)
             finally:
                 for each in contestants:
                     each.close()
             found["sizes"].append(
                 {
                     "units": units,
-                    "contestants": {each.name: each.about for each in contestants},
+                    "contestants": {each.name: each.about for each in contestants} | left_out,
                     "records": records,
                     "process_of_1000": process(folder, runs=1 if quick else 10),
                     "ratios": ratios(records),
@@ -312,10 +425,6 @@ def _show(size: dict[str, Any]) -> None:
             f"H={size['units']:<4} {record['contestant']:<11} {record['job']:<18} "
             f"{record['characters_per_s']:>12,.0f} characters/s{latency}"
         )
-    if missing := size["contestants"]["onnxruntime"].get("missing"):
-        print(
-            f"H={size['units']:<4} onnxruntime is left out: {missing}; CELLERATE_BENCH_PYTHON names another Python"
-        )
     for precision, times in size["process_of_1000"].items():
         print(
             f"H={size['units']:<4} whole process, 1000 characters, {precision:<9} {times['median_s']:.3f} s"
@@ -324,7 +433,7 @@ def _show(size: dict[str, Any]) -> None:
         shown = (
             ratio
             if isinstance(ratio, str)
-            else ", ".join(f"{k} {v and round(v, 2)}" for k, v in ratio.items())
+            else ", ".join(f"{k} {round(v, 2) if isinstance(v, float) else v}" for k, v in ratio.items())
         )
         print(f"H={size['units']:<4} {name}: {shown}", flush=True)
 

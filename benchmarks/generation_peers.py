@@ -1,13 +1,12 @@
 """The peers of text generation: stock Keras on each backend, and the LSTM node of ONNX Runtime.
 
-A module of its own because each is run as its own users would run it; the race is in `generation`. ONNX Runtime
-may be in an interpreter without Cellerate, so nothing of it is imported here.
+A module of its own because each is run as its own users would run it; the race is in `generation`, and the other
+runtimes, with the whole model, are in `generation_runtimes`.
 """
 
 import functools
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 V = len(CHARACTERS)
 # Characters of one call of a compiled loop, whose length is compiled in.
 CHUNK = 500
+# Characters of a text that is judged in one call.
+TEXT = 1000
 
 # Makes about so many characters and says how many seconds each call took, and how many characters a call made.
 Job = Callable[[int], tuple[list[float], int]]
@@ -35,15 +36,13 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
     layers = keras.layers
     ids, memory = keras.Input(batch_shape=(1, 1), dtype="int32"), layers.LSTM(units, stateful=True)
     stateful = keras.Sequential([ids, layers.Embedding(V, EMBEDDING), memory, layers.Dense(V)])
-    h, c = keras.Input(batch_shape=(1, units)), keras.Input(batch_shape=(1, units))
-    embedded = layers.Reshape((EMBEDDING,))(layers.Embedding(V, EMBEDDING)(ids))
-    output, new = layers.LSTMCell(units)(embedded, [h, c])
-    explicit = keras.Model([ids, h, c], [layers.Dense(V)(output), *new])
+    explicit = _explicit(units, "float32")
     stateful.set_weights(weights)
     explicit.set_weights(weights)
     zeros = [np.zeros((1, units), np.float32)] * 2
 
-    steps, loop = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[backend](explicit)
+    compiled = {"tensorflow": _tensorflow, "jax": _jax, "torch": _torch}[backend]
+    steps, loop = compiled(explicit)
     ways: dict[str, tuple[Callable[..., Any], list[Any]]] = {
         name: (step, zeros) for name, step in steps.items()
     }
@@ -59,23 +58,101 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
     for name, (way, state) in ways.items():
         memory.reset_states()
         errors[name] = error_of(np.asarray(_read(way, state, truth["ids"])[0])[0], truth["logits"])
-        jobs[name] = clocked(functools.partial(_draw_one_by_one, way, state))
+        one = functools.partial(_with_column, way)
+        jobs[name] = functools.partial(one_by_one, one, state, True)
+        if name == "step":
+            errors["logits"] = errors[name]
+            jobs["logits"] = functools.partial(one_by_one, one, state, False)
+    loops = {"loop": (loop, steps["step"])}
     if loop is not None:
+        half = _explicit(units, "mixed_bfloat16")
+        half.set_weights(weights)
+        half_steps, half_loop = compiled(half)
+        loops["loop bfloat16"] = half_loop, half_steps["step"]
+        logits = _read(half_steps["step"], zeros, truth["ids"])[0]
+        half_error = error_of(np.asarray(logits, np.float32)[0], truth["logits"])
+    for name, (drawing, step) in loops.items():
+        if drawing is None:
+            continue
         # What it drew, read again step by step, must lead to the same state.
-        drawn, h, _ = loop(*zeros)
-        errors["loop"] = error_of(
-            np.asarray(h), np.asarray(_read(steps["step"], zeros, [0, *np.asarray(drawn)[:-1]])[1])
-        )
+        drawn, h, _ = drawing(*zeros)
+        again = _read(step, zeros, [0, *np.asarray(drawn)[:-1]])[1]
+        error = error_of(np.asarray(h, np.float32), np.asarray(again, np.float32))
+        if name == "loop":
+            errors[name] = error
+        else:
+            # Its step is checked, too; and the two are compiled apart, so each rounds in its own way.
+            errors["loop mixed_bfloat16"] = float(np.max([error, half_error]))
+        jobs[name] = clocked(functools.partial(in_chunks, drawing, zeros))
+    if backend == "torch":
+        jobs["drawn"], errors["drawn"] = _torch_drawn(explicit, zeros, steps["step"])
+    return jobs, {"errors": errors, "settings": SETTINGS[backend], "left_out": LEFT_OUT.get(backend, {})}
 
-        def in_chunks(count: int) -> int:
-            state, calls = zeros, -(-count // CHUNK)
-            for _ in range(calls):
-                drawn, *state = loop(*state)
-                np.asarray(drawn)
-            return calls * CHUNK
 
-        jobs["loop"] = clocked(in_chunks)
-    return jobs, {"errors": errors}
+# What each backend is given, in words.
+SETTINGS = {
+    "tensorflow": "step and loop: tf.function(jit_compile=True); loop: a tf.while_loop of 500 characters that draws",
+    "jax": "step and loop: jax.jit; loop: a lax.scan of 500 characters that draws",
+    "torch": "step: torch.compile, one thread, which is faster here; drawn: the draw compiled in, a call a character",
+}
+LEFT_OUT = {
+    "torch": {"loop": "torch.compile unrolls a Python loop: no loop of 500 steps in one compiled call"}
+}
+
+
+def _explicit(units: int, policy: str) -> Any:
+    """A step of the model whose state goes in and out: ids (1, 1), h and c (1, H) → logits, h, c."""
+    import keras
+
+    layers = keras.layers
+    ids = keras.Input(batch_shape=(1, 1), dtype="int32")
+    h, c = keras.Input(batch_shape=(1, units)), keras.Input(batch_shape=(1, units))
+    embedded = layers.Embedding(V, EMBEDDING, dtype=policy)(ids)
+    embedded = layers.Reshape((EMBEDDING,), dtype=policy)(embedded)
+    output, new = layers.LSTMCell(units, dtype=policy)(embedded, [h, c])
+    logits = layers.Dense(V, dtype=policy)(output)
+    left = [logits, *new]
+    if policy != "float32":
+        # A loop carries what it was given: float32, which holds every bfloat16.
+        left = [layers.Activation("linear", dtype="float32")(one) for one in left]
+    return keras.Model([ids, h, c], left)
+
+
+def _with_column(way: Callable[..., Any], ids: np.ndarray, *state: Any) -> Any:
+    return way(ids[:, None], *state)
+
+
+def in_chunks(loop: Callable[..., Any], state: list[Any], count: int) -> int:
+    """Draws at least `count` characters, `CHUNK` a call of `loop`."""
+    calls = -(-count // CHUNK)
+    for _ in range(calls):
+        drawn, *state = loop(*state)
+        np.asarray(drawn)
+    return calls * CHUNK
+
+
+def _torch_drawn(model: Any, zeros: list[Any], step: Callable[..., Any]) -> tuple[Job, float]:
+    """A compiled step that also draws: the most that torch compiles of a loop."""
+    import torch
+
+    def drawn(ids: Any, h: Any, c: Any) -> Any:
+        logits, h, c = model([ids, h, c], training=False)
+        noise = -torch.log(-torch.log(torch.rand_like(logits).clamp_min(1e-7)))
+        return (logits / TEMPERATURE + noise).argmax(-1, keepdim=True).int(), h, c
+
+    compiled = torch.compile(drawn)
+
+    def run(count: int) -> list[Any]:
+        given = [torch.zeros((1, 1), dtype=torch.int32), *map(torch.as_tensor, zeros)]
+        ids = []
+        for _ in range(count):
+            given = list(compiled(*given))
+            ids.append(int(given[0]))
+        return [ids, *given[1:]]
+
+    ids, h, _ = run(CHUNK)
+    error = error_of(h.numpy(), np.asarray(_read(step, zeros, [0, *ids[:-1]])[1]))
+    return clocked(lambda count: len(run(count)[0])), error
 
 
 def _read(way: Callable[..., Any], state: list[Any], ids: Any) -> list[Any]:
@@ -83,15 +160,6 @@ def _read(way: Callable[..., Any], state: list[Any], ids: Any) -> list[Any]:
     for number in ids:
         logits, *state = way(np.array([[number]], np.int32), *state)
     return [logits, *state]
-
-
-def _draw_one_by_one(way: Callable[..., Any], state: list[Any], count: int) -> int:
-    random = np.random.default_rng(1)
-    ids = np.zeros((1, 1), np.int32)
-    for _ in range(count):
-        logits, *state = way(ids, *state)
-        ids[0] = draw(np.asarray(logits), random)
-    return count
 
 
 def _jax(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] | None]:
@@ -157,14 +225,11 @@ def _torch(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any
     return ways, None
 
 
-def onnx_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, Any]]:
+def onnx_jobs(folder: Path) -> tuple[dict[str, Job], dict[str, Any]]:
     """ONNX Runtime's best case: its LSTM node alone, the same input at each step, nothing drawn."""
-    try:
-        import onnxruntime
+    import onnxruntime
 
-        files = _onnx_files(folder)
-    except ImportError as error:
-        return {}, {"missing": f"{error}, in {sys.executable}"}
+    files = _onnx_files(folder)
     truth = np.load(folder / "truth.npz")
     jobs: dict[str, Job] = {}
     about: dict[str, Any] = {"version": onnxruntime.__version__, "errors": {}, "ways": {}}
@@ -258,6 +323,29 @@ def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Draws an id (B,) from each row of logits (B, V), as a program with NumPy does."""
     likelihoods = np.exp((logits - logits.max(axis=-1, keepdims=True)) / TEMPERATURE).cumsum(axis=-1)
     return (likelihoods < random.random((len(logits), 1)) * likelihoods[:, -1:]).sum(axis=-1, dtype=np.int32)
+
+
+def one_by_one(
+    step: Callable[..., Any], state: list[Any], drawing: bool, count: int
+) -> tuple[list[float], int]:
+    """`count` calls of a step, each from Python: the seconds of each, with the draw of the next character or without.
+
+    Args:
+        step: ids (1,) int32 and the state → logits (1, V) and the new state.
+        state: Before the first.
+        drawing: Whether the next id is drawn from the logits, by NumPy; otherwise it is always 0.
+        count: How many.
+    """
+    random, ids = np.random.default_rng(1), np.zeros(1, np.int32)
+    seconds: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        logits, *state = step(ids, *state)
+        logits = np.asarray(logits)
+        if drawing:
+            ids = draw(logits, random)
+        seconds.append(time.perf_counter() - start)
+    return seconds, 1
 
 
 def clocked(work: Callable[[int], int]) -> Job:

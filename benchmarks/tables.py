@@ -67,15 +67,38 @@ def embed(result: dict[str, Any]) -> list[list[str]]:
 
 def step(result: dict[str, Any]) -> list[list[str]]:
     """A row a contestant, a column a size."""
+    races = {race[0]["units"]: [*race] for race in result["races"]}
+    for one in [*result.get("stock_allocator", ()), *result.get("refused", ())]:
+        races.setdefault(one["units"], []).append(one)
+    columns = {f"H={units}": race for units, race in races.items()}
+    return _contest(columns, lambda one: f", {_kind(one)}", 0)
+
+
+def _kind(one: dict[str, Any]) -> str:
+    return "bfloat16" if one["policy"] == "mixed_bfloat16" else one["policy"]
+
+
+def _contest(
+    columns: dict[str, list[dict[str, Any]]], more: Callable[[dict[str, Any]], str], digits: int
+) -> list[list[str]]:
+    """Thousand characters/s of contestants: a row each, a column a race; why one could not run instead of a speed."""
     names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**", "torch.nn.LSTM": "torch.nn.LSTM loop"}
-    sizes = [race[0]["units"] for race in result["races"]]
-    rows = [["Thousand characters/s", *[f"H={size}" for size in sizes]]]
-    for nth, first in enumerate(result["races"][0]):
-        backend = f" on {first['backend']}" if first["implementation"] != "torch.nn.LSTM" else ""
-        kind = "bfloat16" if first["policy"] == "mixed_bfloat16" else first["policy"]
-        speeds = [f"{race[nth]['characters_per_s'] / 1e3:.0f}" for race in result["races"]]
-        rows.append([f"{names[first['implementation']]}{backend}, {kind}", *speeds])
-    return rows
+    cells: dict[str, dict[str, str]] = {}
+    for column, race in columns.items():
+        for one in race:
+            loop = one["implementation"] == "torch.nn.LSTM"
+            label = names[one["implementation"]] + ("" if loop else f" on {one['backend']}") + more(one)
+            if one.get("jit_compile") is True:
+                label += ", `torch.compile`" if loop else ", `jit_compile=True`"
+            label += ", `unroll=True`" if one.get("unroll") else ""
+            label += ", the allocator as it comes" if one.get("allocator") == "stock" else ""
+            speed = one.get("refused") or f"{one['characters_per_s'] / 1e3:.{digits}f}"
+            cells.setdefault(label, {})[column] = speed
+    rows = [["Thousand characters/s", *columns]]
+    return [
+        *rows,
+        *([label, *(found.get(column, "") for column in columns)] for label, found in cells.items()),
+    ]
 
 
 def native(result: dict[str, Any]) -> list[list[str]]:
@@ -86,6 +109,18 @@ def native(result: dict[str, Any]) -> list[list[str]]:
         what = "D=H" if inputs == "dense" else "lookups, V=96"
         shares = [f"{found[units, batch, inputs, dtype]:.0%}" for dtype in ("float32", "bfloat16")]
         rows.append([f"H={units}, B={batch}, {what}", *shares])
+    for one in result.get("onednn", {}).get("sizes", ()):
+        if one["dtype"] == "float32":
+            size = (one["units"], one["batch"])
+            alone = {
+                each["dtype"]: each
+                for each in result["onednn"]["sizes"]
+                if (each["units"], each["batch"]) == size
+            }
+            shares = [f"{alone[dtype]['share_of_peak']:.0%}" for dtype in ("float32", "bfloat16")]
+            rows.append([f"oneDNN through torch, H={size[0]}, B={size[1]}, D=H", *shares])
+    for name, reason in result.get("refused", {}).items():
+        rows.append([name, reason, ""])
     peaks = result["peak_operations_per_s"]
     rows.append(
         [f"peak, {result['target']}", *[f"{peaks[d] / 1e9:.0f} GFLOP/s" for d in ("float32", "bfloat16")]]
@@ -108,15 +143,12 @@ def variants(result: dict[str, Any]) -> list[list[str]]:
 
 def small(result: dict[str, Any]) -> list[list[str]]:
     """A row a contestant, a column a size of batch and layer."""
-    names = {"keras": "Keras", "cellerate-cpu": "**Cellerate**"}
-    races = result["races"]
-    rows = [
-        ["Thousand characters/s", *[f"B={race[0]['batch']}, H={race[0]['units']}" for race in races]],
-    ]
-    for nth, first in enumerate(races[0]):
-        speeds = [f"{race[nth]['characters_per_s'] / 1e3:.1f}" for race in races]
-        rows.append([f"{names[first['implementation']]} on {first['backend']}", *speeds])
-    return rows
+    columns = {f"B={race[0]['batch']}, H={race[0]['units']}": [*race] for race in result["races"]}
+    for one in result.get("refused", ()):
+        for column, race in columns.items():
+            if column.endswith(f"H={one['units']}"):
+                race.append(one)
+    return _contest(columns, lambda one: "", 1)
 
 
 def quality(result: dict[str, Any]) -> list[list[str]]:
@@ -136,40 +168,71 @@ def quality(result: dict[str, Any]) -> list[list[str]]:
 def generation(result: dict[str, Any]) -> list[list[str]]:
     """A row a contestant and what it does, a column a size."""
     sizes = result["sizes"]
-    ours = {
-        "generate": "one stream",
-        "streams": f"{result['streams']} streams in all",
-        "score": "judging a text",
-        "step": "a step from Python, median and p99",
-    }
-    ways = {
-        "predict": "`predict` a character",
-        "predict_on_batch": "`predict_on_batch` a character",
-        "eager": "an eager step, the state given",
-        "step": "a compiled step, the state given",
-        "loop": "steps compiled as one loop",
-    }
-    found = {(r["contestant"], r["job"]): [] for r in sizes[0]["records"]}
-    for size in sizes:
+    found: dict[str, list[str]] = {}
+    for place, size in enumerate(sizes):
         for record in size["records"]:
-            speed = f"{record['characters_per_s']:,.0f}"
-            if record["contestant"] == "cellerate" and record["characters"] == 1:
-                speed = f"{record['median_s'] * 1e6:.1f}, {record['p99_s'] * 1e6:.1f} µs"
-            found[record["contestant"], record["job"]].append(speed)
-    node = f"ONNX Runtime {sizes[0]['contestants']['onnxruntime'].get('version')}, its LSTM node alone"
+            label = _generator(result, record["contestant"], record["job"])
+            found.setdefault(label, [""] * len(sizes))[place] = _speed_or_latency(record)
+        for name, about in size["contestants"].items():
+            if "refused" in about:
+                found.setdefault(_RUNTIMES.get(name, name), [""] * len(sizes))[place] = about["refused"]
     rows = [["Characters/s", *[f"H={size['units']}" for size in sizes]]]
-    for (contestant, job), speeds in found.items():
-        what, _, precision = job.partition(" ")
-        if contestant == "cellerate":
-            name = f"**Cellerate** {precision}, {ours[what]}"
-        else:
-            name = f"{node}, {job}" if contestant == "onnxruntime" else f"Keras on {contestant}, {ways[job]}"
-        rows.append([name, *speeds])
+    rows += [[label, *speeds] for label, speeds in found.items()]
     for precision in sizes[0]["process_of_1000"]:
         times = [size["process_of_1000"][precision]["median_s"] for size in sizes]
         name = f"`cellerate generate` {precision}, 1000 characters, the whole process"
         rows.append([name, *[f"{seconds:.2f} s" for seconds in times]])
     return rows
+
+
+_RUNTIMES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "litert": "LiteRT with XNNPACK",
+    "onednn": "oneDNN through torch.nn.LSTM",
+}
+_ONE_CALL = {
+    "draw": "a character from Python, drawn by NumPy, median and p99",
+    "logits": "a step from Python, median and p99",
+    "sequence": "judging 1000 characters in a call, one after the other",
+}
+_OURS = _ONE_CALL | {
+    "generate": "one stream",
+    "loop": "one stream, 500 characters a call",
+    "score": "judging a text",
+    "step": "a step from Python, median and p99",
+}
+_KERAS_WAYS = _ONE_CALL | {
+    "predict": "`predict` a character",
+    "predict_on_batch": "`predict_on_batch` a character",
+    "eager": "an eager step, the state given",
+    "step": "a compiled step, the state given",
+    "drawn": "a compiled step that draws, a call a character",
+    "loop": "steps compiled as one loop",
+}
+
+
+def _generator(result: dict[str, Any], contestant: str, job: str) -> str:
+    """What a row is called."""
+    what, _, precision = job.partition(" ")
+    if contestant == "cellerate":
+        ours = _OURS | {"streams": f"{result['streams']} streams in all"}
+        return f"**Cellerate** {precision}, {ours[what]}"
+    if contestant in _RUNTIMES and precision:
+        ways = _ONE_CALL | {"loop": "its own loop, one stream"}
+        return f"{_RUNTIMES[contestant]} {precision}, {ways[what]}"
+    if contestant == "onnxruntime":
+        version = result["sizes"][0]["contestants"]["onnxruntime"].get("version")
+        return f"ONNX Runtime {version}, its LSTM node alone, {job}"
+    return f"Keras on {contestant}, {_KERAS_WAYS[what]}" + (f", {precision}" if precision else "")
+
+
+def _speed_or_latency(record: dict[str, Any]) -> str:
+    """Characters/s; of calls that return one result, the time of one."""
+    what = record["job"].split()[0]
+    if what in ("draw", "logits") or (record["contestant"], what) == ("cellerate", "step"):
+        return f"{record['median_s'] * 1e6:,.1f}, {record['p99_s'] * 1e6:,.1f} µs"
+    return f"{record['characters_per_s']:,.0f}"
 
 
 def packed(result: dict[str, Any]) -> list[list[str]]:
