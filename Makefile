@@ -24,7 +24,7 @@ help:
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
-	@echo "make mutation   how many small faults the tests notice, of a sample: an hour and a half"
+	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine; results go to benchmarks/results/"
 	@echo "make docs       the tables and the chart of README.md and docs/benchmarks.md, from benchmarks/results/"

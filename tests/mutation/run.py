@@ -34,7 +34,7 @@ _NO_TESTS = 5  # pytest's exit code where none is left to run
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PACKAGE = Path("src/cellerate")
-SEED, NUMBER = 1, 20
+SEED, NUMBER, MINUTES = 1, 20, 60
 # Of the time that the tests of a room take without a fault, and in seconds: what a mutant may take.
 PATIENCE, LEAST_PATIENCE = 3, 60
 
@@ -180,16 +180,19 @@ def changed(before: str, after: str) -> list[str]:
     return [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
 
 
-def measured(name: str, tree: Path, number: int, seed: int) -> dict[str, Any]:
-    """The result of one room."""
+def measured(name: str, tree: Path, number: int, seed: int, most_s: float) -> dict[str, Any]:
+    """The result of one room; once it has taken `most_s` seconds no further mutant begins."""
     room, begin = ROOMS[name], time.monotonic()
     if run_tests(tree, list(room.tests), 3600) != "passed":
         raise SystemExit(f"{name}: its tests do not pass without a fault: run {' '.join(room.tests)}")
     whole_s = time.monotonic() - begin
     limit_s = max(LEAST_PATIENCE, PATIENCE * whole_s)
     mutants, count = drawn(room, tree, number, seed)
-    ends, survivors = dict.fromkeys(("failed", "broken", "timeout"), 0), []
-    for n, mutant in enumerate(mutants, 1):
+    ends, survivors, done = dict.fromkeys(("failed", "broken", "timeout"), 0), [], 0
+    for mutant in mutants:
+        if time.monotonic() - begin > most_s:
+            break
+        done += 1
         path = tree / PACKAGE / mutant.file
         before = path.read_text(encoding="utf-8")
         after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
@@ -199,14 +202,14 @@ def measured(name: str, tree: Path, number: int, seed: int) -> dict[str, Any]:
         finally:
             path.write_text(before, encoding="utf-8")
         where = f"{PACKAGE / mutant.file}:{mutant.line}"
-        print(f"{name} {n}/{len(mutants)} {where} {mutant.operator}: {end}", flush=True)
+        print(f"{name} {done}/{len(mutants)} {where} {mutant.operator}: {end}", flush=True)
         if end == "passed":
             survivors.append({"place": where, "operator": mutant.operator, "diff": changed(before, after)})
         else:
             ends[end] += 1
     return {
         "places": count,
-        "mutants": len(mutants),
+        "mutants": done,
         "ended_by": ends,
         "tests_s": round(whole_s, 1),
         "seconds": round(time.monotonic() - begin, 1),
@@ -235,6 +238,8 @@ def score(rooms: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The share of mutants that were noticed, of all and of those that a test could notice."""
     every = [survivor for room in rooms.values() for survivor in room["survivors"]]
     count = sum(room["mutants"] for room in rooms.values())
+    if count == 0:
+        raise SystemExit("there was time for no mutant: give more with --minutes")
     killed, equivalent = count - len(every), sum("equivalent" in survivor for survivor in every)
     found: dict[str, Any] = {"mutants": count, "killed": killed, "equivalent": equivalent}
     for name, among in (("score", count), ("score_without_equivalent", count - equivalent)):
@@ -249,16 +254,22 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; all of them")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the sample ({SEED})")
     parser.add_argument("--number", type=int, default=NUMBER, help=f"of mutants in each room ({NUMBER})")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"that all may take ({MINUTES})")
     parser.add_argument("--out", type=Path, default=HERE / "score.json", help="the record")
     given = parser.parse_args()
     if unknown := set(given.rooms) - set(ROOMS):
         parser.error(f"no room is called {', '.join(sorted(unknown))}: choose from {', '.join(ROOMS)}")
+    if given.number < 1:
+        parser.error(f"--number is how many mutants each room gets: from 1, not {given.number}")
     git = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
     commit = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    begin, rooms = time.monotonic(), {}
+    begin, rooms, names = time.monotonic(), {}, given.rooms or list(ROOMS)
     with copy_of_the_tree() as tree:
-        for name in given.rooms or ROOMS:
-            rooms[name] = measured(name, tree, given.number, given.seed)
+        for name in names:
+            # What is left, in equal parts.
+            left_s = begin + 60 * given.minutes - time.monotonic()
+            part_s = left_s / (len(names) - len(rooms))
+            rooms[name] = measured(name, tree, given.number, given.seed, part_s)
             explained(rooms[name]["survivors"])
             record = {
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -277,7 +288,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # A stop by the system ends as Ctrl-C does: the copy goes, and the tests with it.
+    # A stop by the system ends as Ctrl-C does: the copy goes, and the tests with it. Python lets Ctrl-C alone where it
+    # was started in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.suppress(KeyboardInterrupt):
         main()
