@@ -263,23 +263,19 @@ def main() -> None:
         parser.error(f"--number is how many mutants each room gets: from 1, not {given.number}")
     git = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
     commit = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    begin, rooms, names = time.monotonic(), {}, given.rooms or list(ROOMS)
+    begin, names = time.monotonic(), given.rooms or list(ROOMS)
+    # Rooms that are not measured now keep what they have.
+    rooms = json.loads(given.out.read_text(encoding="utf-8"))["rooms"] if given.out.exists() else {}
     with copy_of_the_tree() as tree:
-        for name in names:
+        for done, name in enumerate(names):
             # What is left, in equal parts.
-            left_s = begin + 60 * given.minutes - time.monotonic()
-            part_s = left_s / (len(names) - len(rooms))
-            rooms[name] = measured(name, tree, given.number, given.seed, part_s)
-            explained(rooms[name]["survivors"])
-            record = {
-                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "commit": commit,
-                "seed": given.seed,
-                "seconds": round(time.monotonic() - begin, 1),
-                **score(rooms),
-                "rooms": rooms,
-            }
+            part_s = (begin + 60 * given.minutes - time.monotonic()) / (len(names) - done)
+            found = measured(name, tree, given.number, given.seed, part_s)
+            explained(found["survivors"])
+            when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            rooms[name] = {"date": when, "commit": commit, "seed": given.seed, **found}
             # After each room, so that a run that is stopped has told what it found.
+            record = {**score(rooms), "rooms": rooms}
             given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     low, high = record["score_95"]
     print(
