@@ -18,12 +18,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow test-native test-native-plain lint format bench docs clean
+.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow test-native test-native-plain mutation lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
+	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
 	@echo "make docs       the tables and the chart of README.md and docs, from what may be published of benchmarks/results/"
@@ -111,6 +112,11 @@ test-native: test-native-plain
 	@echo "== valgrind"
 	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir build/native-plain -L valgrind; \
 		else echo "valgrind is not installed: left out"; fi
+
+# `make mutation MUTATION="data --number 40 --seed 2"` measures one room, with another sample.
+mutation: $(STAMPS)/dev
+	$(BIN)/pip install --quiet --group mutation
+	$(BIN)/python tests/mutation/run.py $(MUTATION)
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check src tests benchmarks

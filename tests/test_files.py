@@ -1,5 +1,6 @@
 """Writing files whole or not at all, and what is left of writes that were killed."""
 
+import errno
 import os
 import signal
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cellerate.errors import OutputError
-from cellerate.files import atomic_write, check_writable
+from cellerate.files import atomic_write, check_writable, output_error
 
 KILLED = """
 import os, signal, sys
@@ -78,6 +79,34 @@ def test_write_that_fails_leaves_nothing(tmp_path):
     assert list(target.parent.iterdir()) == []
     check_writable(target)
     assert list(target.parent.iterdir()) == []
+
+
+def test_write_that_fails_after_its_file_went_away_tells_its_own_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "b.txt") as beside:
+        beside.unlink()
+        _ = 1 / 0
+
+
+def test_file_written_has_the_permissions_of_any_new_file(tmp_path):
+    before = os.umask(0o026)
+    try:
+        with atomic_write(tmp_path / "a.txt") as beside:
+            beside.write_text("whole")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError("the tape ran out"), "the tape ran out"),
+        (OSError(errno.EL3HLT, "Level 3 halted"), "Level 3 halted"),
+    ],
+    ids=["without-number", "with-number"],
+)
+def test_error_of_writing_that_nobody_foresaw_keeps_its_reason(error, reason):
+    assert str(output_error(Path("a.txt"), error)) == f"cannot write a.txt: {reason}."
 
 
 def test_path_that_is_a_folder_is_refused_before_anything_is_done(tmp_path):

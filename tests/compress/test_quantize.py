@@ -21,6 +21,7 @@ from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
 from cellerate.program import Program
 from cellerate.runtime.cell import narrowed, read_cell, write_cell
+from support.rounding import allowed
 
 pytestmark = pytest.mark.keras
 
@@ -349,5 +350,7 @@ def test_stateful_model_is_judged_and_quantised_from_zeros() -> None:
     y = np.zeros((B, 2), "float32")
     for precision in ("bfloat16", "int8"):
         small, record = quantize(model, (series(), y), loss="mse", precision=precision, batch_size=B)
-        assert record.quality_after == pytest.approx(record.quality_before, rel=0.05)
+        # Two products of the LSTM and one of the head. The loss is the mean square of outputs that are off by so much.
+        off = allowed(precision, roundings=2 * 3, terms=max(F, 3))
+        assert record.quality_after == pytest.approx(record.quality_before, rel=2 * off)
         assert read_program(small)

@@ -42,7 +42,7 @@ def test_each_matrix_has_the_share_of_zeros_after_training_and_the_record_says_s
     for share, weight in zip(zeros.values(), (V * 8, 8 * 64, 16 * 64, 16 * V), strict=True):
         assert share == pytest.approx(0.75, abs=1 / weight)
     assert record.details["matrices"] == pytest.approx(zeros)
-    assert record.details["sparsity"] == pytest.approx(0.75, abs=0.01)
+    assert record.details["sparsity"] == pytest.approx(0.75)  # of each matrix a quarter is a whole number
     assert [w.shape for w in found.weights] == [w.shape for w in model.weights]
     assert record.parameters_before == record.parameters_after == model.count_params()
     assert not any(np.mean(w == 0) > 0.5 for w in found.get_weights() if w.ndim == 1)
@@ -106,7 +106,8 @@ def test_model_that_cannot_be_packed_is_sparsified_all_the_same():
     found, record = sparsify(model, (x, x[:, 0, :2]), loss="mse", rounds=1, steps=0)
     assert record.details["zlib_bytes"] == {"before": None, "after": None}
     kernels = [share for path, share in shares(found).items() if "kernel" in path]
-    assert kernels == pytest.approx([0.8] * 3, abs=0.05)
+    for share, weights in zip(kernels, (4 * 24, 8 * 24, 8 * 2), strict=True):
+        assert share == pytest.approx(0.8, abs=0.5 / weights)  # the nearest whole number of zeros
 
 
 def test_frozen_layers_keep_all_their_weights_and_constraints_hold():

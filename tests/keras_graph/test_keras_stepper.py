@@ -10,6 +10,7 @@ from keras import layers
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keras_graph import keras_stepper as stepper_module
 from cellerate.keras_graph.keras_stepper import KerasStepper
+from support.rounding import allowed
 
 pytestmark = [
     pytest.mark.keras,
@@ -190,6 +191,11 @@ def whole(model: keras.Model, ids: np.ndarray) -> np.ndarray:
     return np.log(output) if KerasStepper(model).probabilities else output
 
 
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The root mean square of the difference, as a share of that of what is expected."""
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
 def steps(stepper: KerasStepper, ids: np.ndarray) -> np.ndarray:
     state, collected = stepper.initial_state(len(ids)), []
     for column in ids.T:
@@ -264,10 +270,12 @@ def test_step_in_mixed_bfloat16_follows_the_model() -> None:
     stepper = KerasStepper(model)
     state = stepper.initial_state(2)
     assert {keras.backend.standardize_dtype(array.dtype) for array in state} == {"bfloat16"}
-    np.testing.assert_allclose(steps(stepper, ids), expected, atol=0.01)
+    # A step of each of two layers rounds the factors of two products, these, their sum, the gates and the states.
+    limit = allowed("bfloat16", roundings=2 * 15, terms=8)
+    assert error(steps(stepper, ids), expected) <= limit
     state, logits = stepper.prefill(state, ids)
     assert {keras.backend.standardize_dtype(array.dtype) for array in state} == {"bfloat16"}
-    np.testing.assert_allclose(logits, expected[:, -1], atol=0.01)
+    assert error(logits, expected[:, -1]) <= limit
 
 
 def test_step_never_changes_the_state_it_is_given() -> None:

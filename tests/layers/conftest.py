@@ -18,3 +18,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         from cellerate.kernels import native
 
         jax.ffi.register_ffi_target("cellerate_launch", native.core().xla_launch_on_host(), platform="cpu")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not want
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests on each implementation, those on the emulated GPU are slow unless they are marked `quick_on_gpu`."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        quick = item.get_closest_marker("quick_on_gpu") is not None
+        if parameters.get("implementation") == "cellerate-cuda" and not quick:
+            item.add_marker(pytest.mark.slow)

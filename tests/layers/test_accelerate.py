@@ -274,6 +274,8 @@ def test_training_goes_as_with_keras(policy: str) -> None:
         batches = [slice(n % 5 * B, n % 5 * B + B) for n in range(30)]
         curves.append([float(model.train_on_batch(IDS[b], NEXT[b])[0]) for b in batches])
     stock, ours = map(np.array, curves)
+    # 1e-2 is less than the 1.3e-2 by which the outputs of a step may differ (tests/support/rounding.py, 17 roundings in
+    # each of the two), and a loss of one nat and more by less than its outputs.
     np.testing.assert_allclose(ours, stock, rtol=1e-4 if policy == "float32" else 1e-2)
     assert stock[-1] < 0.8 * stock[0]
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from cellerate import measure
 from cellerate.kernels.cuda import launch, timing_cache
 from cellerate.kernels.lstm.cuda import plan, select, selfcheck
 from cellerate.layers import cudnn_choice, fused, fused_lstm
@@ -109,6 +111,72 @@ def test_layer_that_cudnn_runs_faster_is_keras_own(measured: list[Any], ours: li
     # One that is named is taken.
     outputs(accelerate(layer, "cellerate-cuda"))
     assert len(ours) == 1
+
+
+def plain_lstm(x: Any, h0: Any, c0: Any, kernel: Any, recurrent_kernel: Any, bias: Any) -> Any:
+    """An LSTM of the framework's own operations, which stands in for cuDNN."""
+    h, c, outputs = h0, c0, []
+    for t in range(x.shape[1]):
+        z = ops.matmul(x[:, t], kernel) + ops.matmul(h, recurrent_kernel) + bias
+        i, f, g, o = ops.split(z, 4, axis=-1)
+        c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
+        h = ops.sigmoid(o) * ops.tanh(c)
+        outputs.append(h)
+    return ops.stack(outputs, axis=1)
+
+
+# The seconds of cuDNN's nine rounds, where each of ours takes 1; the first two warm up. Then whether cuDNN wins, and
+# whether the call is one of training.
+CONTESTS = {
+    "faster": ([0.99] * 9, True, False),
+    "faster-in-training": ([0.99] * 9, True, True),
+    "slower": ([1.01] * 9, False, False),
+    "slower-in-training": ([1.01] * 9, False, True),
+    "tie": ([1.0] * 9, False, False),
+    "faster-once-warm": ([90.0] * 2 + [0.5] * 7, True, False),
+    "faster-but-for-three-of-seven-rounds": ([0.5] * 6 + [90.0] * 3, True, False),
+    "slower-but-for-three-of-seven-rounds": ([0.5] * 5 + [1.5] * 4, False, False),
+}
+
+
+@pytest.mark.parametrize(("seconds", "wins", "training"), CONTESTS.values(), ids=CONTESTS)
+def test_contest_with_a_kernel_that_is_not_ours_goes_to_the_faster_one_and_a_tie_to_ours(
+    ours: list[Any],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: list[float],
+    wins: bool,
+    training: bool,
+) -> None:
+    now, rounds = [0.0], iter(seconds)
+    blocking = fused.bridge().blocking
+
+    def on_the_clock(function: Any, *given: Any, **named: Any) -> Any:
+        work = blocking(function, *given, **named)
+
+        def run() -> None:
+            work()
+            now[0] += next(rounds) if function is plain_lstm and started else 1.0
+
+        return run
+
+    def clock() -> float:
+        started.append(True)
+        return now[0]
+
+    # Before the rounds cuDNN is tried once, to see whether it refuses.
+    started: list[bool] = []
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(fused.bridge(), "blocking", on_the_clock)
+    monkeypatch.setattr(cudnn_choice, "_keras", plain_lstm)
+    layer = layers.LSTM(H)
+    stock = outputs(layer)
+    found = outputs(accelerate(layer), training=training)
+    assert next(rounds, None) is None
+    assert bool(ours) is not wins
+    np.testing.assert_allclose(found, stock, rtol=0, atol=0 if wins else 1e-6)
+    (times,) = json.loads((cache / "cuda-times.json").read_text()).values()
+    assert times == pytest.approx({"cellerate-cuda": 1.0, "cudnn": sorted(seconds[2:])[3]})
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 3}', "\x00"])

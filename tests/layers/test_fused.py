@@ -4,7 +4,7 @@ Each test builds a model, measures it as Keras runs it, accelerates that very mo
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -27,13 +27,13 @@ pytestmark = [
 
 BACKEND = keras.backend.backend()
 FEW_ACTIVATIONS = ("tanh", "relu", "gelu", "exponential", "hard_sigmoid")
-# The kernels for GPUs run on an emulated one, for which each kind of layer is compiled anew: that takes minutes.
-IMPLEMENTATIONS = ["cellerate-cpu"]
-if BACKEND != "tensorflow":
-    IMPLEMENTATIONS.append(pytest.param("cellerate-cuda", marks=pytest.mark.slow))
+# The kernels for GPUs run on an emulated one, for which each kind of layer is compiled anew. All tests on both would
+# take minutes, so `make test` runs those on the GPU that are marked `quick_on_gpu`: at least one of each variant.
+IMPLEMENTATIONS = ["cellerate-cpu"] if BACKEND == "tensorflow" else ["cellerate-cpu", "cellerate-cuda"]
 B, T, F, D, H, V = 6, 7, 4, 5, 9, 11  # batch, steps, features, inputs, units, rows of an Embedding
 # The floors of the design, as shares of the RMS: of outputs and states, and of gradients.
 FLOORS = {"float32": (1e-6, 5e-6), "bfloat16": (5e-3, 2e-2), "float16": (1e-3, 5e-3)}
+QUICK = pytest.mark.quick_on_gpu
 Measured = dict[str, np.ndarray]
 Build = Callable[[], keras.Model]
 # A row for each way to pad; the last one counts whole.
@@ -187,6 +187,13 @@ def policy(name: str) -> Iterator[None]:
         keras.config.set_floatx(before[1])
 
 
+def quick(names: Iterable[Any], *chosen: Any) -> list[Any]:
+    """The values of a parameter, of which the chosen ones are quick on the GPU."""
+    names = list(names)
+    assert set(chosen) <= set(names)
+    return [pytest.param(name, marks=QUICK if name in chosen else []) for name in names]
+
+
 def lstms(model: keras.Model) -> list[layers.LSTM]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, layers.LSTM)]
 
@@ -228,6 +235,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, implementation: str) -> list[list[str
     return seen
 
 
+@QUICK
 @pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("states", [0, 2], ids=["zeros", "states"])
 @pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
@@ -251,7 +259,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", quick(VARIANTS, "no-bias", "zero-output", "dropout", "dropouts"))
 def test_lstm_of_each_variant_equals_keras(name: str) -> None:
     def build() -> keras.Model:
         return model_of(layers.LSTM(H, **VARIANTS[name]), layers.LSTM(H, **VARIANTS[name]), states=2)
@@ -311,7 +319,7 @@ def test_lstm_unrolled_equals_keras_and_with_a_mask_is_left_to_it(unrolled: str,
     assert bool(calls) is (unrolled == "plain")
 
 
-@pytest.mark.parametrize("mode", ["concat", "sum", "ave", "mul", None])
+@pytest.mark.parametrize("mode", quick(["concat", "sum", "ave", "mul", None], "concat"))
 def test_bidirectional_in_each_merge_mode_equals_keras(mode: str | None) -> None:
     def both(**options: Any) -> layers.Bidirectional:
         return layers.Bidirectional(layers.LSTM(H, **options), merge_mode=mode)
@@ -341,7 +349,9 @@ def test_time_distributed_lstm_equals_keras(steps: int | None) -> None:
     assert_close({"output": accelerate(model).predict(x, verbose=0)}, stock)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "mixed_bfloat16", "mixed_float16", "one-layer"])
+@pytest.mark.parametrize(
+    "name", quick(["bfloat16", "mixed_bfloat16", "mixed_float16", "one-layer"], "mixed_bfloat16")
+)
 def test_narrow_types_err_no_more_than_twice_what_keras_errs(name: str) -> None:
     def build() -> keras.Model:
         half = "mixed_bfloat16" if name == "one-layer" and keras.config.floatx() == "float32" else None
@@ -404,7 +414,7 @@ LOOKUPS: dict[str, tuple[bool, Build]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("name", quick(LOOKUPS, "mask-zero"))
 def test_embedding_before_lstm_is_looked_up_where_that_pays(name: str, calls: list[list[str]]) -> None:
     expected, build = LOOKUPS[name]
     assert_accelerated_equals(build, IDS - 3 if name == "ids-from-the-end" else IDS, training=True)
@@ -506,11 +516,14 @@ def two_different_directions() -> keras.Model:
     return keras.Sequential([keras.Input((T, F)), layers.Masking(), both])
 
 
-@pytest.mark.parametrize("build", [stacked, shared_and_nested, frozen, two_different_directions])
+@pytest.mark.parametrize(
+    "build", quick([stacked, shared_and_nested, frozen, two_different_directions], stacked)
+)
 def test_model_with_lstms_equals_keras(build: Build) -> None:
     assert_accelerated_equals(build, data()[0] * MASK[:, :, None])
 
 
+@QUICK
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_stateful_lstm_goes_on_where_it_ended(masked: bool) -> None:
     x = keras.Input(batch_shape=(B, T, F))

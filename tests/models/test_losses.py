@@ -48,7 +48,8 @@ def test_quantile_loss_trains_a_model_to_the_quantiles_of_its_data():
     x = np.zeros((500, 1), "float32")
     y = np.linspace(0, 1, 500, dtype="float32").reshape(500, 1, 1)
     model.fit(x, y, batch_size=500, epochs=60, verbose=0)
-    np.testing.assert_allclose(model.predict(x[:1], verbose=0).ravel(), quantiles, atol=0.05)
+    # Each epoch takes away a third of the distance, down to that of two neighbours in the data.
+    np.testing.assert_allclose(model.predict(x[:1], verbose=0).ravel(), quantiles, atol=1 / 499)
 
 
 def test_quantile_loss_after_serialisation_has_its_quantiles_and_package():

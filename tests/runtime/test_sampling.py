@@ -176,6 +176,15 @@ def test_sample_with_a_penalty_beyond_all_bounds_stays_defined(penalty: float, s
     assert set(drawn.tolist()) == {0, 1}
 
 
+def test_sample_without_a_position_draws_the_first_of_a_sequence() -> None:
+    logits = np.zeros(1_000, np.float32)
+    firsts, seconds = (
+        [sampling.sample(logits, SamplingRules(seed=s), at)[0] for s in range(9)] for at in (0, 1)
+    )
+    assert [sampling.sample(logits, SamplingRules(seed=s))[0] for s in range(9)] == firsts != seconds
+    assert [int(sample(logits[None], SamplingRules(seed=s))[0][0]) for s in range(9)] == firsts
+
+
 def test_sample_rows_are_independent() -> None:
     rows, _ = sample(np.zeros((2_000, 50)), SamplingRules(seed=5))
     assert len(set(rows.tolist())) == 50

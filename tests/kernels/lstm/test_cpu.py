@@ -22,7 +22,10 @@ from support.pairwise import marked
 TARGETS = native.available_targets()
 pytestmark = pytest.mark.usefixtures("native_settings")
 DTYPES = {"fp32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
-# The root mean square of an error, as a share of that of the value: forward, gradients.
+# The root mean square of an error, as a share of that of the value: forward, gradients. For bfloat16 that is less than
+# the 6.8e-3 that nine roundings of a step come to (support/rounding.py; the factors of two products, x and h after
+# dropout, a gate, h and c), and three times as much where backward meets them again, in the slopes and the states that
+# it reads, beside its own. The most that these tests found is 3.3e-3, and 1.4e-2 for a gate whose slopes nearly vanish.
 LIMITS = {"fp32": (1e-6, 5e-6), "bf16": (5e-3, 2e-2)}
 VOCABULARY = 11
 
