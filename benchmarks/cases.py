@@ -131,8 +131,6 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
 }
 
 
-# What each takes on 2 cores, in seconds. Those of `BENCH` measure this machine, within 40 minutes in all; the others
-# train models to the end to see how good they become, and are run by their names.
 EXPECTED_S: dict[str, int] = {
     "kernel": 150,
     "step": 720,
@@ -150,8 +148,11 @@ EXPECTED_S: dict[str, int] = {
     "optimize": 900,
     "compression": 1950,
 }
+"""What each case takes on 2 cores, in seconds."""
 LONG = ("embed", "optimize", "compression")
+"""Cases that train models to the end to see how good they become; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)
+"""Cases that measure this machine, in 40 minutes in all."""
 
 
 def _train(task: str, data: str, options: list[str], backend: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Keras models on a GPU through `model.fit`; parts of the GPU suite: `fit`, the character model, and `crossover`.
 
 `crossover` is training time against the size of the batch, what `gpu_chart.py` draws. Each contestant is a process
-with Keras (`lstm.Contestant`).
+with Keras (`lstm_race.Contestant`).
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from cellerate.measure import as_timing
 from gpu_goals import losses_apart
 from gpu_journal import Item, LeftOutError, log_tail
 from gpu_sizes import CHART_BATCHES, CHART_UNITS, FIT_BACKENDS, FIT_POLICIES, FIT_UNITS
-from lstm import BATCH, Contestant
+from lstm_race import BATCH, Contestant, settings_of
 
 # Of the chart: layers that cuDNN has and one that it has not.
 KINDS = ("plain", "relu", "bidirectional")
@@ -49,15 +49,8 @@ def crossover() -> list[Item]:
     held = Held()
     found = []
     for kind, device, implementation in itertools.product(KINDS, ("gpu", "cpu"), ("auto", "keras")):
-        settings = {
-            "backend": CHART_BACKEND,
-            "units": CHART_UNITS,
-            "implementation": implementation,
-            "policy": "float32",
-            "batch": 1,
-            "variant": kind,
-            "device": device,
-        }
+        settings = settings_of(CHART_BACKEND, CHART_UNITS, implementation, "float32")
+        settings |= {"batch": 1, "variant": kind, "device": device}
         name = f"{kind} {device} {implementation}"
         found += [Item(f"{name} B{n}", partial(held.point, settings, n), _LIMIT_S) for n in CHART_BATCHES]
     return found
@@ -88,8 +81,10 @@ def character_model(
     if importlib.util.find_spec(backend) is None:
         raise LeftOutError(f"{backend} is not installed")
     book = python_text()
-    settings = {"backend": backend, "units": units, "policy": policy, "batch": batch}
-    racers = [_Racer(book, {**settings, "implementation": name}) for name in ("auto", "keras")]
+    racers = [
+        _Racer(book, settings_of(backend, units, name, policy) | {"batch": batch})
+        for name in ("auto", "keras")
+    ]
     try:
         for racer in racers:
             racer.begin()
@@ -133,7 +128,8 @@ class _Racer:
     def turn(self) -> None:
         """Runs as many steps as take a turn."""
         if self._count == 0 and self._contestant.seconds:
-            self._count = max(3, min(200, round(ROUND_S / as_timing(self._contestant.seconds).median_s)))
+            (seconds,) = self._contestant.seconds.values()
+            self._count = max(3, min(200, round(ROUND_S / as_timing(seconds).median_s)))
             self._contestant.seconds.clear()
         self._run(self._count + 1)
 
@@ -143,7 +139,7 @@ class _Racer:
         try:
             self._contestant.steps(count, timed=timed)
             if timed:
-                self.record |= self._contestant.record()
+                self.record |= self._contestant.record(self.record["batch"])
         except (RuntimeError, OSError) as error:
             self.record = {**self.record, "error": f"{type(error).__name__}: {error}", "log": log_tail()}
 
@@ -178,12 +174,12 @@ class Held:
             each.steps(3, timed=False, batch=batch)
             each.steps(4, batch=batch)
             # The first times tell whether more are to be had.
-            if sum(each.seconds) < 1:
+            if sum(each.seconds[batch]) < 1:
                 each.steps(31, batch=batch)
         except (RuntimeError, OSError):
             self._close()
             raise
-        found = {**settings, "batch": batch, **as_timing(each.seconds).summary()}
+        found = {**settings, "batch": batch, **as_timing(each.seconds[batch]).summary()}
         self._too_slow = found["median_s"] > 2
         return found
 

@@ -57,15 +57,15 @@ def _training(result: dict[str, Any]) -> Iterator[Row]:
 def _generating(result: dict[str, Any]) -> Iterator[Row]:
     """The largest layer."""
     contest = generating(max(result["sizes"], key=lambda found: found["units"]))
-    yield from _beside_keras(contest, "generate")
+    yield from _beside_keras(contest, "loop")
     predict, ours = (
         contest.best("keras", "float32", ["predict"]),
-        contest.best("ours", "float32", ["generate"]),
+        contest.best("ours", "float32", ["loop"]),
     )
     if predict and ours:
         what = f"{contest.what}, float32, beside `predict` a character, which many people do"
         yield Row(what, _told(predict), _told(ours), contest.ratio(ours, predict))
-    yield from _added(contest, "generate", ("bfloat16", "int8"))
+    yield from _added(contest, "loop", ("bfloat16", "int8"))
 
 
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:
@@ -203,9 +203,7 @@ def _panels(records: Records) -> list[tuple[str, list[Bar]]]:
         panels.append((head, _bars(training(race), "")))
     if repeats := records.get("generate"):
         found = max(repeats[0]["result"]["sizes"], key=lambda found: found["units"])
-        panels.append(
-            (f"Generating, {found['units']} units, one stream", _bars(generating(found), "generate"))
-        )
+        panels.append((f"Generating, {found['units']} units, one stream", _bars(generating(found), "loop")))
     return panels
 
 
@@ -226,15 +224,13 @@ def _bars(contest: Contest, way: str) -> list[Bar]:
     return bars
 
 
-_LABELS = {"predict": "predict", "predict_on_batch": "predict_on_batch", "loop": "compiled loop"}
+_LABELS = {"": "LSTM alone", "loop": "compiled loop", "draw": "a call each"}
 
 
 def _label(entry: Entry) -> str:
     """Short enough to stand beside a bar."""
-    if entry.side == "other":
-        return entry.who.replace("ONNX Runtime, its LSTM node alone", "ONNX Runtime, LSTM alone")
-    way = WAYS.get(entry.way)
-    return entry.who.replace(f", {way}", f", {_LABELS.get(entry.way, entry.way)}") if way else entry.who
+    way = WAYS.get(entry.way, "its LSTM node alone")
+    return entry.who.replace(f", {way}", f", {_LABELS.get(entry.way, entry.way)}")
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:

@@ -18,7 +18,7 @@ from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu
 from cellerate.measure import Timing, as_timing
 from contest import SPINNING_S, Process, allocator_found, same_allocator
-from generation_runtimes import onednn_calls
+from onednn import onednn_calls
 
 STEPS, VOCABULARY, EMBEDDING = 100, 96, 256
 DTYPES = ("float32", "bfloat16")

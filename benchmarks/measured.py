@@ -12,17 +12,27 @@ _TRAINING = (*_LAYERS, *(f"src/cellerate/{room}" for room in ("training", "data"
 _PACKED = (*_KERNELS, *(f"src/cellerate/{room}" for room in ("keras_graph", "compress", "runtime")))
 _ALL = ("csrc", "src/cellerate")
 
+
+def _programs(*names: str) -> tuple[str, ...]:
+    return tuple(f"benchmarks/{name}.py" for name in names)
+
+
+_GENERATION = tuple(f"generation{part}" for part in ("", "_model", "_onnx", "_peers", "_runtimes", "_ways"))
+
 MEASURED: dict[str, tuple[str, ...]] = {
-    "kernel": (*_KERNELS, "benchmarks/kernel.py"),
-    **dict.fromkeys(("step", "variants", "small", "loss", "memory"), (*_LAYERS, "benchmarks/lstm.py")),
-    "loader": ("src/cellerate/data", "benchmarks/loader.py"),
-    "text": (*_TRAINING, "benchmarks/training.py"),
-    "generate": (*_PACKED, "benchmarks/generation.py", "benchmarks/generation_peers.py"),
-    "quality": (*_TRAINING, *_PACKED, "benchmarks/quality.py"),
-    "optimize": (*_ALL, "benchmarks/optimizing.py"),
-    **dict.fromkeys(("series", "embed"), (*_TRAINING, "benchmarks/cases.py")),
-    "compression": (*_ALL, "benchmarks/compression.py"),
-    "smaller": (*_PACKED, "src/cellerate/models", "benchmarks/compression.py"),
+    "kernel": (*_KERNELS, *_programs("contest", "kernel", "onednn")),
+    **dict.fromkeys(
+        ("step", "variants", "small", "loss", "memory"),
+        (*_LAYERS, *_programs("contest", "lstm", "lstm_contestant", "lstm_race")),
+    ),
+    "loader": ("src/cellerate/data", *_programs("loader")),
+    "text": (*_TRAINING, *_programs("contest", "training")),
+    "generate": (*_PACKED, *_programs("contest", "onednn", *_GENERATION)),
+    "quality": (*_TRAINING, *_PACKED, *_programs("quality")),
+    "optimize": (*_ALL, *_programs("optimizing")),
+    **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),
+    "compression": (*_ALL, *_programs("compression")),
+    "smaller": (*_PACKED, "src/cellerate/models", *_programs("compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""
 

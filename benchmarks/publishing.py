@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.format import percent
-from generation import TOLERANCES
+from generation import bound
 from quality import GOALS
 from records import RESULTS
 
@@ -86,7 +86,7 @@ def _errors_beyond(about: dict[str, Any]) -> Iterator[str]:
     """Of the jobs that took part; an error is filed under a job, or under the precision of several."""
     judged = {name for job in about.get("jobs", ()) for name in (job, job.split()[-1])}
     for name, error in about.get("errors", {}).items():
-        most = TOLERANCES.get(name.split()[-1], TOLERANCES["float32"])
+        most = bound(name)
         if name in judged and not error <= most:
             yield f"{name}: an error of {error:.1e} (at most {most:.1e})"
 

@@ -20,36 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import conditions
-from cases import CASES
+from cases import BENCH, CASES, EXPECTED_S, LONG
 from cellerate.format import duration
 from publishing import unpublishable
 from records import ROOT, new_record, state_of, write_record
 
 BUDGET_S = 40 * 60
 """What all cases of `BENCH` may take together."""
-EXPECTED_S: dict[str, int] = {
-    "kernel": 75,
-    "step": 690,
-    "variants": 345,
-    "small": 220,
-    "loss": 455,
-    "memory": 230,
-    "loader": 100,
-    "text": 215,
-    "generate": 240,
-    "quality": 115,
-    "series": 60,
-    "smaller": 30,
-    "embed": 340,
-    "optimize": 855,
-    "compression": 1940,
-}
-"""What each case takes on 2 cores, in seconds."""
-LONG = ("embed", "optimize", "compression")
-"""Cases that train models to the end to see how good they become; they run only by their names."""
-BENCH = tuple(name for name in CASES if name not in LONG)
-OTHERS_S = 60
-"""What a case is expected to take that is not among them."""
 SLACK = 1.5
 """So many times what is expected a case may take."""
 
@@ -60,7 +37,7 @@ class CaseError(Exception):
 
 def limit_of(case: str) -> int:
     """What a case may take, in seconds."""
-    return round(SLACK * EXPECTED_S.get(case, OTHERS_S))
+    return round(SLACK * EXPECTED_S[case])
 
 
 def measure(name: str, *, quick: bool, limit_s: float) -> dict[str, Any]:

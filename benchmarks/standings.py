@@ -17,21 +17,35 @@ WAYS = {
     "step": "a compiled step",
     "drawn": "a compiled step that draws",
     "loop": "steps compiled as one loop",
+    "draw": "a call a character",
+    "logits": "a step from Python",
+    "sequence": "judging a text in one call",
 }
 OURS = {
-    "generate": "",
+    "loop": "",
+    "generate": ", 20,000 characters in one call",
+    "draw": ", a call a character",
     "step": ", a step from Python",
     "score": ", judging a text",
+    "sequence": ", judging a text in one call",
     "streams": ", many streams",
+}
+RUNTIMES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "litert": "LiteRT",
+    "onednn": "oneDNN through torch",
 }
 _CALLS = ("step", "draw", "drawn", "eager", "predict_on_batch", "predict")
 # The node of a runtime alone, which has no name of its own, does less than any of them.
 SAME_WORK = {
-    "generate": ("generate", "loop", *_CALLS, ""),
+    "loop": ("loop", *_CALLS, ""),
+    "generate": ("loop", *_CALLS, ""),
     "draw": (*_CALLS, ""),
     "step": ("logits", *_CALLS, ""),
 }
 """The ways that one of ours is compared with: all that make a text; with one call a character; the same undrawn."""
+SIDES = {"ours": "Cellerate", "keras": "Keras"}
 Result = dict[str, Any]
 
 
@@ -98,10 +112,12 @@ def training(race: list[dict[str, Any]]) -> Contest:
     for one in race:
         name = one["implementation"]
         side = "ours" if name.startswith("cellerate") else "keras" if name.startswith("keras") else "other"
-        who = {"ours": "Cellerate", "keras": "Keras"}.get(side, name)
         precision = one["policy"].removeprefix("mixed_")
-        given = "".join(f", {name}=True" for name in ("jit_compile", "unroll") if one.get(name) is True)
-        who += f" on {one['backend']}{given}"
+        if side == "other":
+            who = name + (", torch.compile" if one.get("jit_compile") is True else "")
+        else:
+            given = "".join(f", {way}=True" for way in ("jit_compile", "unroll") if one.get(way) is True)
+            who = f"{SIDES[side]} on {one['backend']}{given}"
         entries.append(Entry(side, who, precision, one["characters_per_s"]))
     variant = f", {first['variant']}" if "variant" in first else ""
     return Contest(f"training, H={first['units']}, B={first['batch']}{variant}", entries, _characters_per_s)
@@ -115,15 +131,11 @@ def generating(found: dict[str, Any]) -> Contest:
         precision = words.pop() if words[-1] in PRECISIONS else "float32"
         way = " ".join(words)
         if name == "cellerate":
-            side, who = "ours", "Cellerate" + OURS.get(way, f", {way}")
+            side, who = "ours", f"Cellerate{OURS[way]}"
         elif name in BACKENDS:
-            side, who = "keras", f"Keras on {name}, {WAYS.get(way, way)}"
+            side, who = "keras", f"Keras on {name}, {WAYS[way]}"
         else:
-            alone = name == "onnxruntime" and not way
-            side, who = (
-                "other",
-                "ONNX Runtime, its LSTM node alone" if alone else f"{name}, {way}".rstrip(", "),
-            )
+            side, who = "other", f"{RUNTIMES[name]}, {WAYS.get(way, 'its LSTM node alone')}"
         entries.append(Entry(side, who, precision, one["characters_per_s"], way))
     return Contest(f"generating, H={found['units']}", entries, _characters_per_s)
 
@@ -163,7 +175,7 @@ def _memory(result: Result) -> Iterator[Contest]:
         for one in result["processes"]:
             if one["units"] == units:
                 side = "ours" if one["implementation"].startswith("cellerate") else "keras"
-                who = {"ours": "Cellerate", "keras": "Keras"}[side] + f" on {one['backend']}"
+                who = f"{SIDES[side]} on {one['backend']}"
                 middle = one["peak_bytes"][len(one["peak_bytes"]) // 2]
                 entries.append(Entry(side, who, one["policy"].removeprefix("mixed_"), middle))
         yield Contest(f"memory of training, H={units}", entries, size, higher_is_better=False)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cellerate.format import quantity, rounded
+from standings import RUNTIMES
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:
@@ -175,7 +176,7 @@ def generation(result: dict[str, Any]) -> list[list[str]]:
             found.setdefault(label, [""] * len(sizes))[place] = _speed_or_latency(record)
         for name, about in size["contestants"].items():
             if "refused" in about:
-                found.setdefault(_RUNTIMES.get(name, name), [""] * len(sizes))[place] = about["refused"]
+                found.setdefault(RUNTIMES.get(name, name), [""] * len(sizes))[place] = about["refused"]
     rows = [["Characters/s", *[f"H={size['units']}" for size in sizes]]]
     rows += [[label, *speeds] for label, speeds in found.items()]
     for precision in sizes[0]["process_of_1000"]:
@@ -185,12 +186,6 @@ def generation(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-_RUNTIMES = {
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "litert": "LiteRT with XNNPACK",
-    "onednn": "oneDNN through torch.nn.LSTM",
-}
 _ONE_CALL = {
     "draw": "a character from Python, drawn by NumPy, median and p99",
     "logits": "a step from Python, median and p99",
@@ -218,9 +213,9 @@ def _generator(result: dict[str, Any], contestant: str, job: str) -> str:
     if contestant == "cellerate":
         ours = _OURS | {"streams": f"{result['streams']} streams in all"}
         return f"**Cellerate** {precision}, {ours[what]}"
-    if contestant in _RUNTIMES and precision:
+    if contestant in RUNTIMES and precision:
         ways = _ONE_CALL | {"loop": "its own loop, one stream"}
-        return f"{_RUNTIMES[contestant]} {precision}, {ways[what]}"
+        return f"{RUNTIMES[contestant]} {precision}, {ways[what]}"
     if contestant == "onnxruntime":
         version = result["sizes"][0]["contestants"]["onnxruntime"].get("version")
         return f"ONNX Runtime {version}, its LSTM node alone, {job}"

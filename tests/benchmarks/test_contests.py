@@ -11,6 +11,7 @@ import contest
 import generation
 import kernel
 import lstm
+import lstm_race
 import tables
 
 TRUTH = [4.7, 4.6, 4.5]
@@ -40,7 +41,7 @@ class Fake:
     def first_losses(self) -> list[float]:
         return TRUTH
 
-    record = lstm.Contestant.record
+    record = lstm_race.Contestant.record
 
     def close(self) -> None:
         self.closed = True
@@ -51,7 +52,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     """`Fake` instead of the training contest's processes."""
     kind = type("Fake", (Fake,), {})
     monkeypatch.setattr(Fake, "started", [])
-    monkeypatch.setattr(lstm, "Contestant", kind)
+    monkeypatch.setattr(lstm_race, "Contestant", kind)
     return kind
 
 
@@ -75,7 +76,7 @@ def test_race_when_one_does_not_compile_records_it_with_its_reason(fake, monkeyp
 
     monkeypatch.setattr(fake, "first_losses", answer)
     asked = lstm.contestants_of(128, "float32")
-    race = lstm.Contest(BOOK, quick=False)
+    race = lstm_race.Contest(BOOK, quick=False)
     (records,) = race.race(asked, seconds=0.1)
     assert {way(one) for one in [*records, *race.refused]} == {way(one) for one in asked}
     assert {way(one) for one in race.refused} == {way(one) for one in asked if one["unroll"]}
@@ -93,7 +94,7 @@ def test_race_when_a_peer_is_wrong_records_no_time_of_it(fake, monkeypatch):
         return [TRUTH[0], TRUTH[1], TRUTH[2] * 1.001] if wrong else TRUTH
 
     monkeypatch.setattr(fake, "first_losses", answer)
-    race = lstm.Contest(BOOK, quick=False)
+    race = lstm_race.Contest(BOOK, quick=False)
     (records,) = race.race(lstm.contestants_of(128, "float32"), seconds=0.1)
     assert {one["implementation"] for one in records} == {"keras", "cellerate-cpu"}
     assert {one["implementation"] for one in race.refused} == {"torch.nn.LSTM"}
@@ -106,7 +107,7 @@ def test_race_when_ours_is_wrong_or_unchecked_ends(fake, monkeypatch, losses):
     ours = lambda self: losses if self.settings["implementation"] == "cellerate-cpu" else TRUTH  # noqa: E731
     monkeypatch.setattr(fake, "first_losses", ours)
     with pytest.raises(RuntimeError, match="losses"):
-        lstm.Contest(BOOK, quick=False).race(lstm.contestants_of(128, "float32"), seconds=0.1)
+        lstm_race.Contest(BOOK, quick=False).race(lstm.contestants_of(128, "float32"), seconds=0.1)
     assert not timed_contestants()
 
 
@@ -118,7 +119,7 @@ def test_race_when_ours_has_another_allocator_ends_untimed(fake, monkeypatch):
 
     monkeypatch.setattr(fake, "steps", steps)
     with pytest.raises(RuntimeError, match="stock"):
-        lstm.Contest(BOOK, quick=False).race(lstm.contestants_of(128, "float32"), seconds=0.1)
+        lstm_race.Contest(BOOK, quick=False).race(lstm.contestants_of(128, "float32"), seconds=0.1)
     assert not timed_contestants()
 
 
@@ -131,7 +132,7 @@ def test_race_judges_keras_on_tensorflow_by_its_own_steps_and_by_the_first_loss_
         return [4.9 if theirs and one["unroll"] else TRUTH[0], *(own if theirs else TRUTH)[1:]]
 
     monkeypatch.setattr(fake, "first_losses", answer)
-    race = lstm.Contest(BOOK, quick=False)
+    race = lstm_race.Contest(BOOK, quick=False)
     (records,) = race.race(lstm.contestants_of(128, "float32"), seconds=0.1)
     assert ("tensorflow", "keras") in {(one["backend"], one["implementation"]) for one in records}
     assert [way(one)[0::5] for one in race.refused] == [("tensorflow", True)]
@@ -154,7 +155,7 @@ def test_case_gives_ours_and_theirs_the_same_allocator(fake, case):
     assert bool(by_whom[0]) == (case is lstm.main_race)
 
 
-@pytest.mark.parametrize("policy", lstm.BOUNDS)
+@pytest.mark.parametrize("policy", lstm_race.BOUNDS)
 def test_contestants_have_every_way_that_may_be_the_fastest(policy):
     found = {way(one) for one in lstm.contestants_of(128, policy)}
     for backend, jit, unroll in (
@@ -262,7 +263,7 @@ def test_generation_records_everybody_and_the_table_shows_who_could_not(fake_gen
     assert size["contestants"]["openvino"] == {"refused": "No module named 'openvino'", "jobs": []}
     rows = {row[0]: row[1] for row in tables.generation(found)[1:]}
     assert rows["OpenVINO"] == "No module named 'openvino'"
-    assert rows["LiteRT with XNNPACK float32, a step from Python, median and p99"] == "20.0, 30.0 µs"
+    assert rows["LiteRT float32, a step from Python, median and p99"] == "20.0, 30.0 µs"
     assert "loop" in size["ratios"]["float32"]["fastest_loop"]
 
 

@@ -175,7 +175,7 @@ def test_headline_has_the_range_of_three_records_and_counts_fewer(tmp_path):
 
     for day, faster in ((1, 0.5), (2, 1.25)):
         record = plant(tmp_path, "generate", day=day)
-        for one in speeds(record, "cellerate", "generate float32"):
+        for one in speeds(record, "cellerate", "loop float32"):
             one["characters_per_s"] *= faster
         planted.write(tmp_path, record)
     assert factor() == "4.65 (2 records)"
@@ -187,7 +187,7 @@ def test_headline_has_the_range_of_three_records_and_counts_fewer(tmp_path):
 
 def test_headline_has_three_significant_digits(tmp_path):
     record = plant(tmp_path, "generate")
-    for one in speeds(record, "cellerate", "generate float32"):
+    for one in speeds(record, "cellerate", "loop float32"):
         one["characters_per_s"] = 123_456_789.0
     planted.write(tmp_path, record)
     before, after, factor = headline_of(tmp_path)["generating, H=512, float32"]

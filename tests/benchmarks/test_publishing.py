@@ -1,7 +1,9 @@
 """What may be published: records of committed code on a quiet machine that lack nothing and whose checks are green."""
 
+import ast
 import copy
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +160,24 @@ def test_changed_code_is_told_by_its_path_and_only_that_of_the_case(tmp_path):
     (tmp_path / "csrc" / "new.h").write_text("other")
     assert measured.changed(record, tmp_path) == ["csrc"]
     assert measured.changed({"case": "kernel"}, tmp_path) == [*measured.paths_of("kernel")]
+
+
+def imported(name):
+    """The programs of `benchmarks/` that one of them uses, itself among them."""
+    found, left = set(), [name]
+    while left:
+        path = records.ROOT / "benchmarks" / f"{left.pop()}.py"
+        if path.exists() and path.stem not in found:
+            found.add(path.stem)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    left += [one.name for one in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    left.append(str(node.module))
+    return found
+
+
+@pytest.mark.parametrize("case", measured.MEASURED)
+def test_measured_paths_have_every_program_that_the_case_runs(case):
+    given = {Path(path).stem for path in measured.paths_of(case) if path.startswith("benchmarks/")}
+    assert set().union(*map(imported, given - {"cases"})) <= given

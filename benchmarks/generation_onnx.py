@@ -1,0 +1,245 @@
+"""The peers of text generation that run ONNX: the model as one graph each of a step, a sequence and a decoding loop."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generation_peers import CHUNK, TEMPERATURE, V, onnx_jobs
+from generation_ways import THREADS, Jobs, Ways, jobs_of
+
+
+def onnx_files(folder: Path) -> dict[str, Path]:
+    """The model as ONNX: a step or a sequence ("step"), one with its likelihood ("sequence"), the loop ("loop")."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    truth = np.load(folder / "truth.npz")
+    units = truth["h"].size
+
+    def gates(array: np.ndarray) -> np.ndarray:
+        i, f, c, o = np.split(array, 4, axis=-1)
+        return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
+
+    weights = {
+        "table": truth["table"],
+        "W": gates(truth["kernel"]),
+        "R": gates(truth["recurrent_kernel"]),
+        "B": np.concatenate([gates(truth["bias"]), np.zeros((1, 4 * units), np.float32)], axis=1),
+        "head": truth["head"],
+        "head_bias": truth["head_bias"],
+        "middle": np.array([1], np.int64),
+        "rows": np.array([-1, units], np.int64),
+        "state": np.array([1, 1, units], np.int64),
+        "flat": np.array([1, units], np.int64),
+    }
+    node = helper.make_node
+    # ids (T,), h and c (1, H) → logits (T, V), h and c.
+    core = [
+        node("Gather", ["table", "ids"], ["embedded"]),
+        node("Unsqueeze", ["embedded", "middle"], ["x"]),
+        node("Reshape", ["h", "state"], ["h3"]),
+        node("Reshape", ["c", "state"], ["c3"]),
+        node("LSTM", ["x", "W", "R", "B", "", "h3", "c3"], ["y", "y_h", "y_c"], hidden_size=units),
+        node("Reshape", ["y", "rows"], ["outputs"]),
+        node("MatMul", ["outputs", "head"], ["product"]),
+        node("Add", ["product", "head_bias"], ["logits"]),
+        node("Reshape", ["y_h", "flat"], ["h_new"]),
+        node("Reshape", ["y_c", "flat"], ["c_new"]),
+    ]
+
+    def value(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    arrays = [numpy_helper.from_array(array, key) for key, array in weights.items()]
+
+    def save(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], held: list[Any]) -> Path:
+        graph = helper.make_graph(nodes, name, inputs, outputs, held)
+        # Versions that every runtime of these years reads.
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.checker.check_model(model)
+        path = folder / f"whole-{name}.onnx"
+        onnx.save(model, path)
+        return path
+
+    state = [value("h", [1, units]), value("c", [1, units])]
+    new = [value("h_new", [1, units]), value("c_new", [1, units])]
+    files = {}
+    for name, length in (("step", 1), ("sequence", None)):
+        length = length or "T"
+        ids = value("ids", [length], TensorProto.INT64)
+        if name == "step":
+            files[name] = save(name, core, [ids, *state], [value("logits", [1, V]), *new], arrays)
+            continue
+        judged = [
+            *core,
+            node("LogSoftmax", ["logits"], ["log_likelihoods"], axis=-1),
+            node("Unsqueeze", ["next", "middle"], ["next_column"]),
+            node("GatherElements", ["log_likelihoods", "next_column"], ["picked"], axis=1),
+            node("ReduceSum", ["picked"], ["likelihood"], keepdims=0),
+        ]
+        after = value("next", [length], TensorProto.INT64)
+        files[name] = save(name, judged, [ids, after, *state], [value("likelihood", []), *new], arrays)
+    # The largest of logits/temperature + Gumbel noise is a draw from the softmax.
+    body_nodes = [
+        *core,
+        node("Gather", ["noise", "turn"], ["minus_gumbel"]),
+        node("Mul", ["logits", "coldness"], ["scaled"]),
+        node("Sub", ["scaled", "minus_gumbel"], ["noisy"]),
+        node("ArgMax", ["noisy"], ["ids_new"], axis=1, keepdims=0),
+        node("Identity", ["go"], ["go_new"]),
+        node("Identity", ["ids_new"], ["drawn"]),
+    ]
+    ids = value("ids", [1], TensorProto.INT64)
+    body = helper.make_graph(
+        body_nodes,
+        "body",
+        [value("turn", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), ids, *state],
+        [
+            value("go_new", [], TensorProto.BOOL),
+            value("ids_new", [1], TensorProto.INT64),
+            *new,
+            value("drawn", [1], TensorProto.INT64),
+        ],
+        # Inside the body, for there alone ONNX Runtime's quantisation finds them.
+        [*arrays, numpy_helper.from_array(np.array(1 / TEMPERATURE, np.float32), "coldness")],
+    )
+    loop = node("Loop", ["turns", "go_on", "first", "h0", "c0"], ["last", "h_end", "c_end", "all"], body=body)
+    # All of the noise beforehand: OpenVINO draws the same numbers in every turn of a loop.
+    drawing = [
+        node("RandomUniform", [], ["uniform"], shape=[CHUNK, V], high=1.0, low=1e-7, seed=1.0),
+        node("Log", ["uniform"], ["log_uniform"]),
+        node("Neg", ["log_uniform"], ["exponential"]),
+        node("Log", ["exponential"], ["noise"]),
+    ]
+    files["loop"] = save(
+        "loop",
+        [*drawing, loop],
+        [value("h0", [1, units]), value("c0", [1, units])],
+        [
+            value("all", [CHUNK, 1], TensorProto.INT64),
+            value("h_end", [1, units]),
+            value("c_end", [1, units]),
+        ],
+        [
+            numpy_helper.from_array(np.array(CHUNK, np.int64), "turns"),
+            numpy_helper.from_array(np.array(True), "go_on"),
+            numpy_helper.from_array(np.zeros(1, np.int64), "first"),
+        ],
+    )
+    return files
+
+
+def onnxruntime_jobs(folder: Path) -> Jobs:
+    """ONNX Runtime with the whole model: float32, and int8 by its own dynamic quantisation."""
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    files = onnx_files(folder)
+    # It advises to optimise the graph first, which it does itself when it loads it.
+    logging.getLogger().setLevel(logging.ERROR)
+    small = {}
+    for name, path in files.items():
+        small[name] = folder / f"whole-{name}-int8.onnx"
+        quantize_dynamic(
+            path,
+            small[name],
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            op_types_to_quantize=["LSTM", "MatMul"],
+            extra_options={"EnableSubgraph": True},
+        )
+
+    def ways(paths: dict[str, Path], threads: int) -> Ways:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        step, sequence, loop = (
+            onnxruntime.InferenceSession(paths[name], options, providers=["CPUExecutionProvider"])
+            for name in ("step", "sequence", "loop")
+        )
+
+        def one(ids: np.ndarray, h: Any, c: Any) -> Any:
+            return step.run(None, {"ids": ids.astype(np.int64), "h": h, "c": c})
+
+        def whole(ids: np.ndarray, after: np.ndarray) -> Any:
+            zeros = np.zeros((1, sequence.get_inputs()[2].shape[-1]), np.float32)
+            return sequence.run(["likelihood"], {"ids": ids, "next": after, "h": zeros, "c": zeros})[0]
+
+        return Ways(one, whole, lambda h, c: loop.run(None, {"h0": h, "c0": c}))
+
+    found = {
+        precision: {threads: ways(paths, threads) for threads in THREADS}
+        for precision, paths in (("float32", files), ("int8", small))
+    }
+    settings = (
+        "all graph optimizations; int8 by quantize_dynamic, per channel; the loop is a Loop node that draws by "
+        "Gumbel noise and ArgMax; no bfloat16 LSTM on CPUs"
+    )
+    about = {"version": onnxruntime.__version__, "settings": settings}
+    jobs, about = jobs_of(found, np.load(folder / "truth.npz"), about)
+    # Its best case, too: the LSTM node alone, "float32" and "int8".
+    alone, about_alone = onnx_jobs(folder)
+    for key in ("errors", "ways"):
+        about[key] |= about_alone[key]
+    return jobs | alone, about
+
+
+def openvino_jobs(folder: Path) -> Jobs:
+    """OpenVINO with the same graphs, in float32 and with the hint to compute in bfloat16."""
+    import openvino
+
+    core, files = openvino.Core(), onnx_files(folder)
+    left_out: dict[str, str] = {}
+
+    def ways(precision: str, threads: int) -> Ways:
+        settings = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+        }
+
+        def compiled(name: str) -> Any:
+            return core.compile_model(core.read_model(files[name]), "CPU", settings).create_infer_request()
+
+        def run(request: Any, given: dict[str, Any]) -> list[Any]:
+            found = request.infer(given, share_inputs=True, share_outputs=True)
+            return [np.array(found[place]) for place in range(len(found))]
+
+        step, sequence = compiled("step"), compiled("sequence")
+
+        def one(ids: np.ndarray, h: Any, c: Any) -> Any:
+            return run(step, {"ids": ids.astype(np.int64), "h": h, "c": c})
+
+        units = np.load(folder / "truth.npz")["h"].size
+
+        def whole(ids: np.ndarray, after: np.ndarray) -> Any:
+            zeros = np.zeros((1, units), np.float32)
+            return run(sequence, {"ids": ids, "next": after, "h": zeros, "c": zeros})[0]
+
+        loop: Callable[..., Any] | None = None
+        try:
+            request = compiled("loop")
+            zeros = np.zeros((1, units), np.float32)
+            run(request, {"h0": zeros, "c0": zeros})
+
+            def loop(h: Any, c: Any) -> Any:
+                return run(request, {"h0": h, "c0": c})
+
+        except RuntimeError as error:
+            left_out[f"loop {precision}"] = str(error).strip().splitlines()[-1][:200]
+        return Ways(one, whole, loop)
+
+    precisions = ["float32"]
+    if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        precisions.append("bfloat16")
+    else:
+        left_out["bfloat16"] = "OpenVINO finds no bfloat16 instructions on this CPU"
+    found = {
+        precision: {threads: ways(precision, threads) for threads in THREADS} for precision in precisions
+    }
+    left_out["int8"] = "not tried: OpenVINO quantises by nncf, which the group `bench` does not hold"
+    settings = "hint LATENCY; bfloat16 by the hint of inference precision; the loop is ONNX's Loop node"
+    about = {"version": openvino.__version__, "left_out": left_out, "settings": settings}
+    return jobs_of(found, np.load(folder / "truth.npz"), about)
