@@ -72,13 +72,14 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
     elif case == "loss":
         found += _losses_apart(result["losses"])
     elif case == "optimize":
-        run = result["run"]
-        for row in run["verdict"]["rows"]:
-            if row["quantity"] is None:
-                drop = row["before"] - row["after"]
-                worse = (drop if row["higher_is_better"] else -drop) / abs(row["before"])
-                if not worse <= run["max_quality_loss"]:
-                    found.append(f"{row['label']} is {percent(worse)} worse than allowed to be")
+        for task, run in result["runs"].items():
+            for row in run["verdict"]["rows"]:
+                if row["quantity"] is None:
+                    drop = row["before"] - row["after"]
+                    worse = (drop if row["higher_is_better"] else -drop) / abs(row["before"])
+                    if not worse <= run["max_quality_loss"]:
+                        most = percent(run["max_quality_loss"])
+                        found.append(f"{task}: {row['label']} is {percent(worse)} worse (at most {most})")
     return found
 
 

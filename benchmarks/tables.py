@@ -253,15 +253,21 @@ def packed(result: dict[str, Any]) -> list[list[str]]:
 
 
 def optimized(result: dict[str, Any]) -> list[list[str]]:
-    """The verdict of the run: a row a figure, before and after."""
-    run = result["run"]
-    head = f"{run['data']}, {run['candidates'][0]['parameters']:,} weights"
-    rows = [[head, "Before, Keras", f"After, {run['verdict']['chosen']}", "times better"]]
-    for row in run["verdict"]["rows"]:
-        better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
-        times = "" if row["quantity"] is None else rounded(row[better] / row[worse])
-        values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
-        rows.append([row["label"], *values, times])
+    """Of each task the verdict, a row a figure, before and after; and the control on the test part."""
+    rows = [["", "Before, Keras", "After", "times better"]]
+    for run in result["runs"].values():
+        verdict, original = run["verdict"], run["candidates"][0]
+        about = f"**{run['model']}**, {original['parameters']:,} weights, {run['data']}"
+        rows.append([about, original["precision"], verdict["chosen"], ""])
+        for row in verdict["rows"]:
+            better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
+            times = "" if row["quantity"] is None else rounded(row[better] / row[worse])
+            values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
+            rows.append([row["label"], *values, times])
+        for one in verdict.get("tested", ()):
+            if one["role"] == "control":
+                told = quantity(one["quality"]["value"], run["metric"]["unit"])
+                rows.append(["the original, trained for as many further steps", "", told, ""])
     return rows
 
 

@@ -289,3 +289,22 @@ def test_epochs_stand_in_each_row_of_the_forecasts(tmp_path):
     plant(tmp_path, "series")
     rows = [line for line in pages.table("series", PAGE, tmp_path).splitlines() if "Cellerate," in line]
     assert [row.split(" | ")[1] for row in rows] == ["4 of at most 10", "5 of at most 10", "2 of at most 2"]
+
+
+def test_optimized_models_stand_beside_the_original_trained_as_long(tmp_path):
+    record = plant(tmp_path, "optimize")
+    assert "for as many further steps" not in pages.table("optimize", PAGE, tmp_path)
+    run = record["result"]["runs"]["text"]
+    run["verdict"]["tested"] = [
+        {"candidate": name, "role": role, "quality": {"value": value, "low": value, "high": value}}
+        for name, role, value in (
+            ("original", "before", 2.1),
+            ("control", "control", 1.987),
+            ("pruned", "after", 2.0),
+        )
+    ]
+    record["result"]["runs"]["series"] = run | {"model": "ett.keras"}
+    planted.write(tmp_path, record)
+    text = pages.table("optimize", PAGE, tmp_path)
+    assert text.count("| the original, trained for as many further steps |  | 1.987") == 2
+    assert f"| **{run['model']}**, " in text and "| **ett.keras**, " in text

@@ -102,7 +102,7 @@ def test_quality_beyond_its_goal_is_refused():
 @pytest.mark.parametrize(("higher_is_better", "worse"), [(False, 1.021), (True, 0.979)])
 def test_optimized_model_beyond_its_gate_is_refused(higher_is_better, worse):
     record = planted.record("optimize")
-    (row,) = [one for one in record["result"]["run"]["verdict"]["rows"] if one["quantity"] is None]
+    (row,) = [one for one in record["result"]["runs"]["text"]["verdict"]["rows"] if one["quantity"] is None]
     row["higher_is_better"] = higher_is_better
     for factor in (worse, 2 - worse):
         row["after"] = row["before"] * factor
