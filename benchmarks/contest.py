@@ -10,6 +10,8 @@ import json
 import os
 import selectors
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +53,11 @@ class Process:
     ) -> None:
         self.name = name
         given = as_environment(allocator) | environment
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=given)
+        # Frameworks say much at their start; it is shown where a contestant ends.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env=given
+        )
         self._buffer = b""
 
     def ask(self, question: Any, limit_s: float | None = None, what: str = "answer") -> Any:
@@ -80,7 +86,12 @@ class Process:
                     raise RefusedError(f"did not {what} in {limit_s:g} s")
                 read = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not read:
-                    raise RuntimeError(f"the contestant {self.name} ended with {self._process.wait()}")
+                    code = self._process.wait()
+                    self._said.seek(0)
+                    said = self._said.read().decode(errors="replace").rstrip()
+                    print(said, file=sys.stderr)
+                    *_, last = ["", *said.splitlines()]
+                    raise RuntimeError(f"{self.name} ended with {code}: {last[:200]}")
                 self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\n")
         found = json.loads(line)
@@ -98,6 +109,7 @@ class Process:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._said.close()
 
 
 def as_environment(allocator: str) -> dict[str, str]:

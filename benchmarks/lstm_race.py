@@ -37,7 +37,8 @@ class Contestant:
         if settings.get("device") == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, str(_PROGRAM), json.dumps(settings), str(book)]
-        self._process = Process(command, str(settings), settings["allocator"], **environment)
+        name = f"{settings['implementation']} on {settings['backend']}"
+        self._process = Process(command, name, settings["allocator"], **environment)
         self.seconds: dict[int, list[float]] = {}
         self.losses: list[float] = []
         self.peak_bytes = 0

@@ -302,3 +302,12 @@ def test_bench_is_expected_to_take_forty_minutes_at_most():
     assert cases.EXPECTED_S.keys() == cases.CASES.keys()
     assert sum(cases.EXPECTED_S[name] for name in cases.BENCH) <= 40 * 60
     assert {*cases.BENCH, *cases.LONG} == {*cases.CASES}
+
+
+def test_process_that_ends_tells_what_it_said_last(capsys):
+    program = "import sys; print('loading', file=sys.stderr); sys.exit('no memory left')"
+    process = contest.Process([sys.executable, "-c", program], "small")
+    with pytest.raises(RuntimeError, match=r"^small ended with 1: no memory left$"):
+        process.answer(60)
+    process.close()
+    assert "loading" in capsys.readouterr().err
