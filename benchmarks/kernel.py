@@ -51,7 +51,7 @@ def run(*, quick: bool) -> dict[str, Any]:
             found["refused"]["onednn"] = str(error)
         sizes = [(32, 4)] if quick else list(itertools.product((128, 256, 512, 1024), (128, 32)))
         for (units, batch), kind in itertools.product(sizes, ("dense", "lookup")):
-            _race(found, contestants, units, batch, kind, 2 if quick else 9, peaks)
+            _race(found, contestants, units, batch, kind, 0.1 if quick else 12, peaks)
     finally:
         for each in contestants.values():
             each.close()
@@ -64,10 +64,10 @@ def _race(
     units: int,
     batch: int,
     kind: str,
-    repeats: int,
+    budget_s: float,
     peaks: dict[str, float],
 ) -> None:
-    """One size: each contestant and type in turn, `repeats` times."""
+    """One size: each contestant and type in turn, for about `budget_s` in all, but 3 times at least and 9 at most."""
     # oneDNN has no lookups: a product with all inputs stands in `dense`.
     names = [name for name in contestants if name == "cellerate" or kind == "dense"]
     seconds: dict[tuple[str, str, str], list[float]] = {}
@@ -77,12 +77,20 @@ def _race(
         same_allocator([about["allocator"]])
         for dtype in DTYPES:
             errors[name, dtype] = check(name, dtype, about["errors"].get(dtype))
-    for turn, name, dtype in itertools.product(range(2 + repeats), names, DTYPES):
-        if len(names) > 1 and dtype == DTYPES[0]:
-            time.sleep(SPINNING_S)
-        for half, taken in contestants[name].ask({"dtype": dtype}).items():
-            if turn >= 2:
+
+    def turn() -> None:
+        for name, dtype in itertools.product(names, DTYPES):
+            if len(names) > 1 and dtype == DTYPES[0]:
+                time.sleep(SPINNING_S)
+            for half, taken in contestants[name].ask({"dtype": dtype}).items():
                 seconds.setdefault((name, dtype, half), []).append(taken)
+
+    turn()
+    # What is used for the first time is slower, and only tells how many turns there is time for.
+    repeats = min(9, max(3, round(budget_s / sum(map(sum, seconds.values())))))
+    seconds.clear()
+    for _ in range(repeats):
+        turn()
     for name, dtype in itertools.product(names, DTYPES):
         timings = {half: as_timing(seconds[name, dtype, half]) for half in HALVES}
         record = _record(units, batch, kind, dtype, timings, peaks[dtype]) | {"error": errors[name, dtype]}

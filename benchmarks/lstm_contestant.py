@@ -164,7 +164,17 @@ def _keras_fit(vocabulary: int, settings: Settings) -> Training:
             # Keras gives the mean of the epoch so far.
             self.losses.append(float(logs["loss"]))
 
+    initial, rows = model.get_weights(), 0
+
     def run(batches: list[Any]) -> tuple[list[float], list[float]]:
+        nonlocal rows
+        if rows not in (0, len(batches[0][0])):
+            # Each size of a batch begins anew, so that its first losses can be checked.
+            model.set_weights(initial)
+            for variable in model.optimizer.variables:
+                if "learning_rate" not in variable.path:
+                    variable.assign(np.zeros(variable.shape, variable.dtype))
+        rows = len(batches[0][0])
         x = np.concatenate([inputs for inputs, _ in batches])
         y = np.concatenate([targets for _, targets in batches])
         clock = Clock()
@@ -205,9 +215,13 @@ def _torch_loop(vocabulary: int, settings: Settings) -> Training:
         (dense.weight, head.T),
         (dense.bias, head_bias),
     )
-    with torch.no_grad():
-        for parameter, array in given:
-            parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
+
+    def begin() -> None:
+        with torch.no_grad():
+            for parameter, array in given:
+                parameter.copy_(torch.tensor(np.ascontiguousarray(array)))
+
+    begin()
     # Keras has one bias; the other one stays at zero.
     lstm.bias_hh_l0.requires_grad_(False)
     parameters = [parameter for parameter, _ in given if parameter.requires_grad]
@@ -219,10 +233,15 @@ def _torch_loop(vocabulary: int, settings: Settings) -> Training:
         return loss_of(logits.to(dense.weight.dtype).flatten(0, 1), targets.flatten())
 
     compiled = torch.compile(forward) if settings["jit_compile"] is True else forward
-    taken = 0
+    taken, rows = 0, 0
 
     def run(batches: list[Any]) -> tuple[list[float], list[float]]:
-        nonlocal taken
+        nonlocal taken, rows
+        if rows not in (0, len(batches[0][0])):
+            begin()
+            optimizer.state.clear()
+            taken = 0
+        rows = len(batches[0][0])
         seconds, losses = [], []
         for inputs, targets in batches:
             start = time.perf_counter()

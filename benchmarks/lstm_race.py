@@ -36,6 +36,8 @@ class Contestant:
         environment = {"KERAS_BACKEND": settings["backend"]}
         if settings.get("device") == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
+        if settings["policy"] == "float64":
+            environment["JAX_ENABLE_X64"] = "1"
         command = [sys.executable, str(_PROGRAM), json.dumps(settings), str(book)]
         name = f"{settings['implementation']} on {settings['backend']}"
         self._process = Process(command, name, settings["allocator"], **environment)
@@ -114,6 +116,8 @@ class Contest:
         self.book, self.quick = book, quick
         self.refused: list[dict[str, Any]] = []
         self._gave_up: dict[tuple[Any, ...], str] = {}
+        # The losses in float64, which are the same for all precisions.
+        self._found: dict[tuple[Any, ...], dict[int, list[float]]] = {}
 
     def race(
         self,
@@ -159,23 +163,29 @@ class Contest:
         self, contestants: Sequence[Settings], batches: Sequence[int]
     ) -> dict[tuple[str, bool], dict[int, list[float]]]:
         """The first losses in float64, by variant and `own_steps`."""
-        truth: dict[tuple[str, bool], dict[int, list[float]]] = {}
-        for variant, own in dict.fromkeys(_judged_by(one) for one in [*_dense(contestants), *contestants]):
-            # On torch Keras steps through time in Python: of the plain layer torch says the same sooner.
-            implementation = "torch.nn.LSTM" if variant == "plain" and not own else "keras"
-            backend = "tensorflow" if own else "torch"
-            settings = settings_of(backend, contestants[0]["units"], implementation, "float64")
-            length = contestants[0]["length"]
-            each = Contestant(self.book, **settings | {"variant": variant, "length": length})
-            try:
-                found = {batch: each.steps(CHECKED_STEPS, timed=False, batch=batch) for batch in batches}
-            finally:
-                each.close()
-            if own:
+        asked = dict.fromkeys(_judged_by(one) for one in [*_dense(contestants), *contestants])
+        same = (contestants[0]["units"], contestants[0]["length"], *batches)
+        missing = [one for one in asked if (one, same) not in self._found]
+        runs = [functools.partial(self._in_float64, *one, contestants[0], batches) for one in missing]
+        self._found |= {(one, same): found for one, found in zip(missing, two_at_a_time(runs), strict=True)}
+        for variant, own in missing:
+            for batch in batches if own else ():
                 # The very first loss is the same for all, whoever takes the steps.
-                found[batches[0]][0] = truth[variant, False][batches[0]][0]
-            truth[variant, own] = found
-        return truth
+                self._found[(variant, own), same][batch][0] = self._found[(variant, False), same][batch][0]
+        return {one: self._found[one, same] for one in asked}
+
+    def _in_float64(
+        self, variant: str, own: bool, like: Settings, batches: Sequence[int]
+    ) -> dict[int, list[float]]:
+        """The first losses by batch: torch's; where torch has not the variant, Keras's on jax."""
+        implementation = "torch.nn.LSTM" if variant == "plain" and not own else "keras"
+        backend = "tensorflow" if own else "torch" if variant == "plain" else "jax"
+        settings = settings_of(backend, like["units"], implementation, "float64")
+        each = Contestant(self.book, **settings | {"variant": variant, "length": like["length"]})
+        try:
+            return {batch: each.steps(CHECKED_STEPS, timed=False, batch=batch) for batch in batches}
+        finally:
+            each.close()
 
     def _start(
         self,
@@ -217,9 +227,9 @@ class Contest:
     ) -> list[dict[str, Any]]:
         counts = []
         for each, _ in running:
-            each.steps(3, batch=batch)
+            each.steps(2, batch=batch)
             middle = as_timing(each.seconds.pop(batch)).median_s
-            counts.append(max(3, round(seconds / rounds / middle)) + 1)
+            counts.append(max(2, round(seconds / rounds / middle)) + 1)
         for _ in range(rounds):
             for (each, _), count in zip(running, counts, strict=True):
                 each.steps(min(count, 200), batch=batch)

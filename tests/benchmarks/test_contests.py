@@ -141,7 +141,7 @@ def test_race_judges_keras_on_tensorflow_by_its_own_steps_and_by_the_first_loss_
 @pytest.mark.parametrize("case", [lstm.main_race, lstm.variants_race, lstm.small_batches])
 def test_case_gives_ours_and_theirs_the_same_allocator(fake, case):
     found = case(BOOK, quick=False)
-    races = found.get("races") or [found["float32"], found["mixed_bfloat16"]]
+    races = found.get("races") or [found["float32"]]
     for race in races:
         assert {one["allocator"] for one in race} == {"kept"}
         assert {one["implementation"] for one in race} >= {"keras", "cellerate-cpu"}
@@ -289,13 +289,13 @@ def test_step_table_shows_ways_allocators_and_who_could_not(fake, monkeypatch):
     monkeypatch.setattr(fake, "first_losses", answer)
     head, *rows = tables.step(lstm.main_race(BOOK, quick=False))
     cells = {row[0]: row[1:] for row in rows}
-    assert head == ["Thousand characters/s", "H=128", "H=256", "H=512"]
-    assert cells["Keras on jax, float32"] == ["1280"] * 3
-    assert cells["Keras on tensorflow, bfloat16, `jit_compile=True`"] == ["1280"] * 3
-    assert cells["torch.nn.LSTM loop, float32, `torch.compile`"] == ["1280"] * 3
-    assert cells["Keras on jax, float32, the allocator as it comes"] == ["", "1280", ""]
-    assert cells["**Cellerate** on jax, float32, the allocator as it comes"] == ["", "1280", ""]
-    assert cells["Keras on jax, float32, `unroll=True`"] == ["did not compile in 60 s (H=128)"] * 3
+    assert head == ["Thousand characters/s", "H=128", "H=512"]
+    assert cells["Keras on jax, float32"] == ["1280"] * 2
+    assert cells["Keras on tensorflow, bfloat16, `jit_compile=True`"] == ["1280"] * 2
+    assert cells["torch.nn.LSTM loop, float32, `torch.compile`"] == ["1280"] * 2
+    assert cells["Keras on jax, float32, the allocator as it comes"] == ["1280", ""]
+    assert cells["**Cellerate** on jax, float32, the allocator as it comes"] == ["1280", ""]
+    assert cells["Keras on jax, float32, `unroll=True`"] == ["did not compile in 60 s (H=128)"] * 2
 
 
 def test_bench_is_expected_to_take_forty_minutes_at_most():
