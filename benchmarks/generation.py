@@ -349,7 +349,7 @@ def run(*, quick: bool) -> dict[str, Any]:
                             raise
                         print(f"H={units:<4} {name} takes no part: {refused}", flush=True)
                         left_out[name] = {"refused": str(refused), "jobs": []}
-                records = race(contestants, seconds=0.2 if quick else 1.5, rounds=2 if quick else 5)
+                records = race(contestants, seconds=0.2 if quick else 1.0, rounds=2 if quick else 5)
             finally:
                 for each in contestants:
                     each.close()
@@ -358,7 +358,7 @@ def run(*, quick: bool) -> dict[str, Any]:
                     "units": units,
                     "contestants": {each.name: each.about for each in contestants} | left_out,
                     "records": records,
-                    "process_of_1000": process(folder, runs=1 if quick else 10),
+                    "process_of_1000": process(folder, runs=1 if quick else 5),
                     "ratios": ratios(records),
                 }
             )

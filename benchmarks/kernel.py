@@ -51,7 +51,7 @@ def run(*, quick: bool) -> dict[str, Any]:
             found["refused"]["onednn"] = str(error)
         sizes = [(32, 4)] if quick else list(itertools.product((128, 256, 512, 1024), (128, 32)))
         for (units, batch), kind in itertools.product(sizes, ("dense", "lookup")):
-            _race(found, contestants, units, batch, kind, 0.1 if quick else 12, peaks)
+            _race(found, contestants, units, batch, kind, 0.1 if quick else 9, peaks)
     finally:
         for each in contestants.values():
             each.close()

@@ -71,10 +71,10 @@ def variants_race(book: Path, *, quick: bool) -> dict[str, Any]:
 def small_batches(book: Path, *, quick: bool) -> dict[str, Any]:
     """Batches of 1 and 8, in float32."""
     contest, by_batch = Contest(book, quick=quick), {}
-    for units in (128,) if quick else (128, 256, 512):
+    for units in (128,) if quick else (128, 512):
         batches = (1, 8)
         contestants = [one for one in contestants_of(units, "float32") if not one["unroll"]]
-        races = contest.race(contestants, seconds=0.3 if quick else 1.5, batches=batches)
+        races = contest.race(contestants, seconds=0.3 if quick else 1, batches=batches)
         for batch, records in zip(batches, races, strict=True):
             by_batch.setdefault(batch, []).append(records)
     races = [race for races in by_batch.values() for race in races]
