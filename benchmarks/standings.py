@@ -140,6 +140,25 @@ def generating(found: dict[str, Any]) -> Contest:
     return Contest(f"generating, H={found['units']}", entries, _characters_per_s)
 
 
+def _kernel(result: Result) -> Iterator[Contest]:
+    theirs = result.get("onednn", {}).get("sizes", ())
+    for one in theirs:
+        size = tuple(one[name] for name in ("units", "batch", "inputs", "dtype"))
+        for ours in result["sizes"]:
+            if tuple(ours[name] for name in ("units", "batch", "inputs", "dtype")) != size:
+                continue
+            for what, halves in (("training", ("forward", "backward")), ("inference", ("inference",))):
+                entries = [
+                    Entry(side, who, one["dtype"], sum(record[half]["median_s"] for half in halves))
+                    for side, who, record in (
+                        ("ours", "Cellerate", ours),
+                        ("other", "oneDNN through torch", one),
+                    )
+                ]
+                told = f"the kernel alone, {what}, H={one['units']}, B={one['batch']}"
+                yield Contest(told, entries, lambda value: f"{value * 1e3:.3g} ms", higher_is_better=False)
+
+
 def _variants(result: Result) -> Iterator[Contest]:
     for policy in ("float32", "mixed_bfloat16"):
         races: dict[str, list[dict[str, Any]]] = {}
@@ -192,6 +211,7 @@ def _series(result: Result) -> Iterator[Contest]:
 
 
 CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
+    "kernel": _kernel,
     "step": lambda result: map(training, result["races"]),
     "variants": _variants,
     "small": lambda result: map(training, result["races"]),

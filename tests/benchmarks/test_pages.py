@@ -308,3 +308,20 @@ def test_optimized_models_stand_beside_the_original_trained_as_long(tmp_path):
     text = pages.table("optimize", PAGE, tmp_path)
     assert text.count("| the original, trained for as many further steps |  | 1.987") == 2
     assert f"| **{run['model']}**, " in text and "| **ett.keras**, " in text
+
+
+def test_kernel_stands_beside_onednn_in_training_and_in_inference():
+    result = planted.record("kernel")["result"]
+    (inference, training) = (("inference",), ("forward", "backward"))
+    (slow,) = [
+        one
+        for one in result["onednn"]["sizes"]
+        if (one["units"], one["batch"], one["dtype"]) == (512, 32, "float32")
+    ]
+    for halves, what in ((inference, "inference"), (training, "training")):
+        for half in halves:
+            slow[half]["median_s"] /= 100
+        found = standings.worst("kernel", result)
+        assert found.contest.what == f"the kernel alone, {what}, H=512, B=32" and found.ratio < 0.1
+        for half in halves:
+            slow[half]["median_s"] *= 100
