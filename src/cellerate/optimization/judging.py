@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellerate.errors import DataError, ModelError
-from cellerate.format import percent
 from cellerate.report.quality import Interval
 
 # Neighbouring windows of a text or a series are alike; the means of longer stretches hardly are.
@@ -19,7 +18,6 @@ _MOST_BLOCKS = 64
 # The 97.5 % quantiles of Student's t by degrees of freedom; for more, a series is as exact.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
-_AS_GOOD = 5e-5  # a loss that is shown as 0 %
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +100,6 @@ def paired_loss(before: Judged, after: Judged, *, higher_is_better: bool) -> Int
         return Interval(value=worst, low=worst, high=worst)
     reach = _reach(differences, weights) / scale
     return Interval(value=found / scale, low=found / scale - reach, high=found / scale + reach)
-
-
-def loss_in_words(loss: float) -> str:
-    """Says how much worse a model is: "as good", "0.30 % worse" or "2.0 % better"."""
-    return "as good" if abs(loss) < _AS_GOOD else f"{percent(abs(loss))} {'worse' if loss > 0 else 'better'}"
 
 
 def _reach(values: np.ndarray, weights: np.ndarray) -> float:

@@ -21,6 +21,12 @@ def reach(value: Interval) -> str:
     return f"{number(value.low, 4)} to {number(value.high, 4)}"
 
 
+def loss_in_words(loss: float, none: str = "as good") -> str:
+    """How much worse a model is: "as good" or another word for no loss, "0.3 % worse", "2 % better"."""
+    shown = percent(abs(loss))
+    return none if shown == "0 %" else f"{shown} {'worse' if loss > 0 else 'better'}"
+
+
 def loss_reach(loss: Interval) -> str:
     """The 95 % interval of a loss of quality, in the words that its value is told in."""
     if loss.high < 0:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cellerate import format as shown
-from cellerate.report.effects import Tone, effect, loss_reach, reach
+from cellerate.report.effects import Tone, effect, loss_in_words, loss_reach, reach
 from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
@@ -77,10 +77,8 @@ def outcome(run: Run) -> tuple[str, Tone]:
 
 def verdict_table(run: Run) -> Table | None:
     """Gives the table of the verdict's figures before and after."""
-    remark = _STREAM if run.item == "characters" else ""
-    return changes_table(
-        "Before and after, measured in this run", run.verdict.rows if run.verdict else (), remark
-    )
+    changes = run.verdict.rows if run.verdict else ()
+    return changes_table("Before and after, measured in this run", changes, _stream(run))
 
 
 def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> Table | None:
@@ -250,6 +248,11 @@ def _items(item: str) -> str:
     return (item[:1].upper() + item[1:]) or "Items"
 
 
+def _stream(run: Run) -> str:
+    """What to know of the speeds of a text, or nothing."""
+    return _STREAM if run.item == "characters" else ""
+
+
 def metric_name(run: Run) -> str:
     """Gives the name of the quality, with its unit if the name does not contain it."""
     name, unit = named(run.metric.name, "quality"), run.metric.unit
@@ -299,9 +302,7 @@ def candidates_table(run: Run) -> Table | None:
             " A control is the original trained for as many further steps on the same batches: a model trained further "
             "may not be worse than either by more than the gate allows."
         )
-    if run.item == "characters":
-        remark += f" {_STREAM}"
-    return table("Every model that was made", heads, rows, remark)
+    return table("Every model that was made", heads, rows, f"{remark} {_stream(run)}".rstrip())
 
 
 def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool) -> tuple[Cell, ...]:
@@ -336,11 +337,7 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool
 
 
 def _loss(loss: Interval | None) -> Cell:
-    if loss is None:
-        return Cell(NONE)
-    words = "worse" if loss.value > 0 else "better"
-    equal = shown.percent(loss.value) == "0 %"
-    return Cell("equal" if equal else f"{shown.percent(abs(loss.value))} {words}", note=loss_reach(loss))
+    return Cell(NONE) if loss is None else Cell(loss_in_words(loss.value, "equal"), note=loss_reach(loss))
 
 
 def speeds_table(run: Run) -> Table | None:
@@ -364,8 +361,7 @@ def speeds_table(run: Run) -> Table | None:
         "Model", "Called by", f">A call for one {_MADE.get(run.item, 'item')}, median", ">99th percentile",
         f">{_items(run.item)} a second, one after another", ">Many at a time", ">How many",
     )  # fmt: skip
-    remark = _STREAM if run.item == "characters" else ""
-    return table("Every way to call every model", heads, rows, remark)
+    return table("Every way to call every model", heads, rows, _stream(run))
 
 
 def explanation_table(run: Run) -> Table | None:

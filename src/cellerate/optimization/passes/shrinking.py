@@ -13,7 +13,6 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
 from cellerate.optimization.context import PACKED, Context
-from cellerate.optimization.judging import loss_in_words
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimization.passes.further import (
     DISTILLING,
@@ -26,6 +25,7 @@ from cellerate.optimization.passes.further import (
     plain_training,
 )
 from cellerate.program import PRECISIONS
+from cellerate.report.effects import loss_in_words
 from cellerate.report.record import Candidate, Curve, Pass
 
 _WITH_CONTROL = (

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
 from cellerate.optimization.context import ORIGINAL, Context
-from cellerate.optimization.judging import loss_in_words
 from cellerate.optimization.passes.loading import load_passes
 from cellerate.optimization.passes.promise import hold
 from cellerate.optimization.passes.steps import batch_items, step_gain, training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, settings_of, way_of
-from cellerate.report.effects import effect
+from cellerate.report.effects import effect, loss_in_words
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
 
 _NAME = "optimized"
