@@ -87,16 +87,17 @@ def run(data: Path, *, quick: bool, backend: str = "tensorflow") -> dict[str, An
             _run("optimize", model, "--data", book, "-o", folder / "out", *budget, *batch)
             runs[name] = json.loads((folder / "out" / "report.json").read_text())
         print(f"{name}: {runs[name]['verdict']['sentence']}", flush=True)
-    rows = {row["label"]: _factor(row) for row in runs["text"]["verdict"]["rows"]}
+    rows = {row["label"]: factor(row) for row in runs["text"]["verdict"]["rows"]}
     goals = {}
     for words, goal in GOALS.items():
-        factor = next(value for label, value in rows.items() if words in label)
-        goals[words] = {"goal": goal, "factor": factor, "reached": factor >= goal}
-        print(f"{words:<24} {factor:,.1f} (goal {goal})")
+        found = next(value for label, value in rows.items() if words in label)
+        goals[words] = {"goal": goal, "factor": found, "reached": found >= goal}
+        print(f"{words:<24} {found:,.1f} (goal {goal})")
     return {"goals": goals, "runs": runs}
 
 
-def _factor(row: dict[str, Any]) -> float:
+def factor(row: dict[str, Any]) -> float:
+    """How many times better a row of a verdict became."""
     better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
     return row[better] / row[worse]
 

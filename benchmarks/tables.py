@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cellerate.format import quantity, rounded
-from standings import RUNTIMES
+from optimizing import factor
+from standings import RUNTIMES, WAYS
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:
@@ -72,11 +73,7 @@ def step(result: dict[str, Any]) -> list[list[str]]:
     for one in [*result.get("stock_allocator", ()), *result.get("refused", ())]:
         races.setdefault(one["units"], []).append(one)
     columns = {f"H={units}": race for units, race in races.items()}
-    return _contest(columns, lambda one: f", {_kind(one)}", 0)
-
-
-def _kind(one: dict[str, Any]) -> str:
-    return "bfloat16" if one["policy"] == "mixed_bfloat16" else one["policy"]
+    return _contest(columns, lambda one: f", {one['policy'].removeprefix('mixed_')}", 0)
 
 
 def _contest(
@@ -197,14 +194,15 @@ _OURS = _ONE_CALL | {
     "score": "judging a text",
     "step": "a step from Python, median and p99",
 }
-_KERAS_WAYS = _ONE_CALL | {
-    "predict": "`predict` a character",
-    "predict_on_batch": "`predict_on_batch` a character",
-    "eager": "an eager step, the state given",
-    "step": "a compiled step, the state given",
-    "drawn": "a compiled step that draws, a call a character",
-    "loop": "steps compiled as one loop",
-}
+_KERAS_WAYS = (
+    WAYS
+    | _ONE_CALL
+    | {
+        "eager": "an eager step, the state given",
+        "step": "a compiled step, the state given",
+        "drawn": "a compiled step that draws, a call a character",
+    }
+)
 
 
 def _generator(result: dict[str, Any], contestant: str, job: str) -> str:
@@ -260,8 +258,7 @@ def optimized(result: dict[str, Any]) -> list[list[str]]:
         about = f"**{run['model']}**, {original['parameters']:,} weights, {run['data']}"
         rows.append([about, original["precision"], verdict["chosen"], ""])
         for row in verdict["rows"]:
-            better, worse = ("after", "before") if row["higher_is_better"] else ("before", "after")
-            times = "" if row["quantity"] is None else rounded(row[better] / row[worse])
+            times = "" if row["quantity"] is None else rounded(factor(row))
             values = [quantity(row[when], row["unit"]) for when in ("before", "after")]
             rows.append([row["label"], *values, times])
         for one in verdict.get("tested", ()):
