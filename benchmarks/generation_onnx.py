@@ -1,5 +1,7 @@
 """The peers of text generation that run ONNX: the model as one graph each of a step, a sequence and a decoding loop."""
 
+import functools
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from generation_peers import CHUNK, TEMPERATURE, V, onnx_jobs
+from generation_peers import CHUNK, EMBEDDING, TEMPERATURE, Job, V, clocked, error_of
 from generation_ways import THREADS, Jobs, Ways, jobs_of
+
+
+def _gates(array: np.ndarray) -> np.ndarray:
+    """A kernel, or a bias, as ONNX wants it: the gates first, in its own order."""
+    i, f, c, o = np.split(array, 4, axis=-1)
+    return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
+
+
+def _lstm_weights(truth: Any) -> dict[str, np.ndarray]:
+    """The inputs W, R and B of the node LSTM; its second bias is zero."""
+    bias = _gates(truth["bias"])
+    return {
+        "W": _gates(truth["kernel"]),
+        "R": _gates(truth["recurrent_kernel"]),
+        "B": np.concatenate([bias, np.zeros_like(bias)], axis=1),
+    }
+
+
+def _as_model(graph: Any) -> Any:
+    """In versions that every runtime of these years reads."""
+    from onnx import helper
+
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def onnx_files(folder: Path) -> dict[str, Path]:
@@ -19,15 +44,9 @@ def onnx_files(folder: Path) -> dict[str, Path]:
     truth = np.load(folder / "truth.npz")
     units = truth["h"].size
 
-    def gates(array: np.ndarray) -> np.ndarray:
-        i, f, c, o = np.split(array, 4, axis=-1)
-        return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
-
     weights = {
         "table": truth["table"],
-        "W": gates(truth["kernel"]),
-        "R": gates(truth["recurrent_kernel"]),
-        "B": np.concatenate([gates(truth["bias"]), np.zeros((1, 4 * units), np.float32)], axis=1),
+        **_lstm_weights(truth),
         "head": truth["head"],
         "head_bias": truth["head_bias"],
         "middle": np.array([1], np.int64),
@@ -57,8 +76,7 @@ def onnx_files(folder: Path) -> dict[str, Path]:
 
     def save(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], held: list[Any]) -> Path:
         graph = helper.make_graph(nodes, name, inputs, outputs, held)
-        # Versions that every runtime of these years reads.
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        model = _as_model(graph)
         onnx.checker.check_model(model)
         path = folder / f"whole-{name}.onnx"
         onnx.save(model, path)
@@ -180,10 +198,95 @@ def onnxruntime_jobs(folder: Path) -> Jobs:
     about = {"version": onnxruntime.__version__, "settings": settings}
     jobs, about = jobs_of(found, np.load(folder / "truth.npz"), about)
     # Its best case, too: the LSTM node alone, "float32" and "int8".
-    alone, about_alone = onnx_jobs(folder)
+    alone, about_alone = _node_jobs(folder)
     for key in ("errors", "ways"):
         about[key] |= about_alone[key]
     return jobs | alone, about
+
+
+def _node_jobs(folder: Path) -> Jobs:
+    """ONNX Runtime's best case: its LSTM node alone, the same input at each step, nothing drawn."""
+    import onnxruntime
+
+    files = _node_files(folder)
+    truth = np.load(folder / "truth.npz")
+    jobs: dict[str, Job] = {}
+    about: dict[str, Any] = {"version": onnxruntime.__version__, "errors": {}, "ways": {}}
+    for precision, path in files.items():
+        found: dict[str, tuple[float, Job]] = {}
+        for threads, way in itertools.product(THREADS, (_feed, _bind)):
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            job = clocked(functools.partial(way, session, truth["x"][:1]))
+            job(200)
+            name = f"{threads} threads, {'IOBinding' if way is _bind else 'run'}"
+            found[name] = (min(job(500)[0][0] for _ in range(3)), job)
+        h = c = np.zeros((1, 1, truth["h"].size), np.float32)
+        for x in truth["x"]:
+            h, c = session.run(None, {"x": x[None, None], "h": h, "c": c})
+        about["errors"][precision] = error_of(h[0, 0], truth["h"])
+        about["ways"][precision] = min(found, key=lambda name: found[name][0])
+        jobs[precision] = found[about["ways"][precision]][1]
+    return jobs, about
+
+
+def _feed(session: Any, x: np.ndarray, count: int) -> int:
+    size = session.get_inputs()[1].shape[-1]
+    x, h = x[None], np.zeros((1, 1, size), np.float32)
+    c = h
+    for _ in range(count):
+        h, c = session.run(None, {"x": x, "h": h, "c": c})
+    return count
+
+
+def _bind(session: Any, x: np.ndarray, count: int) -> int:
+    """With the state in two places that are read and written in turn."""
+    from onnxruntime import OrtValue
+
+    zeros = np.zeros((1, 1, session.get_inputs()[1].shape[-1]), np.float32)
+    places = [{name: OrtValue.ortvalue_from_numpy(zeros) for name in "hc"} for _ in range(2)]
+    bindings = []
+    for before, after in (places, places[::-1]):
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", x[None])
+        for name in "hc":
+            binding.bind_ortvalue_input(name, before[name])
+            binding.bind_ortvalue_output(f"{name}_new", after[name])
+        bindings.append(binding)
+    for place in range(count):
+        session.run_with_iobinding(bindings[place % 2])
+    return count
+
+
+def _node_files(folder: Path) -> dict[str, Path]:
+    """The node as a model, in float32 and by ONNX Runtime's own quantisation."""
+    import onnx
+    from onnx import TensorProto, helper
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    truth = np.load(folder / "truth.npz")
+
+    units = truth["h"].size
+
+    def value(name: str, width: int) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 1, width))
+
+    inputs = ["x", "W", "R", "B", "", "h", "c"]
+    node = helper.make_node("LSTM", inputs, ["", "h_new", "c_new"], hidden_size=units)
+    graph = helper.make_graph(
+        [node],
+        "lstm",
+        [value("x", EMBEDDING), value("h", units), value("c", units)],
+        [value("h_new", units), value("c_new", units)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in _lstm_weights(truth).items()],
+    )
+    files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
+    onnx.save(_as_model(graph), files["float32"])
+    # It advises to optimise the graph first; of one node there is nothing to optimise.
+    logging.getLogger().setLevel(logging.ERROR)
+    quantize_dynamic(files["float32"], files["int8"], weight_type=QuantType.QInt8, per_channel=True)
+    return files
 
 
 def openvino_jobs(folder: Path) -> Jobs:

@@ -1,12 +1,10 @@
-"""The peers of text generation: stock Keras on each backend, and the LSTM node of ONNX Runtime.
+"""The peers of text generation that are stock Keras, on each backend, and how the calls of all are timed and checked.
 
 A module of its own because each is run as its own users would run it; the race is in `generation`, and the other
-runtimes, with the whole model, are in `generation_runtimes`.
+runtimes are in `generation_runtimes`.
 """
 
 import functools
-import itertools
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,8 +55,8 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
     errors: dict[str, float] = {}
     for name, (way, state) in ways.items():
         memory.reset_states()
-        errors[name] = error_of(np.asarray(_read(way, state, truth["ids"])[0])[0], truth["logits"])
         one = functools.partial(_with_column, way)
+        errors[name] = error_of(np.asarray(read(one, truth["ids"], state)[0])[0], truth["logits"])
         jobs[name] = functools.partial(one_by_one, one, state, True)
         if name == "step":
             errors["logits"] = errors[name]
@@ -69,15 +67,12 @@ def keras_jobs(folder: Path, backend: str) -> tuple[dict[str, Job], dict[str, An
         half.set_weights(weights)
         half_steps, half_loop = compiled(half)
         loops["loop bfloat16"] = half_loop, half_steps["step"]
-        logits = _read(half_steps["step"], zeros, truth["ids"])[0]
+        logits = read(functools.partial(_with_column, half_steps["step"]), truth["ids"], zeros)[0]
         half_error = error_of(np.asarray(logits, np.float32)[0], truth["logits"])
     for name, (drawing, step) in loops.items():
         if drawing is None:
             continue
-        # What it drew, read again step by step, must lead to the same state.
-        drawn, h, _ = drawing(*zeros)
-        again = _read(step, zeros, [0, *np.asarray(drawn)[:-1]])[1]
-        error = error_of(np.asarray(h, np.float32), np.asarray(again, np.float32))
+        error = error_of_loop(drawing, functools.partial(_with_column, step), zeros)
         if name == "loop":
             errors[name] = error
         else:
@@ -150,16 +145,8 @@ def _torch_drawn(model: Any, zeros: list[Any], step: Callable[..., Any]) -> tupl
             ids.append(int(given[0]))
         return [ids, *given[1:]]
 
-    ids, h, _ = run(CHUNK)
-    error = error_of(h.numpy(), np.asarray(_read(step, zeros, [0, *ids[:-1]])[1]))
+    error = error_of_loop(lambda *_: run(CHUNK), functools.partial(_with_column, step), zeros)
     return clocked(lambda count: len(run(count)[0])), error
-
-
-def _read(way: Callable[..., Any], state: list[Any], ids: Any) -> list[Any]:
-    """The logits and the state after the last of `ids`."""
-    for number in ids:
-        logits, *state = way(np.array([[number]], np.int32), *state)
-    return [logits, *state]
 
 
 def _jax(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any] | None]:
@@ -225,100 +212,6 @@ def _torch(model: Any) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any
     return ways, None
 
 
-def onnx_jobs(folder: Path) -> tuple[dict[str, Job], dict[str, Any]]:
-    """ONNX Runtime's best case: its LSTM node alone, the same input at each step, nothing drawn."""
-    import onnxruntime
-
-    files = _onnx_files(folder)
-    truth = np.load(folder / "truth.npz")
-    jobs: dict[str, Job] = {}
-    about: dict[str, Any] = {"version": onnxruntime.__version__, "errors": {}, "ways": {}}
-    for precision, path in files.items():
-        found: dict[str, tuple[float, Job]] = {}
-        for threads, way in itertools.product((1, 2), (_feed, _bind)):
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = threads
-            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            job = clocked(functools.partial(way, session, truth["x"][:1]))
-            job(200)
-            name = f"{threads} threads, {'IOBinding' if way is _bind else 'run'}"
-            found[name] = (min(job(500)[0][0] for _ in range(3)), job)
-        h = c = np.zeros((1, 1, truth["h"].size), np.float32)
-        for x in truth["x"]:
-            h, c = session.run(None, {"x": x[None, None], "h": h, "c": c})
-        about["errors"][precision] = error_of(h[0, 0], truth["h"])
-        about["ways"][precision] = min(found, key=lambda name: found[name][0])
-        jobs[precision] = found[about["ways"][precision]][1]
-    return jobs, about
-
-
-def _feed(session: Any, x: np.ndarray, count: int) -> int:
-    size = session.get_inputs()[1].shape[-1]
-    x, h = x[None], np.zeros((1, 1, size), np.float32)
-    c = h
-    for _ in range(count):
-        h, c = session.run(None, {"x": x, "h": h, "c": c})
-    return count
-
-
-def _bind(session: Any, x: np.ndarray, count: int) -> int:
-    """With the state in two places that are read and written in turn."""
-    from onnxruntime import OrtValue
-
-    zeros = np.zeros((1, 1, session.get_inputs()[1].shape[-1]), np.float32)
-    places = [{name: OrtValue.ortvalue_from_numpy(zeros) for name in "hc"} for _ in range(2)]
-    bindings = []
-    for before, after in (places, places[::-1]):
-        binding = session.io_binding()
-        binding.bind_cpu_input("x", x[None])
-        for name in "hc":
-            binding.bind_ortvalue_input(name, before[name])
-            binding.bind_ortvalue_output(f"{name}_new", after[name])
-        bindings.append(binding)
-    for place in range(count):
-        session.run_with_iobinding(bindings[place % 2])
-    return count
-
-
-def _onnx_files(folder: Path) -> dict[str, Path]:
-    """The node as a model, in float32 and by ONNX Runtime's own quantisation."""
-    import onnx
-    from onnx import TensorProto, helper
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    truth = np.load(folder / "truth.npz")
-
-    def gates(array: np.ndarray) -> np.ndarray:
-        i, f, c, o = np.split(array, 4, axis=-1)
-        return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
-
-    units = truth["h"].size
-    weights = {"W": gates(truth["kernel"]), "R": gates(truth["recurrent_kernel"])}
-    weights["B"] = np.concatenate([gates(truth["bias"]), np.zeros((1, 4 * units), np.float32)], axis=1)
-
-    def value(name: str, width: int) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 1, width))
-
-    inputs = ["x", "W", "R", "B", "", "h", "c"]
-    node = helper.make_node("LSTM", inputs, ["", "h_new", "c_new"], hidden_size=units)
-    graph = helper.make_graph(
-        [node],
-        "lstm",
-        [value("x", EMBEDDING), value("h", units), value("c", units)],
-        [value("h_new", units), value("c_new", units)],
-        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
-    # Versions that every ONNX Runtime of these years reads.
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), files["float32"]
-    )
-    # It advises to optimise the graph first; of one node there is nothing to optimise.
-    logging.getLogger().setLevel(logging.ERROR)
-    quantize_dynamic(files["float32"], files["int8"], weight_type=QuantType.QInt8, per_channel=True)
-    return files
-
-
 def draw(logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Draws an id (B,) from each row of logits (B, V), as a program with NumPy does."""
     likelihoods = np.exp((logits - logits.max(axis=-1, keepdims=True)) / TEMPERATURE).cumsum(axis=-1)
@@ -346,6 +239,27 @@ def one_by_one(
             ids = draw(logits, random)
         seconds.append(time.perf_counter() - start)
     return seconds, 1
+
+
+def read(step: Callable[..., Any], ids: Any, state: list[Any]) -> list[Any]:
+    """The logits and the state after the last of `ids`."""
+    logits: Any = None
+    for number in ids:
+        logits, *state = step(np.array([number], np.int32), *state)
+    return [logits, *state]
+
+
+def error_of_loop(loop: Callable[..., Any], step: Callable[..., Any], state: list[Any]) -> float:
+    """What a loop drew, read again step by step, must lead to the same state; and draws must not be all one id.
+
+    Returns:
+        The error of h; infinity if what was drawn are no draws.
+    """
+    drawn, h, _ = loop(*state)
+    ids = np.asarray(drawn).reshape(-1)
+    if len(ids) != CHUNK or len(set(ids.tolist())) < V // 4 or not (0 <= ids.min() <= ids.max() < V):
+        return float("inf")
+    return error_of(np.asarray(h), np.asarray(read(step, [0, *ids[:-1]], state)[1]))
 
 
 def clocked(work: Callable[[int], int]) -> Job:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from generation_peers import CHUNK, TEXT, Job, V, clocked, error_of, in_chunks, one_by_one
+from generation_peers import TEXT, Job, clocked, error_of, error_of_loop, in_chunks, one_by_one, read
 
 THREADS = (1, 2)
 Jobs = tuple[dict[str, Job], dict[str, Any]]
@@ -95,24 +95,3 @@ def _error(kind: str, ways: Ways, truth: Any, zeros: list[Any]) -> float:
         assert ways.loop
         return error_of_loop(ways.loop, ways.step, zeros)
     return error_of(np.asarray(read(ways.step, truth["ids"], zeros)[0])[0], truth["logits"])
-
-
-def read(step: Callable[..., Any], ids: Any, state: list[Any]) -> list[Any]:
-    """The logits and the state after the last of `ids`."""
-    logits: Any = None
-    for number in ids:
-        logits, *state = step(np.array([number], np.int32), *state)
-    return [logits, *state]
-
-
-def error_of_loop(loop: Callable[..., Any], step: Callable[..., Any], state: list[Any]) -> float:
-    """What a loop drew, read again step by step, must lead to the same state; and draws must not be all one id.
-
-    Returns:
-        The error of h; infinity if what was drawn are no draws.
-    """
-    drawn, h, _ = loop(*state)
-    ids = np.asarray(drawn).reshape(-1)
-    if len(ids) != CHUNK or len(set(ids.tolist())) < V // 4 or not (0 <= ids.min() <= ids.max() < V):
-        return float("inf")
-    return error_of(np.asarray(h), np.asarray(read(step, [0, *ids[:-1]], state)[1]))
