@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 BACKENDS := jax tensorflow torch
 # The backend of the tests that need Keras and need it once: torch compiles nothing, so it is the quickest.
 ONCE := torch
+OTHERS := $(filter-out $(ONCE),$(BACKENDS))
 STAMPS := .stamps
 # The CPU build: the default one brings gigabytes of CUDA.
 TORCH ?= torch==2.13.0
@@ -18,7 +19,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow test-native test-native-plain mutation lint format bench docs clean
+.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow $(BACKENDS:%=test-slow-%) \
+	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain mutation lint format \
+	bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
@@ -75,20 +78,28 @@ $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 	@echo "== $*"
 	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
 
-# Tests of one backend run on the others, too; and the layers once more, with XLA's optimizations, which `make test`
-# leaves out.
+# The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
+# others, too, and the layers once more with XLA's optimizations, which `make test` leaves out.
 test-slow: $(STAMPS)/dev test-native
 	$(BIN)/pip install --quiet --group browser
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
+		$(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
+
+test-slow-plain: $(STAMPS)/dev
+	@echo "== slow, without Keras"
 	$(BIN)/python -m pytest -m "slow and not keras"
-	@for backend in $(BACKENDS); do \
-		echo "== $$backend"; \
-		KERAS_BACKEND=$$backend XLA_FLAGS= $(BIN)/python -m pytest -m "keras and slow" || exit 1; \
-	done
-	@for backend in $(filter-out $(ONCE),$(BACKENDS)); do \
-		KERAS_BACKEND=$$backend $(BIN)/python -m pytest -m "keras and not backends and not slow" || exit 1; \
-	done
-	KERAS_BACKEND=jax XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers
-	KERAS_BACKEND=tensorflow XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers
+
+$(BACKENDS:%=test-slow-%): test-slow-%: $(STAMPS)/dev
+	@echo "== slow, $*"
+	KERAS_BACKEND=$* XLA_FLAGS= $(BIN)/python -m pytest -m "keras and slow"
+
+$(OTHERS:%=test-others-%): test-others-%: $(STAMPS)/dev
+	@echo "== tests of $(ONCE) on $*"
+	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "keras and not backends and not slow"
+
+$(OTHERS:%=test-xla-%): test-xla-%: $(STAMPS)/dev
+	@echo "== layers with XLA's optimizations, $*"
+	KERAS_BACKEND=$* XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers
 
 # $(call build_native,name,what to tell CMake) makes the C++ tests in build/native-<name>.
 define build_native
