@@ -33,10 +33,10 @@ def jobs_of(ways: dict[str, dict[int, Ways]], truth: Any, about: dict[str, Any])
     Args:
         ways: By precision and number of threads.
         truth: What float64 says.
-        about: Gets "errors" and "ways" added.
+        about: Gets "errors", "ways" and "about_s", what a character roughly takes, added.
     """
     jobs: dict[str, Job] = {}
-    about |= {"errors": {}, "ways": {}}
+    about |= {"errors": {}, "ways": {}, "about_s": {}}
     zeros = [np.zeros((1, truth["h"].size), np.float32)] * 2
     for precision, by_threads in ways.items():
         found: dict[str, dict[int, Job]] = {}
@@ -47,7 +47,7 @@ def jobs_of(ways: dict[str, dict[int, Ways]], truth: Any, about: dict[str, Any])
             name = f"{kind} {precision}"
             quick = {threads: _seconds(job) for threads, job in choices.items()}
             threads = min(quick, key=quick.__getitem__)
-            jobs[name] = choices[threads]
+            jobs[name], about["about_s"][name] = choices[threads], quick[threads]
             about["ways"][name] = f"{threads} thread{'s' * (threads > 1)}"
             about["errors"][name] = _error(kind, by_threads[threads], truth, zeros)
     return jobs, about
