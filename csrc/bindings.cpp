@@ -10,6 +10,7 @@
 
 #include "calls.h"
 #include "dispatch.h"
+#include "program_bindings.h"
 #include "step_bindings.h"
 #include "threads.h"
 #include "xla_ffi.h"
@@ -127,6 +128,7 @@ NB_MODULE(_core, module) {
   module.def("reserve_bytes", &reserve_bytes, nb::arg("name"), nb::arg("dtype"), nb::arg("options"),
              nb::arg("sizes"), "Bytes that a call keeps for backward, for sizes in the order of CALLS.");
   cellerate::bind_steps(module);
+  cellerate::bind_programs(module);
   nb::dict all;
   for (const Call* each : cellerate::calls()) {
     all[each->name] = nb::make_tuple(tuple_of(each->options), tuple_of(each->arguments),

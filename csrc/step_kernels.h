@@ -4,36 +4,11 @@
 // core keeps its own part of them in its cache. They meet at a barrier after every product.
 #pragma once
 
+#include "normalise.h"
 #include "step_exponentials.h"
 #include "step_pack.h"
 
 namespace cellerate::CELLERATE_TARGET {
-
-// Sums a row in the same order on every target: 16 sums, each over every 16th feature, and then these in order.
-template <class Term>
-double sum_in_order(Index n, Term term) {
-  double sums[16] = {};
-  for (Index i = 0; i < n; ++i) sums[i % 16] = term(i, sums[i % 16]);
-  double sum = 0;
-  for (const double each : sums) sum += each;
-  return sum;
-}
-
-inline void normalise_row(const PackedNode& node, float* row) {
-  const Index n = node.outputs;
-  const auto count = static_cast<double>(n);
-  const double mean = sum_in_order(n, [&](Index i, double sum) { return sum + row[i]; }) / count;
-  const double square = sum_in_order(n, [&](Index i, double sum) {
-    const double off = row[i] - mean;
-    return __builtin_fma(off, off, sum);
-  });
-  const double inverse = 1 / __builtin_sqrt(square / count + static_cast<double>(node.epsilon));
-  for (Index i = 0; i < n; ++i) {
-    const auto x = static_cast<float>((row[i] - mean) * inverse);
-    row[i] = __builtin_fmaf(x, node.factors == nullptr ? 1.0f : node.factors[i],
-                            node.bias == nullptr ? 0.0f : node.bias[i]);
-  }
-}
 
 // One call. The rows of a chunk are in the order (step of the chunk, row of the batch).
 template <Precision kPrecision>
@@ -326,7 +301,7 @@ class StepJob {
         float* to = floats_of(n, row);
         std::memcpy(to, floats_of(n - 1, row), static_cast<size_t>(node.outputs) * sizeof(float));
         if (node.kind == StepKind::kLayerNorm) {
-          normalise_row(node, to);
+          normalise_row(node.factors, node.bias, node.epsilon, node.outputs, to);
         } else {
           for (Index i = 0; i < node.outputs; ++i) {
             to[i] = __builtin_fmaf(to[i], node.factors[i], node.bias[i]);

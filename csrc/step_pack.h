@@ -88,6 +88,48 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   }
 }
 
+// Where the columns of unit panels come from in a kernel of (K, 4H); -1 beyond its units.
+struct UnitColumns {
+  Index units;
+  Index operator()(Index c) const {
+    const Index unit = c / kWidth * kLanes + c % kLanes;
+    return unit < units ? c % kWidth / kLanes * units + unit : -1;
+  }
+};
+
+// Whether |h| is at most 1.
+constexpr bool is_bounded(Activation activation, Activation recurrent_activation) {
+  return activation == Activation::kTanh &&
+         (recurrent_activation == Activation::kSigmoid || recurrent_activation == Activation::kHardSigmoid);
+}
+
+// Writes embeddings·kernel + bias, [id][panel][kWidth], for embeddings (V, D) and a kernel (D, 4H). It is float32
+// whatever the precision, because that costs nothing at a step.
+inline void fill_table(const float* embeddings, Index vocabulary, Index inputs, const float* kernel,
+                       Index units, const float* bias, float* table) {
+  const Index panels = ceil_div(units, kLanes);
+  StepMatrix packed;
+  Layout sizes(nullptr);
+  lay_out_matrix(Precision::kFloat32, inputs, panels, sizes, packed);
+  const Scratch scratch(sizes.bytes());
+  Layout memory(scratch.data());
+  lay_out_matrix(Precision::kFloat32, inputs, panels, memory, packed);
+  pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, UnitColumns{units}, packed);
+  const StepRows rows{embeddings, inputs, nullptr};
+  for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {
+    constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
+    Sums<kCount, kPanels> sums;
+    for (int r = 0; r < kCount; ++r) {
+      for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(bias + panel * kWidth + j * kLanes);
+    }
+    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums);
+    for (int r = 0; r < kCount; ++r) {
+      float* to = table + ((row + r) * panels + panel) * kWidth;
+      for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
+    }
+  });
+}
+
 // Lays out a chain in memory and, if there is memory, packs it.
 class StepPacker {
  public:
@@ -154,13 +196,8 @@ class StepPacker {
   void pack_lstm(Layout& layout, const StepNode& from, PackedNode& node, bool tabled) {
     const Index units = from.outputs, panels = ceil_div(units, kLanes);
     const auto width = static_cast<size_t>(panels * kWidth);
-    const auto column = [units](Index c) {
-      const Index unit = c / kWidth * kLanes + c % kLanes;
-      return unit < units ? c % kWidth / kLanes * units + unit : -1;
-    };
-    node.bounded =
-        from.activation == Activation::kTanh && (from.recurrent_activation == Activation::kSigmoid ||
-                                                 from.recurrent_activation == Activation::kHardSigmoid);
+    const UnitColumns column{units};
+    node.bounded = is_bounded(from.activation, from.recurrent_activation);
     lay_out_matrix(chain_.precision, units, panels, layout, node.recurrent);
     node.bias = layout.take<float>(width);
     if (tabled) {
@@ -177,29 +214,8 @@ class StepPacker {
       pack_matrix(chain_.precision, from.kernel, from.inputs, 4 * units, column, node.kernel);
       return;
     }
-    // The table is float32 whatever the precision, because that costs nothing at a step.
-    StepMatrix kernel;
-    Layout sizes(nullptr);
-    lay_out_matrix(Precision::kFloat32, from.inputs, panels, sizes, kernel);
-    const Scratch scratch(sizes.bytes());
-    Layout memory(scratch.data());
-    lay_out_matrix(Precision::kFloat32, from.inputs, panels, memory, kernel);
-    pack_matrix(Precision::kFloat32, from.kernel, from.inputs, 4 * units, column, kernel);
-    const StepRows rows{chain_.nodes[0].kernel, from.inputs, nullptr};
-    for_blocks({0, chain_.nodes[0].inputs}, {0, panels}, false,
-               [&](auto count, auto side, Index row, Index panel) {
-                 constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
-                 Sums<kCount, kPanels> sums;
-                 for (int r = 0; r < kCount; ++r) {
-                   for (int j = 0; j < 4 * kPanels; ++j)
-                     sums[r][j] = Simd::load(node.bias + panel * kWidth + j * kLanes);
-                 }
-                 add_product<Precision::kFloat32, kCount, kPanels>(rows, row, kernel, panel, sums);
-                 for (int r = 0; r < kCount; ++r) {
-                   float* to = node.table + ((row + r) * panels + panel) * kWidth;
-                   for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);
-                 }
-               });
+    fill_table(chain_.nodes[0].kernel, chain_.nodes[0].inputs, from.inputs, from.kernel, units, node.bias,
+               node.table);
   }
 
   const StepChain& chain_;

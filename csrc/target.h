@@ -8,7 +8,8 @@
 
 namespace cellerate {
 
-struct StepKernels;  // step_model.h
+struct StepKernels;     // step_model.h
+struct ProgramKernels;  // program.h
 
 struct Target {
   const char* name;
@@ -19,6 +20,7 @@ struct Target {
   const LstmKernels* lstm;
   const DenseKernels* dense;
   const StepKernels* steps;  // the next-token chain, one step at a time
+  const ProgramKernels* programs;
 };
 
 }  // namespace cellerate
@@ -29,6 +31,7 @@ struct Target {
 #include "lstm_backward.h"
 #include "lstm_forward.h"
 #include "peak.h"
+#include "program_kernels.h"
 #include "step_model.h"
 
 // A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
@@ -45,6 +48,7 @@ namespace cellerate::CELLERATE_TARGET {
 
 constexpr LstmKernels kLstmKernels{reserve_bytes, forward, backward};
 constexpr DenseKernels kDenseKernels{forward, backward};
+constexpr ProgramKernels kProgramKernels{pack_program, run_program};
 
 extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),
@@ -53,6 +57,7 @@ extern const Target kTarget{
     .lstm = &kLstmKernels,
     .dense = &kDenseKernels,
     .steps = &CELLERATE_STEPS::kStepKernels,
+    .programs = &kProgramKernels,
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

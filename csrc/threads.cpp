@@ -57,6 +57,18 @@ void wait_while(const std::atomic<Value>& value, Value old, std::chrono::microse
   value.wait(old, std::memory_order_acquire);
 }
 
+// Spins until it is so, and yields the core between looks once that takes longer than it does among running threads.
+template <class Condition>
+void spin_until(Condition condition) {
+  for (int i = 0; !condition(); ++i) {
+    if (i < kBarrierPauses) {
+      pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
 // The first line of a file; empty if there is no such file.
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -306,13 +318,13 @@ void Barrier::wait() noexcept {
     __atomic_store_n(&phase_, phase + 1, __ATOMIC_RELEASE);
     return;
   }
-  for (int i = 0; __atomic_load_n(&phase_, __ATOMIC_ACQUIRE) == phase; ++i) {
-    if (i < kBarrierPauses) {
-      pause();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  spin_until([&] { return __atomic_load_n(&phase_, __ATOMIC_ACQUIRE) != phase; });
+}
+
+void Progress::publish(long done) noexcept { __atomic_store_n(&done_, done, __ATOMIC_RELEASE); }
+
+void Progress::wait_for(long done) const noexcept {
+  spin_until([&] { return __atomic_load_n(&done_, __ATOMIC_ACQUIRE) >= done; });
 }
 
 }  // namespace cellerate

@@ -44,4 +44,20 @@ class Barrier {
   alignas(128) unsigned phase_ = 0;  // how often all have met
 };
 
+// Lets threads wait until another one has come so far. It spins, then yields the core, and never sleeps, as above.
+class Progress {
+ public:
+  Progress() noexcept = default;
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Says that `done` is reached, which never goes down; what the thread wrote before is visible to who waits for it.
+  void publish(long done) noexcept;
+  void wait_for(long done) const noexcept;
+
+ private:
+  alignas(128) long done_ = 0;
+  alignas(128) char end_ = 0;  // nothing else lies on its cache lines
+};
+
 }  // namespace cellerate

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
+from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import OPERATIONS, Node, Program
 from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.engine import Engine
@@ -245,6 +246,7 @@ def test_result_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
 
     model = packed(tmp_path, [given(2), Node("repeat_vector", "r", {"x": 0}, {}, {"n": 3})])
     monkeypatch.setattr(np, "repeat", none_left)
+    monkeypatch.setattr(CompiledProgram, "run", none_left)
     with pytest.raises(DataError, match="results of 5 rows do not fit into memory; give fewer rows"):
         model.predict(ones(5, 2))
 

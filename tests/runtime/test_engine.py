@@ -17,63 +17,31 @@ from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.spec import LstmOptions
 from cellerate.program import Node, Program
 from cellerate.runtime import engine as engine_module
-from cellerate.runtime import operations
+from cellerate.runtime import interpreter, operations
 from cellerate.runtime.engine import Engine
+from support.graphs import Graph, draw
 
 # The design's limit for the root mean square of a forward pass, as a share of that of the values.
 LIMIT = 1e-6
 V, E, H, C = 11, 6, 9, 4
 
 
+WAYS = ("one call", "an operation at a time")
+interpreted = pytest.mark.parametrize("way", WAYS[1:], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request, monkeypatch):
+    """Whether the core takes whole programs."""
+    if request.param != WAYS[0]:
+        monkeypatch.setattr(engine_module, "takes", lambda nodes: False)
+    return request.param
+
+
 @pytest.fixture
 def numpy_alone(monkeypatch):
     monkeypatch.setattr(native, "why_unavailable", lambda: "the test wants none")
     monkeypatch.setattr(native, "core", None)
-
-
-def draw(*shape, seed=0):
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
-class Graph:
-    """Nodes of a program, one after the other."""
-
-    def __init__(self):
-        self.nodes = []
-
-    def add(self, op, name, inputs=None, arrays=None, **options):
-        self.nodes.append(Node(op, name, inputs or {}, arrays or {}, options))
-        return len(self.nodes) - 1
-
-    def input(self, name, *shape, dtype="float32"):
-        return self.add("input", name, shape=(-1, *shape), dtype=dtype)
-
-    def affine(self, x, name, width, scale=2.0, offset=1.0):
-        arrays = {name: np.full(width, v, np.float32) for name, v in (("scale", scale), ("offset", offset))}
-        return self.add("affine", name, {"x": x}, arrays)
-
-    def dense(self, x, name, inputs, outputs, activation="linear"):
-        arrays = {"kernel": draw(inputs, outputs, seed=3) / np.float32(inputs**0.5), "bias": draw(outputs)}
-        return self.add("dense", name, {"x": x}, arrays, activation=activation)
-
-    def lstm(self, x, name, inputs, units, *, mask=None, h0=None, c0=None, **options):
-        read = {"x": x, "mask": mask, "h0": h0, "c0": c0}
-        arrays = {
-            "kernel": draw(inputs, 4 * units, seed=1) / np.float32(inputs**0.5),
-            "recurrent_kernel": draw(units, 4 * units, seed=2) / np.float32(2 * units**0.5),
-            "bias": draw(4 * units, seed=3),
-        }
-        defaults = {
-            "activation": "tanh",
-            "recurrent_activation": "sigmoid",
-            "masked_output": "previous_output",
-        }
-        defaults |= {"go_backwards": False, "return_sequences": True}
-        inputs = {key: value for key, value in read.items() if value is not None}
-        return self.add("lstm", name, inputs, arrays, **(defaults | options))
-
-    def program(self, **outputs):
-        return Program(tuple(self.nodes), outputs)
 
 
 def text_program(vocabulary=V):
@@ -289,6 +257,7 @@ def ran_operations(monkeypatch):
     return names
 
 
+@interpreted
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
@@ -324,6 +293,7 @@ def forward_calls(monkeypatch):
     return calls
 
 
+@interpreted
 def test_run_lets_the_core_look_up_rows_that_only_lstms_read(monkeypatch):
     calls, names = forward_calls(monkeypatch), ran_operations(monkeypatch)
     Engine(text_program()).run(text_ids(13, 21), ["logs"])
@@ -331,6 +301,7 @@ def test_run_lets_the_core_look_up_rows_that_only_lstms_read(monkeypatch):
     assert names == ["table", "both", "both", "head"]  # the first is the mask
 
 
+@interpreted
 def test_run_looks_up_rows_itself_where_others_read_them_too(monkeypatch):
     graph = Graph()
     rows = graph.add(
@@ -345,6 +316,7 @@ def test_run_looks_up_rows_itself_where_others_read_them_too(monkeypatch):
     assert [looked_up for looked_up, _ in calls] == [True, False, False, False, False]
 
 
+@interpreted
 def test_run_of_the_states_alone_computes_no_sequence(monkeypatch):
     calls, engine, ids = forward_calls(monkeypatch), Engine(text_program()), text_ids(5, 7)
     found = engine.run(ids, ["h", "c"])
@@ -389,40 +361,44 @@ def test_run_gives_arrays_of_their_own():
     assert_identical(engine.run(x), right)
 
 
+@interpreted
 @pytest.mark.parametrize("rows_at_most", [1, 3, 5, 12, 13])
 def test_run_in_pieces_gives_the_bits_of_one_piece(monkeypatch, rows_at_most):
     engine, ids = Engine(text_program()), text_ids(13, 21)
     whole = engine.run(ids)
-    pieces, run_rows = [], Engine._run_rows
+    pieces, run_rows = [], interpreter.run_rows
 
-    def watched(self, plan, given):
+    def watched(nodes, plan, given):
         pieces.append(len(next(iter(given.values()))))
-        return run_rows(self, plan, given)
+        return run_rows(nodes, plan, given)
 
-    monkeypatch.setattr(Engine, "_run_rows", watched)
-    monkeypatch.setattr(Engine, "_row_bytes", lambda *_: engine_module._WORKING_BYTES // rows_at_most)
-    assert_identical(engine.run(ids), whole)
+    monkeypatch.setattr(interpreter, "run_rows", watched)
+    monkeypatch.setattr(interpreter, "row_bytes", lambda *_: interpreter._WORKING_BYTES // rows_at_most)
+    assert_identical(Engine(text_program()).run(ids), whole)
     assert sum(pieces) == 13
     # As few as can be, and of about one size.
     assert len(pieces) == -(-13 // rows_at_most)
     assert max(pieces) == -(-13 // len(pieces))
 
 
+@interpreted
 def test_run_in_pieces_without_the_core_agrees_to_the_precision_of_float32(numpy_alone, monkeypatch):
     engine, ids = Engine(text_program()), text_ids(13, 21)
     whole = engine.run(ids)
-    monkeypatch.setattr(Engine, "_row_bytes", lambda *_: engine_module._WORKING_BYTES // 2)
-    assert_near(engine.run(ids), whole)
+    monkeypatch.setattr(interpreter, "row_bytes", lambda *_: interpreter._WORKING_BYTES // 2)
+    assert_near(Engine(text_program()).run(ids), whole)
 
 
+@interpreted
 def test_run_of_a_row_that_is_above_the_limit_runs_it_alone(monkeypatch):
-    monkeypatch.setattr(engine_module, "_WORKING_BYTES", 1)
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", 1)
     program, ids = text_program(), text_ids(3, 4)
     assert_near(Engine(program).run(ids), text_expected(program, ids))
 
 
+@interpreted
 def test_run_in_pieces_says_which_row_of_the_whole_batch_is_wrong(monkeypatch):
-    monkeypatch.setattr(engine_module, "_WORKING_BYTES", 1)
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", 1)
     ids = text_ids(5, 4)
     ids[3, 2] = V
     with pytest.raises(DataError, match=rf"input 'ids' holds {V} at \[3, 2\]"):
@@ -448,6 +424,7 @@ def traced_peak(function):
         tracemalloc.stop()
 
 
+@interpreted
 def test_run_of_a_long_batch_needs_bounded_memory(monkeypatch):
     engine, x = Engine(wide_program()), draw(600, 20, 2)
     output, layer, slack = 600 * 200 * 4, 600 * 20 * 200 * 4, 100 << 10
@@ -455,11 +432,12 @@ def test_run_of_a_long_batch_needs_bounded_memory(monkeypatch):
     # A dense layer holds what it reads, its sums, and their activation.
     assert 3 * layer <= whole <= 3 * layer + output + slack
     limit = 1 << 20
-    monkeypatch.setattr(engine_module, "_WORKING_BYTES", limit)
+    monkeypatch.setattr(interpreter, "_WORKING_BYTES", limit)
     # Not much less either, as pieces of few rows are slow.
     assert limit / 2 <= traced_peak(lambda: engine.run(x)) - output <= limit + slack
 
 
+@interpreted
 @pytest.mark.parametrize("branch", [False, True], ids=["chain", "branch"])
 def test_run_lets_an_array_go_once_its_last_reader_has_run(monkeypatch, branch):
     graph = Graph()

@@ -1,18 +1,14 @@
-"""Runs a packed model: which of its operations, in what order, on how many rows at once.
+"""Runs a packed model: checks the caller's arrays and the sizes of all results, then has the program run.
 
-It knows the graph and the caller's arrays; the arithmetic is in `operations`. It needs neither Keras nor a
-framework, only NumPy, and uses the native core if that is installed.
-
-A batch that would need much working memory is cut into pieces of whole rows. No operation mixes rows, so on
-the native core the results equal those of a single piece to the last bit. Without the core NumPy computes the
-matrix products, whose rounding depends on the number of rows: then the results agree to float32's precision.
+On the native core a program runs as one call (`kernels.program`), an operation at a time where the core is missing or
+does not take it (`interpreter`). It needs neither Keras nor a framework, only NumPy.
 
 The sizes of all results are worked out before anything is computed. A program that asks for more memory or time
 than a real model needs is refused (`shapes`).
 """
 
+import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,33 +17,27 @@ import numpy as np
 
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels import native
+from cellerate.kernels.program.cpu import CompiledProgram, sizes_of, takes
 from cellerate.program import Node, Program
-from cellerate.runtime import operations, shapes
+from cellerate.runtime import interpreter, operations, shapes
 
-# About how many bytes the arrays of a piece may take. For models of common sizes this keeps hundreds of rows
-# together, and the native core gains nothing from more; it is small beside the memory of any serving machine.
-_WORKING_BYTES = 1 << 28
+# Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
+_MOST_CHOICES, _MOST_SIZES = 16, 256
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What to do for a choice of outputs; nodes by number.
+class _Call:
+    """What is known of a call from the shapes of its rows.
 
     Attributes:
-        wanted: The nodes whose results are the outputs asked for.
-        needed: These and all they depend on, in order.
-        read: The nodes whose results another node reads or the caller wants; for an LSTM, its outputs.
-        released: For each node, the nodes whose results nothing reads after it.
-        looked_up: Embeddings that stay ids: only LSTMs read them, and LSTMs look the rows up themselves.
-        states: For each LSTM, the needed nodes that take its last states.
+        shapes: The shape of a row in each needed node.
+        row_bytes: About what a row needs while the interpreter runs.
+        sizes: What the core needs to know; None if it does not take these.
     """
 
-    wanted: frozenset[int]
-    needed: tuple[int, ...]
-    read: frozenset[int]
-    released: Mapping[int, tuple[int, ...]]
-    looked_up: frozenset[int]
-    states: Mapping[int, tuple[int, ...]]
+    shapes: Mapping[int, shapes.Shape]
+    row_bytes: int
+    sizes: Any
 
 
 class Engine:
@@ -56,8 +46,9 @@ class Engine:
     Several threads may use one engine at once; the native core then serves them one after the other.
 
     Args:
-        program: What to run. Its weights are used without a copy, except for the table of a tied head, of which
-            the engine keeps a transposed copy.
+        program: What to run.
+        precision: How the core keeps and multiplies matrices, one of `program.PRECISIONS`; what it does not take is
+            computed in float32. bfloat16 and int8 round as `kernels.decoder.cpu.StepModel` says.
 
     Raises:
         ModelError: The program cannot be run: a node reads ids or a mask where it needs numbers, or an operation
@@ -72,8 +63,12 @@ class Engine:
         {'y': array([[2., 3., 4.]], dtype=float32)}
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, precision: str = "float32") -> None:
         self.program = program
+        self._precision = precision
+        self._plans: dict[tuple[int, ...], interpreter.Plan] = {}
+        self._calls: dict[Any, _Call] = {}
+        self._programs: dict[frozenset[int], CompiledProgram | None] = {}
         transposed: dict[int, np.ndarray] = {}
         self._nodes = tuple(operations.prepared(node, transposed) for node in program.nodes)
         self._types: list[str] = []
@@ -103,27 +98,41 @@ class Engine:
                 results would be larger than `shapes` allows or memory holds.
         """
         names = self._output_names(outputs)
-        plan = self._plan(frozenset(self.program.outputs[name] for name in names))
+        numbers = tuple(self.program.outputs[name] for name in names)
+        plan = self._plan(numbers)
         given = self._checked(self._by_name(inputs), plan)
-        found = self._shapes(plan, given)
-        numbers = [self.program.outputs[name] for name in names]
-        row_bytes = self._row_bytes(plan, found)
-        _check_elements(row_bytes // 8 + sum(math.prod(found[number]) for number in numbers))
         batch = len(next(iter(given.values())))
+        call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
         if batch == 0:
             return {
-                name: np.empty((0, *found[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
+                name: np.empty((0, *call.shapes[n]), self._types[n])
+                for name, n in zip(names, numbers, strict=True)
             }
         if native.why_unavailable() is None:
             native.num_threads()  # raises for a wrong setting of the core, before it could pass for wrong data
         try:
             with np.errstate(all="ignore"):
-                results = self._run_batch(plan, given, batch, row_bytes)
+                results = self._run(plan, call, given, batch)
             return _own(names, [results[number] for number in numbers], given.values())
         except MemoryError as error:
             raise DataError(
                 f"the results of {batch} rows do not fit into memory; give fewer rows or steps at once."
             ) from error
+
+    def _run(
+        self, plan: interpreter.Plan, call: _Call, given: dict[int, np.ndarray], batch: int
+    ) -> dict[int, np.ndarray]:
+        """The wanted results by node."""
+        compiled = None if call.sizes is None else self._compiled(plan)
+        if compiled is not None:
+            arrays = {n: np.ascontiguousarray(a, self._types[n]) for n, a in given.items()}
+            made = {n: np.empty((batch, *call.shapes[n]), np.float32) for n in sorted(plan.wanted)}
+            try:
+                compiled.run(call.sizes, arrays, list(made.values()))
+                return made
+            except IndexError:
+                pass  # ids that count from the end
+        return interpreter.run(self._nodes, plan, given, batch, call.row_bytes)
 
     def _output_names(self, outputs: Sequence[str] | None) -> list[str]:
         known = list(self.program.outputs)
@@ -152,7 +161,7 @@ class Engine:
                 raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
         return inputs
 
-    def _checked(self, inputs: Mapping[str, np.ndarray], plan: _Plan) -> dict[int, np.ndarray]:
+    def _checked(self, inputs: Mapping[str, np.ndarray], plan: interpreter.Plan) -> dict[int, np.ndarray]:
         """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
         first: tuple[str, int] | None = None
@@ -179,71 +188,67 @@ class Engine:
                 given[number] = array
         return given
 
-    def _plan(self, wanted: frozenset[int]) -> _Plan:
-        nodes = self._nodes
-        needed = set(wanted)
-        for number in reversed(range(len(nodes))):
-            if number in needed:
-                needed.update(nodes[number].inputs.values())
-        readers: dict[int, list[int]] = {number: [] for number in needed}
-        for number in sorted(needed):
-            for source in nodes[number].inputs.values():
-                readers[source].append(number)
-        states = {
-            number: tuple(n for n in readers[number] if nodes[n].op == "lstm_state")
-            for number in needed
-            if nodes[number].op == "lstm"
-        }
-        for number in states:
-            readers[number] = [n for n in readers[number] if nodes[n].op != "lstm_state"]
-        released: dict[int, tuple[int, ...]] = {}
-        for number in needed - wanted:
-            if readers[number]:
-                last = readers[number][-1]
-                released[last] = (*released.get(last, ()), number)
-        looked_up = frozenset(
-            number
-            for number in needed - wanted
-            if nodes[number].op == "embedding" and all(nodes[n].op == "lstm" for n in readers[number])
-        )
-        read = frozenset(number for number in needed if number in wanted or readers[number])
-        return _Plan(wanted, tuple(sorted(needed)), read, released, looked_up, states)
+    def _plan(self, numbers: tuple[int, ...]) -> interpreter.Plan:
+        if numbers not in self._plans:
+            if len(self._plans) >= _MOST_CHOICES:
+                self._plans, self._programs, self._calls = {}, {}, {}
+            self._plans[numbers] = interpreter.plan_of(self._nodes, frozenset(numbers))
+        return self._plans[numbers]
 
-    def _run_batch(
-        self, plan: _Plan, given: dict[int, np.ndarray], batch: int, row_bytes: int
-    ) -> dict[int, np.ndarray]:
-        """Runs a batch, in pieces of whole rows if need be; the results by node."""
-        most = max(1, _WORKING_BYTES // row_bytes)
-        # Pieces of about equal size: the core is slow on a last piece with only a few rows.
-        rows = math.ceil(batch / math.ceil(batch / most))
-        if rows == batch:
-            return self._run_rows(plan, given)
-        results: dict[int, np.ndarray] = {}
-        for begin in range(0, batch, rows):
-            piece = {number: array[begin : begin + rows] for number, array in given.items()}
-            for number, part in self._run_rows(plan, piece).items():
-                if begin == 0:
-                    results[number] = np.empty((batch, *part.shape[1:]), part.dtype)
-                results[number][begin : begin + rows] = part
-        return results
+    def _call(
+        self,
+        plan: interpreter.Plan,
+        numbers: tuple[int, ...],
+        given: Mapping[int, shapes.Shape],
+        batch: int,
+    ) -> _Call:
+        key = numbers, tuple(given.items())
+        call = self._calls.get(key)
+        if call is None:
+            found = self._shapes(plan, given, batch)
+            row_bytes = interpreter.row_bytes(plan, found)
+            _check_elements(row_bytes // 8 + sum(math.prod(found[number]) for number in numbers))
+            # Only the core asks for the sizes, and only where it takes the program.
+            sizes = None if self._compiled(plan) is None else sizes_of(self._needed(plan), found)
+            call = _Call(found, row_bytes, sizes)
+            if len(self._calls) >= _MOST_SIZES:
+                self._calls = {}
+            self._calls[key] = call
+        return call
 
-    def _shapes(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, shapes.Shape]:
+    def _needed(self, plan: interpreter.Plan) -> dict[int, Node]:
+        return {number: self._nodes[number] for number in plan.needed}
+
+    def _compiled(self, plan: interpreter.Plan) -> CompiledProgram | None:
+        """The program of a choice of outputs on the core; None if it does not take it."""
+        if plan.wanted not in self._programs:
+            made = None
+            nodes, wanted = self._needed(plan), sorted(plan.wanted)
+            numbers_only = all(self._types[number] == "float32" for number in wanted)
+            if native.why_unavailable() is None and numbers_only and takes(nodes.values()):
+                with contextlib.suppress(ValueError, MemoryError):
+                    made = CompiledProgram(nodes, wanted, self._precision)
+            self._programs[plan.wanted] = made
+        return self._programs[plan.wanted]
+
+    def _shapes(
+        self, plan: interpreter.Plan, given: Mapping[int, shapes.Shape], batch: int
+    ) -> dict[int, shapes.Shape]:
         """The shape of a row in each needed node; refuses what no real model does before computing anything."""
         found: dict[int, shapes.Shape] = {}
-        numbers = sum(math.prod(array.shape[1:]) for array in given.values())
+        numbers = sum(map(math.prod, given.values()))
         work = 0
         for number in plan.needed:
             node = self._nodes[number]
             if node.op == "input":
-                found[number] = given[number].shape[1:]
+                found[number] = given[number]
                 continue
             read = {name: found[source] for name, source in node.inputs.items()}
             try:
                 found[number] = result = shapes.row_shape(node, read)
             except ValueError as error:
-                batch = len(next(iter(given.values())))
                 came = {name: (batch, *shape) for name, shape in read.items()}
-                raise _misfit(node, came, error) from error
+                raise interpreter.misfit(node, came, error) from error
             # Checked at each node, so that the sizes computed for later nodes stay small numbers.
             if math.prod(result) > min(shapes.MOST_GROWTH * numbers, shapes.MOST_ELEMENTS):
                 raise DataError(
@@ -258,62 +263,6 @@ class Engine:
                 f"{most:,}. Give fewer steps at once, or another model: no real one needs so many."
             )
         return found
-
-    def _row_bytes(self, plan: _Plan, found: Mapping[int, shapes.Shape]) -> int:
-        """About how many bytes a row of the batch needs while it runs."""
-        live, most = 0, 1
-        for number in plan.needed:
-            if number in plan.read:
-                live += math.prod(found[number])
-            most = max(most, live)
-            live -= sum(math.prod(found[done]) for done in plan.released.get(number, ()))
-        # Four bytes for each number, and as many again for what an operation holds while it computes.
-        return 8 * most
-
-    def _run_rows(self, plan: _Plan, given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Runs rows in one piece; the wanted results by node."""
-        results: dict[int, np.ndarray] = {}
-        for number in plan.needed:
-            if self._nodes[number].op == "input":
-                results[number] = given[number].astype(str(self._nodes[number].options["dtype"]), copy=False)
-            else:
-                self._run_node(plan, number, results)
-            for done in plan.released.get(number, ()):
-                del results[done]
-        return {number: results[number] for number in plan.wanted}
-
-    def _run_node(self, plan: _Plan, number: int, results: dict[int, np.ndarray]) -> None:
-        """Runs one node on the results of others, and adds its own result."""
-        node = self._nodes[number]
-        if node.op == "lstm_state":
-            return  # added with its LSTM
-        if number in plan.looked_up:
-            results[number] = results[node.inputs["ids"]]
-            return
-        given = {name: results[source] for name, source in node.inputs.items()}
-        try:
-            if node.op != "lstm":
-                results[number] = operations.run(node, given)
-                return
-            source = node.inputs["x"]
-            table = self._nodes[source].arrays["embeddings"] if source in plan.looked_up else None
-            sequences = bool(node.options["return_sequences"]) and number in plan.read
-            outputs, h, c = operations.lstm(node, given, table, sequences=sequences)
-        except (ValueError, IndexError) as error:
-            raise _misfit(node, {name: array.shape for name, array in given.items()}, error) from error
-        if number in plan.read:
-            results[number] = outputs
-        for each in plan.states[number]:
-            results[each] = h if self._nodes[each].options["state"] == "h" else c
-
-
-def _misfit(node: Node, came: Mapping[str, shapes.Shape], error: Exception) -> DataError:
-    """The error for a node that cannot take the shapes it was given, the batch included."""
-    listed = ", ".join(f"{name} {shape}" for name, shape in itertools.islice(came.items(), 8))
-    return DataError(
-        f"{node.name}: {node.op} cannot take {listed}: {str(error).rstrip('.')}. Give inputs of the sizes that "
-        "this model was made for."
-    )
 
 
 def _check_elements(elements: int) -> None:

@@ -52,7 +52,7 @@ class PackedModel(NextTokenModel):
         cell: As given.
         device: As given.
         task: "text", "series" or "embed"; None for a model that Cellerate did not train.
-        precision: How its matrices are kept. `predict`, `embed` and `forecast` compute in float32.
+        precision: How its matrices are kept and multiplied; without the native core, they are multiplied in float32.
         inputs: The shape of each input by its name, the batch first; -1 where a size is free.
         outputs: The names of the outputs.
 
@@ -71,7 +71,7 @@ class PackedModel(NextTokenModel):
                 f"the packed model's task is a {type(task).__name__}; expected a string. Pack the model again."
             )
         self.task: str | None = task
-        self._engine = Engine(cell.program)
+        self._engine = Engine(cell.program, cell.precision)
         nodes = cell.program.nodes
         self.inputs: dict[str, Any] = {n: nodes[at].options["shape"] for n, at in cell.program.inputs.items()}
         self.outputs = tuple(cell.program.outputs)
@@ -79,7 +79,7 @@ class PackedModel(NextTokenModel):
     def predict(
         self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Computes what Keras's `model.predict` gives, to float32's precision or the file's.
+        """Computes what Keras's `model.predict` gives, in the precision of the file.
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; the batch first, any

@@ -1,0 +1,1 @@
+"""A packed model as one native call."""

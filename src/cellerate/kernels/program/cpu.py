@@ -1,0 +1,215 @@
+"""A packed model's program on the native core: its weights packed once, the whole graph one call.
+
+The core knows values with a time axis, (B, T, F), and without, (B, F). `compiled` says which programs it takes; the
+others, and machines without the core, run an operation at a time (`runtime.engine`). Only this module uses the core's
+`CompiledProgram`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.activations import ACTIVATIONS
+from cellerate.kernels import native
+from cellerate.program import MASKED_OUTPUTS, PRECISIONS, Node
+
+Shape = tuple[int, ...]
+"""The shape of a row of a value, without the batch."""
+
+Sizes = Any
+"""What the core needs to know of the shapes of a call; only the core reads it."""
+
+OPERATIONS = (
+    "input",
+    "embedding",
+    "ids_mask",
+    "features_mask",
+    "flip_mask",
+    "masked",
+    "lstm",
+    "lstm_state",
+    "dense",
+    "activation",
+    "layer_norm",
+    "affine",
+    "add",
+    "subtract",
+    "multiply",
+    "average",
+    "maximum",
+    "minimum",
+    "concatenate",
+    "reshape",
+    "repeat_vector",
+    "crop",
+    "flip",
+    "mean_over_time",
+    "max_over_time",
+)
+"""The operations that the core knows; each by its index here. An "unembedding" is a "dense" with a cap."""
+
+_NORMALIZERS = ("", "softmax", "log_softmax")
+_MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
+# A hostile file may have many nodes share one array, each of which would be packed by itself, and so many nodes that
+# linking them takes long. Packed weights and tables of real models stay far below.
+_MOST_GROWTH, _SPARE_BYTES, _MOST_NODES = 4, 1 << 28, 1 << 10
+# The names of a node's inputs, in the core's order.
+_INPUTS = {"lstm": ("x", "mask", "h0", "c0"), "masked": ("x", "mask"), "mean_over_time": ("x", "mask")}
+# The names of its weights: what the core calls kernel, recurrent_kernel and bias.
+_ARRAYS = {
+    "embedding": ("embeddings", None, None),
+    "layer_norm": ("gamma", None, "beta"),
+    "affine": ("scale", None, "offset"),
+}
+
+
+class CompiledProgram:
+    """Some nodes of a program, and those that they read, on the core. It never changes; any threads may use it.
+
+    Args:
+        nodes: By their numbers, in order, each after those it reads; as `runtime.operations.prepared` gives them.
+        outputs: The numbers of those whose values are wanted.
+        precision: How the matrices are kept and multiplied, one of `program.PRECISIONS`.
+
+    Attributes:
+        packed_bytes: The size of the packed weights.
+        target: The instruction set that it keeps.
+
+    Raises:
+        ValueError: The packed weights would be many times as large as the weights.
+        MemoryError: There is no room for them.
+    """
+
+    def __init__(self, nodes: Mapping[int, Node], outputs: Sequence[int], precision: str = "float32") -> None:
+        places = {number: place for place, number in enumerate(nodes)}
+        self._native = native.core().CompiledProgram(
+            [_native_node(node, places) for node in nodes.values()],
+            [places[number] for number in outputs],
+            PRECISIONS.index(precision),
+            _MOST_GROWTH * _weight_bytes(nodes.values()) + _SPARE_BYTES,
+        )
+        self._inputs = [number for number, node in nodes.items() if node.op == "input"]
+        self.packed_bytes: int = self._native.packed_bytes
+        self.target: str = self._native.target
+
+    def run(self, sizes: Sizes, inputs: Mapping[int, np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Runs a batch.
+
+        Args:
+            sizes: Of these inputs' rows, as `sizes_of` gives them.
+            inputs: By node, (B, ...), C-contiguous, float32 or int32.
+            outputs: Where the results go, (B, ...) float32, in the order of `outputs` above.
+
+        Raises:
+            IndexError: An id is not a row of its table.
+        """
+        given = [inputs[number] for number in self._inputs]
+        self._native.run(len(outputs[0]), sizes, given, outputs)
+
+
+def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
+    """What the core needs to know of the shapes of a call; None if it does not take such shapes.
+
+    Args:
+        nodes: As `CompiledProgram` takes them.
+        shapes: The shape of a row of each.
+    """
+    sizes, begins = [], []
+    for number, node in nodes.items():
+        shape = shapes[number]
+        whole = _gives_ids_or_mask(node)
+        if len(shape) != 1 if whole else not 1 <= len(shape) <= 2:
+            return None
+        if node.op in _MERGES and any(shapes[source] != shape for source in node.inputs.values()):
+            return None  # sizes of 1 would have to be stretched
+        if node.op == "concatenate" and node.options["axis"] not in (-1, len(shape)):
+            return None
+        if node.op in ("flip", "crop", "mean_over_time", "max_over_time") and _axes(node, shapes) != 2:
+            return None
+        sizes.append((shape[0], 1) if whole else (shape[0], shape[1]) if len(shape) == 2 else (0, shape[0]))
+        begin: Any = node.options["begin"] if node.op == "crop" else 0
+        begins.append(range(_steps(node, shapes))[begin:].start if begin else 0)
+    # Steps (0 without a time axis) and features of each value, and where each crop begins.
+    return native.core().ProgramSizes(sizes, begins)
+
+
+def takes(nodes: Collection[Node]) -> bool:
+    """Whether the core knows all of the operations; which shapes it takes `sizes_of` says."""
+    if len(nodes) > _MOST_NODES:
+        return False
+    for node in nodes:
+        if node.op not in OPERATIONS and node.op != "unembedding":
+            return False
+        if node.op == "flip" and node.options["axis"] != 1:
+            return False
+        if node.op == "input" and node.options["dtype"] == "float32":
+            shape: Any = node.options["shape"]
+            if not 2 <= len(shape) <= 3:
+                return False
+    return True
+
+
+def _axes(node: Node, shapes: Mapping[int, Shape]) -> int:
+    return len(shapes[node.inputs["x"]])
+
+
+def _steps(node: Node, shapes: Mapping[int, Shape]) -> int:
+    return shapes[node.inputs["x"]][0]
+
+
+def _gives_ids_or_mask(node: Node) -> bool:
+    return node.op in ("ids_mask", "features_mask", "flip_mask") or node.options.get("dtype") == "int32"
+
+
+def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
+    """A node as the core's constructor takes it."""
+    names = _INPUTS.get(node.op)
+    if names is None:
+        many = node.op in (*_MERGES, "concatenate")
+        names = tuple(map(str, range(len(node.inputs)))) if many else tuple(node.inputs)
+    inputs = [places[node.inputs[name]] if name in node.inputs else -1 for name in names]
+    arrays = tuple(
+        None if name is None else node.arrays.get(name)
+        for name in _ARRAYS.get(node.op, ("kernel", "recurrent_kernel", "bias"))
+    )
+    option: Any = node.options.get
+    activation = option("activation", "linear")
+    return (
+        OPERATIONS.index("dense" if node.op == "unembedding" else node.op),
+        inputs,
+        _weight_sizes(node),
+        arrays,
+        (
+            ACTIVATIONS.index(activation if activation in ACTIVATIONS else "linear"),
+            ACTIVATIONS.index(option("recurrent_activation", "sigmoid")),
+            _NORMALIZERS.index(activation) if activation in _NORMALIZERS else 0,
+            MASKED_OUTPUTS.index(option("masked_output", MASKED_OUTPUTS[0])),
+        ),
+        (
+            option("go_backwards", False),
+            option("return_sequences", True),
+            option("dtype") == "int32",
+            option("state") == "c",
+        ),
+        option("epsilon") or option("mask_value") or option("soft_cap") or 0.0,
+    )
+
+
+def _weight_bytes(nodes: Iterable[Node]) -> int:
+    """Of all weights, each array counted once."""
+    return sum({id(array): array.nbytes for node in nodes for array in node.arrays.values()}.values())
+
+
+def _weight_sizes(node: Node) -> tuple[int, int]:
+    """The rows and columns of the weights; of an LSTM its inputs and units."""
+    if node.op == "lstm":
+        inputs, columns = node.arrays["kernel"].shape
+        return inputs, columns // 4
+    if node.op == "embedding":
+        rows, columns = node.arrays["embeddings"].shape
+        return rows, columns
+    if "kernel" in node.arrays:
+        rows, columns = node.arrays["kernel"].shape
+        return rows, columns
+    return 0, max((len(array) for array in node.arrays.values()), default=0)
