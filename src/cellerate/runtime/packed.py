@@ -13,6 +13,8 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.stepping import Stepping, stepping
+from cellerate.runtime.streams import Streams
 from cellerate.runtime.text_model import NextTokenModel
 
 if TYPE_CHECKING:
@@ -156,6 +158,27 @@ class PackedModel(NextTokenModel):
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast
         """
         return self._forecaster.forecast_files(paths)
+
+    def streams(self, count: int = 1) -> Streams:
+        """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.
+
+        Args:
+            count: How many it starts with; more can join.
+
+        Raises:
+            ConfigError: `count` is no whole number from 0 on.
+            ModelError: A layer needs steps that are still to come; the message names it.
+
+        Example:
+            >>> streams = cellerate.load("any.cell").streams(100)
+            >>> outputs = streams.push(new_steps)  # (100, k, features) to what predict would give up to here
+        """
+        return Streams(*self._stepping, count, self._fingerprint)
+
+    @functools.cached_property
+    def _stepping(self) -> tuple[Stepping, Engine]:
+        made = stepping(self.cell.program)
+        return made, Engine(made.program, self.precision)
 
     @functools.cached_property
     def _embedder(self) -> "Embedder":

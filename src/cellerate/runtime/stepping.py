@@ -1,0 +1,100 @@
+"""Any model whose layers look only back, one push of steps at a time: its program with the states going in and out.
+
+A push gives what the whole sequence up to there would give, because every node either computes each step by itself or
+is an LSTM, whose last states begin its next push.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cellerate.errors import ModelError
+from cellerate.program import Node, Program
+
+# Nodes that compute each step by itself, or a result for the last step from the last step.
+_STEP_BY_STEP = (
+    *("embedding", "unembedding", "ids_mask", "features_mask", "masked", "dense", "activation"),
+    *("layer_norm", "affine", "add", "subtract", "multiply", "average", "maximum", "minimum", "concatenate"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepping:
+    """A program of one push.
+
+    Attributes:
+        program: The model's, whose inputs take any number of steps, with two more inputs and outputs for each LSTM.
+        inputs: The names of the model's own inputs.
+        outputs: The names of the model's own outputs.
+        states: The names of the states, each an input and an output, with its units: h and c of each LSTM in order.
+    """
+
+    program: Program
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    states: Mapping[str, int]
+
+
+def stepping(program: Program) -> Stepping:
+    """Makes a program that takes steps as they come.
+
+    Raises:
+        ModelError: A layer needs steps that are still to come, or has no LSTM to remember those before; the message
+            names it.
+    """
+    nodes: list[Node] = []
+    moved: dict[int, int] = {}
+    states: dict[str, int] = {}
+    over_time: dict[int, bool] = {}
+    added: dict[str, int] = {}
+    for number, node in enumerate(program.nodes):
+        inputs = {name: moved[source] for name, source in node.inputs.items()}
+        options = dict(node.options)
+        over_time[number] = any(over_time[source] for source in node.inputs.values())
+        if node.op == "input":
+            shape: Any = options["shape"]
+            over_time[number] = len(shape) == 3 or options["dtype"] == "int32"
+            if over_time[number] and len(shape) <= 3:
+                options["shape"] = (shape[0], -1, *shape[2:])
+        elif node.op == "lstm":
+            _check_lstm(node)
+            over_time[number] = bool(options["return_sequences"])
+            # Before its first step that is not masked both are zeros, and after it the same.
+            if options["masked_output"] == "previous_output":
+                options["masked_output"] = "previous_state"
+            units = node.arrays["recurrent_kernel"].shape[0]
+            for state in "hc":
+                name = f"{state} {len(states) // 2} {node.name}"
+                states[name] = units
+                nodes.append(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
+                inputs[f"{state}0"] = len(nodes) - 1
+        elif node.op == "lstm_state":
+            over_time[number] = False
+        elif node.op not in _STEP_BY_STEP:
+            raise ModelError(_refusal(node, f"{node.op} needs the whole sequence"))
+        elif node.op == "concatenate" and over_time[number] and options["axis"] not in (-1, 2):
+            raise ModelError(_refusal(node, "it joins sequences along time"))
+        nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
+        moved[number] = len(nodes) - 1
+        if node.op == "lstm":
+            for name, state in zip(list(states)[-2:], "hc", strict=True):
+                nodes.append(Node("lstm_state", node.name, {"lstm": moved[number]}, options={"state": state}))
+                added[name] = len(nodes) - 1
+    if not states:
+        raise ModelError("this model has no LSTM, so there is nothing to remember between two pushes.")
+    own = {name: moved[number] for name, number in program.outputs.items()}
+    return Stepping(Program(tuple(nodes), own | added), tuple(program.inputs), tuple(own), states)
+
+
+def _check_lstm(node: Node) -> None:
+    if node.options["go_backwards"]:
+        raise ModelError(_refusal(node, "it reads backwards, as in a Bidirectional layer"))
+    if "h0" in node.inputs:
+        raise ModelError(_refusal(node, "its first state comes from another layer"))
+
+
+def _refusal(node: Node, why: str) -> str:
+    return (
+        f"{node.name}: {why}, so its results are not known step by step; use predict on whole sequences, or a "
+        "model whose layers only look back."
+    )
