@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from contest import SPINNING_S, Process, allocator_found, same_allocator
-from generation_model import PRECISIONS, build
+from generation_model import PRECISIONS, build, truth_of
 from generation_peers import (
     CHARACTERS,
     CHUNK,
@@ -105,8 +105,8 @@ def cellerate_jobs(folder: Path, _: str) -> tuple[dict[str, Job], dict[str, Any]
         model = cellerate.load(folder / f"{precision}.cell")
         state, (logits,) = model.steps.read(model.steps.initial_state(), truth["ids"][None])
         # Of rounded weights the file's own are the truth.
-        rounded = None if precision == "float32" else model.predict(truth["ids"][None])[0, -1]
-        errors[precision] = error_of(logits, truth["logits"] if rounded is None else rounded)
+        rounded = truth if precision == "float32" else truth_of(_weights(model))
+        errors[precision] = error_of(logits, rounded["logits"])
         text = model.generate("The ", max_tokens=20_000, temperature=TEMPERATURE, seed=1)
         judged = "".join(CHARACTERS[place] for place in truth["text"])
         judge = functools.partial(model.score, judged, context=None)
@@ -129,6 +129,15 @@ def cellerate_jobs(folder: Path, _: str) -> tuple[dict[str, Job], dict[str, Any]
         }
     settings = "cellerate.load of the packed file; generate, streams and score are one native call"
     return jobs, {"errors": errors, "settings": settings}
+
+
+def _weights(model: Any) -> dict[str, np.ndarray]:
+    """The weights of a packed file, as `truth_of` takes them."""
+    arrays = {node.op: node.arrays for node in model.cell.program.nodes}
+    lstm, dense = arrays["lstm"], arrays["dense"]
+    names = ("kernel", "recurrent_kernel", "bias")
+    head = {"head": dense["kernel"], "head_bias": dense["bias"]}
+    return {"table": arrays["embedding"]["embeddings"]} | {name: lstm[name] for name in names} | head
 
 
 def _loop(steps: Any) -> Any:

@@ -15,7 +15,7 @@ from generation_peers import CHUNK, EMBEDDING, TEMPERATURE, Job, V, clocked, err
 from generation_ways import THREADS, Jobs, Ways, jobs_of
 
 
-def _gates(array: np.ndarray) -> np.ndarray:
+def gates(array: np.ndarray) -> np.ndarray:
     """A kernel, or a bias, as ONNX wants it: the gates first, in its own order."""
     i, f, c, o = np.split(array, 4, axis=-1)
     return np.ascontiguousarray(np.concatenate([i, o, f, c], axis=-1).T)[None]
@@ -23,15 +23,15 @@ def _gates(array: np.ndarray) -> np.ndarray:
 
 def _lstm_weights(truth: Any) -> dict[str, np.ndarray]:
     """The inputs W, R and B of the node LSTM; its second bias is zero."""
-    bias = _gates(truth["bias"])
+    bias = gates(truth["bias"])
     return {
-        "W": _gates(truth["kernel"]),
-        "R": _gates(truth["recurrent_kernel"]),
+        "W": gates(truth["kernel"]),
+        "R": gates(truth["recurrent_kernel"]),
         "B": np.concatenate([bias, np.zeros_like(bias)], axis=1),
     }
 
 
-def _as_model(graph: Any) -> Any:
+def as_model(graph: Any) -> Any:
     """In versions that every runtime of these years reads."""
     from onnx import helper
 
@@ -78,7 +78,7 @@ def onnx_files(folder: Path) -> dict[str, Path]:
 
     def save(name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], held: list[Any]) -> Path:
         graph = helper.make_graph(nodes, name, inputs, outputs, held)
-        model = _as_model(graph)
+        model = as_model(graph)
         onnx.checker.check_model(model)
         path = folder / f"whole-{name}.onnx"
         onnx.save(model, path)
@@ -284,7 +284,7 @@ def _node_files(folder: Path) -> dict[str, Path]:
         [onnx.numpy_helper.from_array(array, name) for name, array in _lstm_weights(truth).items()],
     )
     files = {precision: folder / f"{precision}.onnx" for precision in ("float32", "int8")}
-    onnx.save(_as_model(graph), files["float32"])
+    onnx.save(as_model(graph), files["float32"])
     # It advises to optimise the graph first; of one node there is nothing to optimise.
     logging.getLogger().setLevel(logging.ERROR)
     quantize_dynamic(files["float32"], files["int8"], weight_type=QuantType.QInt8, per_channel=True)
@@ -297,34 +297,38 @@ def _quantized(core: Any, files: dict[str, Path], truth: Any) -> dict[str, Any]:
     Raises:
         ImportError: nncf is not installed.
     """
+    ids, after = truth["text"][:-1], truth["text"][1:]
+    zeros = np.zeros((1, truth["h"].size), np.float32)
+    step = core.compile_model(files["step"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    steps, h, c = [], zeros, zeros
+    for one in ids[:300]:
+        steps.append({"ids": one[None].astype(np.int64), "h": h, "c": c})
+        found = step(steps[-1])
+        h, c = np.array(found[1]), np.array(found[2])
+    whole = [{"ids": ids.astype(np.int64), "next": after.astype(np.int64), "h": zeros, "c": zeros}]
+    return {
+        name: nncf_quantized(core.read_model(files[name]), given)
+        for name, given in (("step", steps), ("sequence", whole))
+    }
+
+
+def nncf_quantized(model: Any, given: list[dict[str, np.ndarray]]) -> Any:
+    """A model of OpenVINO's in int8, by nncf, calibrated on some inputs.
+
+    Raises:
+        ImportError: nncf is not installed.
+    """
     with contextlib.redirect_stdout(sys.stderr):
         import nncf
         from openvino.passes import ConstantFolding, Manager
 
-        ids, after = truth["text"][:-1], truth["text"][1:]
-        zeros = np.zeros((1, truth["h"].size), np.float32)
-        step = core.compile_model(files["step"], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        steps, h, c = [], zeros, zeros
-        for one in ids[:300]:
-            steps.append({"ids": one[None].astype(np.int64), "h": h, "c": c})
-            found = step(steps[-1])
-            h, c = np.array(found[1]), np.array(found[2])
-        whole = [{"ids": ids.astype(np.int64), "next": after.astype(np.int64), "h": zeros, "c": zeros}]
-        models = {}
-        for name, given in (("step", steps), ("sequence", whole)):
-            models[name] = core.read_model(files[name])
-            # Else nncf takes the weights, which OpenVINO puts into its own order, for what is computed, and the LSTM
-            # stays in float32; it does, too, without the preset's asymmetric activations.
-            passes = Manager()
-            passes.register_pass(ConstantFolding())
-            passes.run_passes(models[name])
-            models[name] = nncf.quantize(
-                models[name],
-                nncf.Dataset(given),
-                preset=nncf.QuantizationPreset.MIXED,
-                subset_size=len(given),
-            )
-        return models
+        # Else nncf takes the weights, which OpenVINO puts into its own order, for what is computed, and the LSTM stays
+        # in float32; it does, too, without the preset's asymmetric activations.
+        passes = Manager()
+        passes.register_pass(ConstantFolding())
+        passes.run_passes(model)
+        preset = nncf.QuantizationPreset.MIXED
+        return nncf.quantize(model, nncf.Dataset(given), preset=preset, subset_size=len(given))
 
 
 def openvino_jobs(folder: Path) -> Jobs:
