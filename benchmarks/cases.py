@@ -12,6 +12,7 @@ from typing import Any
 
 import compression
 import generation
+import inference
 import kernel
 import loader
 import lstm
@@ -68,6 +69,11 @@ def generate(quick: bool) -> dict[str, Any]:
     return generation.run(quick=quick)
 
 
+def whole_batches(quick: bool) -> dict[str, Any]:
+    """Whole batches in one call: six models, packed, in Keras, torch, ONNX Runtime and OpenVINO, in turn."""
+    return inference.run(quick=quick)
+
+
 def packed_quality(quick: bool) -> dict[str, Any]:
     """Bits per character of a trained model, packed in each precision."""
     return quality.run(DATA / "2600-0.txt", quick=quick)
@@ -120,6 +126,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "loader": load,
     "text": text,
     "generate": generate,
+    "inference": whole_batches,
     "quality": packed_quality,
     "optimize": optimize,
     "series": series,
@@ -139,6 +146,7 @@ EXPECTED_S: dict[str, int] = {
     "loader": 100,
     "text": 350,
     "generate": 440,
+    "inference": 1200,
     "quality": 200,
     "optimize": 3000,
     "series": 150,
@@ -147,8 +155,8 @@ EXPECTED_S: dict[str, int] = {
     "smaller": 45,
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
-LONG = ("text", "quality", "optimize", "series", "embed", "compression")
-"""Cases that train models to the end to see how good they become; they run only by their names."""
+LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression")
+"""Cases that train models to the end to see how good they become, or run many; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)
 """Cases that measure this machine, in 40 minutes in all."""
 

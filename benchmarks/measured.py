@@ -18,6 +18,7 @@ def _programs(*names: str) -> tuple[str, ...]:
 
 
 _GENERATION = tuple(f"generation{part}" for part in ("", "_model", "_onnx", "_peers", "_runtimes", "_ways"))
+_INFERENCE = tuple(f"inference{part}" for part in ("", "_models", "_peers"))
 
 MEASURED: dict[str, tuple[str, ...]] = {
     "kernel": (*_KERNELS, *_programs("contest", "kernel", "onednn")),
@@ -28,6 +29,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "loader": ("src/cellerate/data", *_programs("loader")),
     "text": (*_TRAINING, *_programs("contest", "training")),
     "generate": (*_PACKED, *_programs("contest", "onednn", *_GENERATION)),
+    "inference": (*_PACKED, *_programs("contest", "onednn", *_GENERATION, *_INFERENCE)),
     "quality": (*_TRAINING, *_PACKED, *_programs("quality")),
     "optimize": (*_ALL, *_programs("optimizing")),
     **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),

@@ -10,6 +10,7 @@ from typing import Any
 
 from cellerate.format import percent
 from generation import bound
+from inference import TOLERANCES
 from quality import GOALS
 from records import RESULTS
 
@@ -64,6 +65,13 @@ def red(case: str, result: dict[str, Any]) -> list[str]:
         for size in result["sizes"]:
             for name, about in size["contestants"].items():
                 found += [f"{name}, {why}" for why in _errors_beyond(about)]
+    elif case == "inference":
+        for cell in result["cells"]:
+            for one in cell["records"]:
+                most = TOLERANCES[one["precision"]]
+                if not one["error"] <= most:
+                    told = f"{one['contestant']}, {cell['model']}, B={cell['batch']}, {one['precision']}"
+                    found.append(f"{told}: an error of {one['error']:.1e} (at most {most:.1e})")
     elif case == "quality":
         for precision, goal in GOALS.items():
             worse = result["packed"][precision]["increase"]

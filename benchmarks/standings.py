@@ -35,6 +35,7 @@ RUNTIMES = {
     "openvino": "OpenVINO",
     "litert": "LiteRT",
     "onednn": "oneDNN through torch",
+    "torch": "torch",
 }
 _CALLS = ("step", "draw", "drawn", "eager", "predict_on_batch", "predict")
 # The node of a runtime alone, which has no name of its own, does less than any of them.
@@ -140,6 +141,21 @@ def generating(found: dict[str, Any]) -> Contest:
     return Contest(f"generating, H={found['units']}", entries, _characters_per_s)
 
 
+def inferring(cell: dict[str, Any]) -> Contest:
+    """A model and a batch."""
+    entries = []
+    for one in cell["records"]:
+        name = one["contestant"]
+        side = (
+            "ours" if name == "cellerate" else "keras" if one["way"].startswith(("jax.", "tf.")) else "other"
+        )
+        who = {"ours": "Cellerate", "keras": f"Keras on {name}"}.get(side) or RUNTIMES[name]
+        entries.append(Entry(side, who, one["precision"], one["median_s"]))
+    return Contest(
+        f"inference, {cell['model']}, B={cell['batch']}", entries, milliseconds, higher_is_better=False
+    )
+
+
 def _kernel(result: Result) -> Iterator[Contest]:
     theirs = result.get("onednn", {}).get("sizes", ())
     for one in theirs:
@@ -156,7 +172,7 @@ def _kernel(result: Result) -> Iterator[Contest]:
                     )
                 ]
                 told = f"the kernel alone, {what}, H={one['units']}, B={one['batch']}"
-                yield Contest(told, entries, lambda value: f"{value * 1e3:.3g} ms", higher_is_better=False)
+                yield Contest(told, entries, milliseconds, higher_is_better=False)
 
 
 def _variants(result: Result) -> Iterator[Contest]:
@@ -218,6 +234,7 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "memory": _memory,
     "text": _text,
     "generate": lambda result: map(generating, result["sizes"]),
+    "inference": lambda result: map(inferring, result["cells"]),
     "loader": _loader,
     "series": _series,
 }
@@ -242,6 +259,11 @@ def worst(case: str, result: Result) -> Worst | None:
             if opponent is not None:
                 pairs.append(Worst(contest, ours, opponent, contest.ratio(ours, opponent)))
     return min(pairs, key=lambda pair: pair.ratio, default=None)
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration in milliseconds, in three digits."""
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def _characters_per_s(value: float) -> str:

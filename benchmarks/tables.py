@@ -5,7 +5,7 @@ from typing import Any
 
 from cellerate.format import quantity, rounded
 from optimizing import factor
-from standings import RUNTIMES, WAYS
+from standings import PRECISIONS, RUNTIMES, WAYS, inferring
 
 
 def loader(result: dict[str, Any]) -> list[list[str]]:
@@ -304,6 +304,21 @@ def smaller(result: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def inference(result: dict[str, Any]) -> list[list[str]]:
+    """A row a model and batch; of each precision our time, how many times that of the fastest other one, and whose."""
+    rows = [["Model", "Batch", *[f"{precision}, a call" for precision in PRECISIONS]]]
+    for cell in result["cells"]:
+        contest = inferring(cell)
+        told = []
+        for precision in PRECISIONS:
+            (ours,) = contest.of("ours", precision)
+            other = contest.opponent(ours)
+            against = "" if other is None else f", {rounded(contest.ratio(ours, other))}x {other.who}"
+            told.append(f"{contest.told(ours.value)}{against}")
+        rows.append([cell["model"], str(cell["batch"]), *told])
+    return rows
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "step": step,
     "kernel": native,
@@ -312,6 +327,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "loss": quality,
     "text": text,
     "generate": generation,
+    "inference": inference,
     "quality": packed,
     "optimize": optimized,
     "loader": loader,
