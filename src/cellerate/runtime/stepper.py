@@ -159,9 +159,7 @@ class Stepper:
         Raises:
             ConfigError: There is no such sequence, or one is named twice.
         """
-        for row in rows:
-            check_whole("rows", row, 0, self.batch_size - 1)
-        chosen = np.asarray(rows, np.intp).reshape(-1)
+        chosen = chosen_rows(rows, self.batch_size)
         if len(np.unique(chosen)) != len(chosen):
             raise ConfigError(f"rows is {chosen.tolist()}; expected each sequence once.")
         left = self._with(self.state[chosen], self.logits[chosen])
@@ -208,3 +206,18 @@ class Stepper:
         other = Stepper(self._steps, 0, fingerprint=self._fingerprint)
         other.state, other.logits = state, logits
         return other
+
+
+def chosen_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """Numbers of rows as an index.
+
+    Args:
+        rows: (N,) which rows, each in [0, count).
+        count: How many there are.
+
+    Raises:
+        ConfigError: There is no such row.
+    """
+    for row in rows:
+        check_whole("rows", row, 0, count - 1)
+    return np.asarray(rows, np.intp).reshape(-1)

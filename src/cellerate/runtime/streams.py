@@ -13,6 +13,7 @@ from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.stepper import chosen_rows
 from cellerate.runtime.stepping import Stepping
 
 _FORMAT = "streams"
@@ -114,9 +115,7 @@ class Streams:
         Raises:
             ConfigError: There is no such stream, or one is named twice.
         """
-        for row in rows:
-            check_whole("rows", row, 0, self.count - 1)
-        chosen = np.asarray(rows, np.intp).reshape(-1)
+        chosen = chosen_rows(rows, self.count)
         if len(np.unique(chosen)) != len(chosen):
             raise ConfigError(f"rows is {chosen.tolist()}; expected each stream once.")
         left = self._with({name: array[chosen] for name, array in self._states.items()})
@@ -132,9 +131,7 @@ class Streams:
         Raises:
             ConfigError: There is no such stream.
         """
-        for row in () if rows is None else rows:
-            check_whole("rows", row, 0, self.count - 1)
-        chosen = slice(None) if rows is None else np.asarray(rows, np.intp).reshape(-1)
+        chosen = slice(None) if rows is None else chosen_rows(rows, self.count)
         self._states = {name: array.copy() for name, array in self._states.items()}
         for array in self._states.values():
             array[chosen] = 0
