@@ -1,14 +1,11 @@
 #include "program.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "dispatch.h"
-#include "scratch.h"
 #include "threads.h"
 
 namespace cellerate {
@@ -29,8 +26,6 @@ constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-void CompiledProgram::Free::operator()(std::byte* memory) const { std::free(memory); }
-
 CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int32_t> outputs,
                                  Precision precision, size_t most_bytes)
     : target_(&cellerate::target()), nodes_(std::move(nodes)), outputs_(std::move(outputs)) {
@@ -42,13 +37,7 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
     throw std::invalid_argument("the packed weights would take " + std::to_string(bytes_) +
                                 " bytes; expected at most " + std::to_string(most_bytes));
   }
-  // Whole huge pages, because the weights are read from end to end at every step.
-  constexpr size_t kHugePage = size_t{2} << 20;
-  const size_t grain = bytes_ < kHugePage / 2 ? 64 : kHugePage;
-  const size_t whole = (bytes_ + grain - 1) / grain * grain;
-  packed_.reset(static_cast<std::byte*>(std::aligned_alloc(grain, whole)));
-  if (packed_ == nullptr) throw std::bad_alloc();
-  use_huge_pages(packed_.get(), whole);
+  packed_ = packed_memory(bytes_);
   target_->programs->pack(graph, packed_.get());
   for (ProgramNode& node : nodes_) node.kernel = node.recurrent_kernel = node.bias = nullptr;
 }

@@ -11,10 +11,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "lstm.h"
+#include "packed_memory.h"
 #include "step_model.h"
 
 namespace cellerate {
@@ -163,9 +163,6 @@ class CompiledProgram {
   void run(const ProgramCall& call) const;
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
   void check_graph(Precision precision);
   void link();
   void pair_up(int32_t n);
@@ -180,7 +177,7 @@ class CompiledProgram {
   std::vector<ValueLink> links_;
   size_t inputs_ = 0;
   size_t bytes_ = 0;
-  std::unique_ptr<std::byte, Free> packed_;
+  PackedMemory packed_;
 };
 
 }  // namespace cellerate

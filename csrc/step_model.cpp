@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "dispatch.h"
-#include "scratch.h"
 #include "threads.h"
 
 namespace cellerate {
@@ -76,8 +73,6 @@ bool Generation::cancelled() const {
   return flag != nullptr && __atomic_load_n(flag, __ATOMIC_RELAXED) != 0;
 }
 
-void StepModel::Free::operator()(std::byte* memory) const { std::free(memory); }
-
 StepModel::StepModel(const std::vector<StepNode>& nodes, Precision precision, int threads)
     : target_(&cellerate::target()), threads_(threads) {
   if (nodes.empty() || nodes.front().kind != StepKind::kEmbedding)
@@ -125,13 +120,7 @@ StepModel::StepModel(const std::vector<StepNode>& nodes, Precision precision, in
   outputs_ = width;
   const StepChain chain{nodes.data(), static_cast<int>(nodes.size()), precision};
   bytes_ = target_->steps->pack(chain, nullptr);
-  // Whole huge pages, because the weights are read from end to end at every step.
-  constexpr size_t kHugePage = size_t{2} << 20;
-  const size_t grain = bytes_ < kHugePage / 2 ? 64 : kHugePage;
-  const size_t whole = (bytes_ + grain - 1) / grain * grain;
-  packed_.reset(static_cast<std::byte*>(std::aligned_alloc(grain, whole)));
-  if (packed_ == nullptr) throw std::bad_alloc();
-  use_huge_pages(packed_.get(), whole);
+  packed_ = packed_memory(bytes_);
   target_->steps->pack(chain, packed_.get());
 }
 

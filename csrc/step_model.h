@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "lstm.h"
+#include "packed_memory.h"
 #include "sampler.h"
 
 namespace cellerate {
@@ -147,9 +148,6 @@ class StepModel {
   int threads_of_one_stream() const;
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
   // How long a step of one stream takes on one thread and on several, as last measured. It changes with what else
   // runs on the machine: threads that wait for each other all stand still while another program has the core of one
   // of them.
@@ -180,7 +178,7 @@ class StepModel {
   double products_ = 0;  // multiplications per row and step
   int threads_ = 0;
   size_t bytes_ = 0;
-  std::unique_ptr<std::byte, Free> packed_;
+  PackedMemory packed_;
   mutable Pace pace_;
 };
 
