@@ -23,6 +23,7 @@ from cellerate.runtime import interpreter, operations, shapes
 
 # Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
 _MOST_CHOICES, _MOST_SIZES = 16, 256
+_UNTRIED = "untried"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Engine:
         names = self._output_names(outputs)
         numbers = tuple(self.program.outputs[name] for name in names)
         plan = self._plan(numbers)
-        given = self._checked(self._by_name(inputs), plan)
+        given = self._checked(by_name(inputs, list(self.program.inputs)), plan)
         batch = len(next(iter(given.values())))
         call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
         if batch == 0:
@@ -147,20 +148,6 @@ class Engine:
                 raise ConfigError(f"outputs holds {name!r}; this model's outputs are {', '.join(known)}.")
         return list(outputs)
 
-    def _by_name(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> Mapping[str, np.ndarray]:
-        known = list(self.program.inputs)
-        if not isinstance(inputs, Mapping):
-            if len(known) > 1:
-                raise ConfigError(
-                    f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(known)}; "
-                    f"got one {type(inputs).__name__}."
-                )
-            return {known[0]: inputs}
-        for name in inputs:
-            if name not in known:
-                raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
-        return inputs
-
     def _checked(self, inputs: Mapping[str, np.ndarray], plan: interpreter.Plan) -> dict[int, np.ndarray]:
         """The needed inputs by node, in the types they came in."""
         given: dict[int, np.ndarray] = {}
@@ -189,11 +176,12 @@ class Engine:
         return given
 
     def _plan(self, numbers: tuple[int, ...]) -> interpreter.Plan:
-        if numbers not in self._plans:
+        plan = self._plans.get(numbers)
+        if plan is None:
             if len(self._plans) >= _MOST_CHOICES:
                 self._plans, self._programs, self._calls = {}, {}, {}
-            self._plans[numbers] = interpreter.plan_of(self._nodes, frozenset(numbers))
-        return self._plans[numbers]
+            plan = self._plans[numbers] = interpreter.plan_of(self._nodes, frozenset(numbers))
+        return plan
 
     def _call(
         self,
@@ -221,7 +209,9 @@ class Engine:
 
     def _compiled(self, plan: interpreter.Plan) -> CompiledProgram | None:
         """The program of a choice of outputs on the core; None if it does not take it."""
-        if plan.wanted not in self._programs:
+        # Another thread may forget all programs at any time, so none is looked up twice.
+        made = self._programs.get(plan.wanted, _UNTRIED)
+        if isinstance(made, str):
             made = None
             nodes, wanted = self._needed(plan), sorted(plan.wanted)
             numbers_only = all(self._types[number] == "float32" for number in wanted)
@@ -229,7 +219,7 @@ class Engine:
                 with contextlib.suppress(ValueError, MemoryError):
                     made = CompiledProgram(nodes, wanted, self._precision)
             self._programs[plan.wanted] = made
-        return self._programs[plan.wanted]
+        return made
 
     def _shapes(
         self, plan: interpreter.Plan, given: Mapping[int, shapes.Shape], batch: int
@@ -263,6 +253,25 @@ class Engine:
                 f"{most:,}. Give fewer steps at once, or another model: no real one needs so many."
             )
         return found
+
+
+def by_name(inputs: Mapping[str, np.ndarray] | np.ndarray, known: Sequence[str]) -> Mapping[str, np.ndarray]:
+    """The arrays of a call by the names of the inputs.
+
+    Raises:
+        ConfigError: There is one array and several inputs, or a name is not one of the model's.
+    """
+    if not isinstance(inputs, Mapping):
+        if len(known) > 1:
+            raise ConfigError(
+                f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(known)}; "
+                f"got one {type(inputs).__name__}."
+            )
+        return {known[0]: inputs}
+    for name in inputs:
+        if name not in known:
+            raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
+    return inputs
 
 
 def _check_elements(elements: int) -> None:

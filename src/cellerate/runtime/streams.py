@@ -12,7 +12,7 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
-from cellerate.runtime.engine import Engine
+from cellerate.runtime.engine import Engine, by_name
 from cellerate.runtime.stepper import chosen_rows
 from cellerate.runtime.stepping import Stepping
 
@@ -68,16 +68,7 @@ class Streams:
             DataError: An array has the wrong shape or type, or holds an id that the model does not know; then
                 nothing was read.
         """
-        names = self._stepping.inputs
-        given = dict(inputs) if isinstance(inputs, Mapping) else {names[0]: inputs}
-        if not isinstance(inputs, Mapping) and len(names) > 1:
-            raise ConfigError(
-                f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(names)}; got "
-                f"one {type(inputs).__name__}."
-            )
-        for name in given:
-            if name not in names:
-                raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(names)}.")
+        given = dict(by_name(inputs, self._stepping.inputs))
         for name, array in given.items():
             if np.ndim(array) and len(array) != self.count:
                 raise DataError(

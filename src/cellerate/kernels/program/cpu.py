@@ -1,8 +1,8 @@
 """A packed model's program on the native core: its weights packed once, the whole graph one call.
 
-The core knows values with a time axis, (B, T, F), and without, (B, F). `compiled` says which programs it takes; the
-others, and machines without the core, run an operation at a time (`runtime.engine`). Only this module uses the core's
-`CompiledProgram`.
+The core knows values with a time axis, (B, T, F), and without, (B, F). `takes` says which programs it knows; the
+others, and machines without the core, run an operation at a time (`runtime.interpreter`). Only this module uses the
+core's `CompiledProgram`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
