@@ -120,8 +120,13 @@ NB_MODULE(_core, module) {
   module.def("thread_count", &cellerate::thread_count, "How many threads a call may use.");
   module.def("set_thread_count", &cellerate::set_thread_count, nb::arg("count"),
              "Sets how many threads a call may use.");
-  module.def("measure_peak", &cellerate::measure_peak, nb::arg("bfloat16"), nb::arg("threads"),
-             nb::call_guard<nb::gil_scoped_release>(), "Operations a second that registers alone allow.");
+  module.def(
+      "measure_peak",
+      [](int precision, int threads) {
+        return cellerate::measure_peak(static_cast<cellerate::Precision>(precision), threads);
+      },
+      nb::arg("precision"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
+      "Operations a second that registers alone allow.");
   module.def(
       "call", &call, nb::arg("name"), nb::arg("options"), nb::arg("arguments"), nb::arg("results"),
       "Runs one of CALLS, which has the order of its options and arrays; None where an array is absent.");

@@ -91,12 +91,12 @@ std::vector<std::string> available_targets() {
 
 void set_target(std::string_view name) { chosen.store(named(name, "target"), std::memory_order_release); }
 
-double measure_peak(bool bfloat16, int threads) {
+double measure_peak(Precision precision, int threads) {
   using Clock = std::chrono::steady_clock;
   int64_t rounds = 1000;
   for (;; rounds *= 4) {
     const auto start = Clock::now();
-    const double operations = target().peak(bfloat16, threads, rounds);
+    const double operations = target().peak(precision, threads, rounds);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (seconds > 0.1) return operations / seconds;
   }

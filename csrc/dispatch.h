@@ -19,7 +19,8 @@ std::vector<std::string> available_targets();
 // Chooses another target for all calls from now on. Throws std::invalid_argument as target() does.
 void set_target(std::string_view name);
 
-// Operations per second of target() on `threads` threads when only its multiply-add units limit it.
-double measure_peak(bool bfloat16, int threads);
+// Operations per second of target() on `threads` threads when only its multiply-add units limit it. Without products of
+// bfloat16, those of float32 are measured.
+double measure_peak(Precision precision, int threads);
 
 }  // namespace cellerate

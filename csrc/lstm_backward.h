@@ -42,7 +42,7 @@ class BackwardJob {
         x_rows_(plan.vocabulary > 0 ? 0 : plan.inputs + (in.d_bias != nullptr ? 1 : 0)),
         candidate_(in.activation),
         gate_(in.recurrent_activation),
-        usual_(has_usual_gates(in)) {}
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {

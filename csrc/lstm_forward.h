@@ -30,7 +30,7 @@ class ForwardJob {
         chunk_(plan.all_rows_together() ? larger(1, smaller(plan.steps, kRowsAtOnce / plan.batch)) : 1),
         candidate_(in.activation),
         gate_(in.recurrent_activation),
-        usual_(has_usual_gates(in)) {}
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
 
   // Takes the working memory; called first without memory, to learn how much is needed.
   void lay_out(Layout& memory) {
@@ -190,12 +190,14 @@ class ForwardJob {
     alignas(64) float sums[kCount][kWidth];
     for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
     const Range rows{first_row, first_row + kCount};
-    usual_ ? activate_rows<true>(step, panel, rows, sums[0])
-           : activate_rows<false>(step, panel, rows, sums[0]);
+    if (!usual_) return activate_rows<false, true>(step, panel, rows, sums[0]);
+    in_.reserve != nullptr ? activate_rows<true, true>(step, panel, rows, sums[0])
+                           : activate_rows<true, false>(step, panel, rows, sums[0]);
   }
 
-  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs.
-  template <bool kUsual>
+  // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs. For the
+  // states alone, the gates need not be known by themselves.
+  template <bool kUsual, bool kGates>
   void activate_rows(Index step, Index panel, Range rows, const float* sums) {
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
     const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
@@ -205,31 +207,32 @@ class ForwardJob {
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, plan_.units);
     for (Index row = rows.begin; row < rows.end; ++row, sums += kWidth) {
-      F sum[4], e[4];
+      F sum[4];
       for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums + j * kLanes);
-      const F i = gate.value(sum[0], e[0]);
-      const F f = gate.value(sum[1], e[1]);
-      const F g = candidate.value(sum[2], e[2]);
-      const F o = gate.value(sum[3], e[3]);
-      F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
-      F new_h = Simd::mul(o, activate(kUsual ? Activation::kTanh : in_.activation, c));
+      [[maybe_unused]] F value[4], e[4];
+      CellState next;
+      if constexpr (kGates) {
+        for (int j = 0; j < 4; ++j) value[j] = (j == 2 ? candidate : gate).value(sum[j], e[j]);
+        next.c = Simd::fma(value[1], Simd::load(cell(panel, row)), Simd::mul(value[0], value[2]));
+        next.h = Simd::mul(value[3], activate(kUsual ? Activation::kTanh : in_.activation, next.c));
+      } else {
+        next = usual_cell(sum[0], sum[1], sum[2], sum[3], Simd::load(cell(panel, row)));
+      }
       // Lanes without a unit have weights of zero, and an infinity among the inputs makes their sums NaN.
       const auto units_of = [lanes](F x) { return lanes < kLanes ? first_lanes(x, lanes) : x; };
-      c = units_of(c);
-      new_h = units_of(new_h);
-      if (masked(row, step)) {
-        c = Simd::load(cell(panel, row));
-        new_h = Computed::load(state(const_cast<float*>(h), row) + unit);
-      }
-      Simd::store(cell(panel, row), c);
-      Computed::store(state(next_h, row) + unit, new_h);
-      if (in_.reserve != nullptr) {
+      next = {units_of(next.c), units_of(next.h)};
+      if (masked(row, step))
+        next = {Simd::load(cell(panel, row)), Computed::load(state(const_cast<float*>(h), row) + unit)};
+      Simd::store(cell(panel, row), next.c);
+      Computed::store(state(next_h, row) + unit, next.h);
+      if constexpr (kGates) {
+        if (in_.reserve == nullptr) continue;
         auto* kept = reserve_.gates + (position + row) * kWidth;
-        Computed::store(kept, units_of(gate.kept(sum[0], i, e[0])));
-        Computed::store(kept + kLanes, units_of(gate.kept(sum[1], f, e[1])));
-        Computed::store(kept + 2 * kLanes, units_of(candidate.kept(sum[2], g, e[2])));
-        Computed::store(kept + 3 * kLanes, units_of(gate.kept(sum[3], o, e[3])));
-        Simd::store(reserve_.cells + (position + row) * kLanes, c);
+        for (int j = 0; j < 4; ++j) {
+          const F one = (j == 2 ? candidate : gate).kept(sum[j], value[j], e[j]);
+          Computed::store(kept + j * kLanes, units_of(one));
+        }
+        Simd::store(reserve_.cells + (position + row) * kLanes, next.c);
       }
     }
   }

@@ -105,10 +105,4 @@ class GateFunction {
   const KeptAs kept_as_;
 };
 
-// Whether the activations are those of nearly every LSTM. These have separate code: next to calls of the rare ones,
-// for which registers must be saved, the forward pass would take a tenth more instructions.
-inline bool has_usual_gates(const LstmInputs& in) {
-  return in.activation == Activation::kTanh && in.recurrent_activation == Activation::kSigmoid;
-}
-
 }  // namespace cellerate::CELLERATE_TARGET

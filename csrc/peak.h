@@ -7,46 +7,70 @@
 namespace cellerate::CELLERATE_TARGET {
 
 // Multiply-adds on registers only, with enough independent sums to hide their latency.
-template <bool kPairs>
+template <Precision kPrecision>
 class PeakJob {
+  static constexpr bool kBytes = kPrecision == Precision::kInt8, kPairs = kPrecision == Precision::kBfloat16;
+  static constexpr int kProducts = kBytes ? 4 : kPairs ? 2 : 1;  // in a lane
+
  public:
   explicit PeakJob(int64_t rounds) : rounds_(rounds) {}
 
   void run(int) {
-    F sum[kSums];
-    for (F& each : sum) each = Simd::set(0);
-    // With these numbers the sums stay finite and normal. A pair of bfloat16 has the bits of some float.
-    const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
-    for (int64_t round = 0; round < rounds_; ++round) {
+    if constexpr (kBytes) {
+      constexpr int32_t kZeros[kLanes] = {};
+      Simd::I sum[kSums];
+      for (Simd::I& each : sum) each = Simd::load_int(kZeros);
+      const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
+      for (int64_t round = 0; round < rounds_; ++round) {
 #pragma GCC unroll 16
-      for (F& each : sum) each = kPairs ? multiply_add<kPairs>(a, b, each) : multiply_add<kPairs>(each, b, a);
+        for (Simd::I& each : sum) each = Simd::dot_bytes(a, b, each);
+      }
+      for (int n = 0; n < kSums; ++n) keep(Simd::to_float(sum[n]));
+    } else {
+      F sum[kSums];
+      for (F& each : sum) each = Simd::set(0);
+      // With these numbers the sums stay finite and normal. A pair of bfloat16 has the bits of some float.
+      const F a = Simd::set(1e-3f), b = Simd::set(0.999f);
+      for (int64_t round = 0; round < rounds_; ++round) {
+#pragma GCC unroll 16
+        for (F& each : sum)
+          each = kPairs ? multiply_add<kPairs>(a, b, each) : multiply_add<kPairs>(each, b, a);
+      }
+      for (int n = 0; n < kSums; ++n) keep(sum[n]);
     }
+  }
+
+  // Operations of one thread: a multiplication and an addition each.
+  double operations() const { return static_cast<double>(rounds_) * kSums * kLanes * 2 * kProducts; }
+
+ private:
+  static constexpr int kSums = 12;
+
+  // So that the compiler does not leave out what nobody reads.
+  static void keep(F x) {
     float lanes[kLanes];
-    for (int n = 1; n < kSums; ++n) sum[0] = Simd::add(sum[0], sum[n]);
-    Simd::store(lanes, sum[0]);
+    Simd::store(lanes, x);
     static volatile float sink;
     sink = lanes[0];
     (void)sink;
   }
 
-  // Floating-point operations of one thread: a multiplication and an addition each.
-  double operations() const { return static_cast<double>(rounds_) * kSums * kLanes * 2 * (kPairs ? 2 : 1); }
-
- private:
-  static constexpr int kSums = 12;
   const int64_t rounds_;
 };
 
-template <bool kPairs>
+template <Precision kPrecision>
 double peak_operations(int threads, int64_t rounds) {
-  PeakJob<kPairs> job(rounds);
+  PeakJob<kPrecision> job(rounds);
   run_on(threads, job);
   return job.operations() * threads;
 }
 
-inline double peak(bool bfloat16, int threads, int64_t rounds) {
-  if (bfloat16) return peak_operations<Simd::kBfloat16Products>(threads, rounds);
-  return peak_operations<false>(threads, rounds);
+inline double peak(Precision precision, int threads, int64_t rounds) {
+  if (precision == Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
+  if constexpr (Simd::kBfloat16Products) {
+    if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);
+  }
+  return peak_operations<Precision::kFloat32>(threads, rounds);
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -1,6 +1,8 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -11,14 +13,29 @@
 namespace cellerate {
 namespace {
 
-// What the values of a block may take, so that they stay in the outer caches; a single row may take more.
-constexpr size_t kBlockBytes = size_t{32} << 20;
-// Rows of a block at most, and a number of rows with which a product reaches nearly its full speed.
-constexpr int64_t kMostRows = 192, kGoodRows = 12;
+// What the values of a block may take, so that they stay in a core's own cache beside some weights.
+constexpr size_t kBlockBytes = size_t{512} << 10;
+// But a block has so many rows that a product reaches nearly its full speed, and that of the weights which each step
+// reads again there are at most so many bytes for each row.
+constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
 constexpr double kWorthAThread = 2e5;
 constexpr size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Adds the time since the last mark to that of a node.
+struct Clock {
+  using Now = std::chrono::steady_clock;
+  double* seconds;
+  Now::time_point last = Now::now();
+
+  static void mark(void* clock, int32_t node) {
+    auto& self = *static_cast<Clock*>(clock);
+    const auto now = Now::now();
+    self.seconds[node] += std::chrono::duration<double>(now - self.last).count();
+    self.last = now;
+  }
+};
 
 [[noreturn]] void refuse(size_t node, const std::string& what) {
   throw std::invalid_argument("node " + std::to_string(node) + ": " + what);
@@ -32,6 +49,12 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
   check_graph(precision);
   link();
   const ProgramGraph graph{nodes_.data(), links_.data(), static_cast<int32_t>(nodes_.size()), precision};
+  constexpr int64_t kBytes[] = {4, 2, 1};  // of an element, in the order of Precision
+  for (const ProgramNode& node : nodes_) {
+    if (node.op != ProgramOp::kLstm) continue;
+    const int64_t bytes = 4 * node.columns * node.columns * kBytes[static_cast<int>(precision)];
+    bytes_of_step_ = std::max(bytes_of_step_, bytes);
+  }
   bytes_ = target_->programs->pack(graph, nullptr);
   if (bytes_ > most_bytes) {
     throw std::invalid_argument("the packed weights would take " + std::to_string(bytes_) +
@@ -208,10 +231,7 @@ size_t CompiledProgram::place(const ProgramCall& call, int64_t rows, std::vector
   return most;
 }
 
-void CompiledProgram::run(const ProgramCall& call) const {
-  if (call.batch < 1) return;
-  check_shapes(call);
-  check_ids(call);
+CompiledProgram::Division CompiledProgram::division(const ProgramCall& call) const {
   double products = 0;
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const ProgramNode& node = nodes_[n];
@@ -228,11 +248,31 @@ void CompiledProgram::run(const ProgramCall& call) const {
   const auto threads = std::clamp<int64_t>(worth, 1, thread_count());
   // Each thread its own rows, as long as there are enough for a product to be quick; else they share a block.
   const int64_t teams = call.batch < 2 * threads ? 1 : threads;
-  const int64_t members = threads / teams;
+  return {teams, threads / teams, products};
+}
+
+void CompiledProgram::run(const ProgramCall& call) const {
+  if (call.batch < 1) return;
+  check_shapes(call);
+  check_ids(call);
+  Division division = this->division(call);
+  Pace* pace = nullptr;
+  const auto start = Pace::Clock::now();
+  if (division.members > 1 && call.seconds == nullptr) {
+    pace = &paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(division.products)))];
+    if (!pace->several(start)) division.members = 1;
+  }
+  run_divided(call, division);
+  if (pace != nullptr) pace->note(division.members > 1, Pace::Clock::now() - start);
+}
+
+void CompiledProgram::run_divided(const ProgramCall& call, const Division& division) const {
+  const auto [teams, members, products] = division;
   std::vector<ValuePlace> places;
   const size_t one = place(call, 1, places);
   const auto affordable = static_cast<int64_t>(kBlockBytes / std::max<size_t>(one, 1));
-  int64_t rows = std::clamp(affordable, std::min(kGoodRows, kMostRows), kMostRows);
+  const int64_t least = std::clamp(bytes_of_step_ / kBytesOfRow, kGoodRows, kMostRows);
+  int64_t rows = std::clamp(affordable, least, kMostRows);
   // Blocks of about equal size.
   const int64_t of_team = (call.batch + teams - 1) / teams;
   const int64_t blocks = (of_team + rows - 1) / rows;
@@ -250,6 +290,11 @@ void CompiledProgram::run(const ProgramCall& call) const {
   run.rows_of_block = rows;
   run.teams = static_cast<int>(teams);
   run.members = static_cast<int>(members);
+  Clock clock{call.seconds};
+  if (call.seconds != nullptr) {
+    run.mark = &Clock::mark;
+    run.clock = &clock;
+  }
   target_->programs->run(packed_.get(), run);
 }
 

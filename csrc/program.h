@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lstm.h"
+#include "pace.h"
 #include "packed_memory.h"
 #include "step_model.h"
 
@@ -93,6 +94,7 @@ struct ValueLink {
   bool nothing = false;    // another node does this one's work
   bool natural = false;    // of an LSTM that goes backwards: its outputs lie in the order of its inputs
   bool looked_up = false;  // of an embedding: only LSTMs read it, and look it up themselves
+  bool tabled = false;     // of an LSTM that looks ids up: in a table of embeddings·kernel + bias
   // Of an LSTM: another one that can run beside it, on other threads; -1 if there is none. Either neither needs the
   // other, or the later one reads the outputs of the earlier one, and follows it through time.
   int32_t partner = -1;
@@ -112,6 +114,7 @@ struct ProgramCall {
   const int64_t* begins = nullptr;      // of every node: where a crop begins
   const void* const* inputs = nullptr;  // in order: (B, T, F) or (B, F) float32, or (B, T) int32
   float* const* outputs = nullptr;      // in order: (B, T, F) or (B, F)
+  double* seconds = nullptr;            // of every node, or null: what the first thread spends on it is added
 };
 
 // What a kernel is asked to do. Plain pointers: kernels are compiled for other instruction sets, and must not define
@@ -127,6 +130,9 @@ struct ProgramRun {
   size_t bytes = 0;            // of the values of a block
   int64_t rows_of_block = 0;   // at most
   int teams = 1, members = 1;  // one of them is 1
+  // Called by the first thread after each node, if there is a clock.
+  void (*mark)(void* clock, int32_t node) = nullptr;
+  void* clock = nullptr;
 };
 
 struct ProgramGraph {
@@ -157,6 +163,9 @@ class CompiledProgram {
   size_t count() const { return nodes_.size(); }
   size_t inputs() const { return inputs_; }
   size_t outputs() const { return outputs_.size(); }
+  const std::vector<ValueLink>& links() const { return links_; }
+  // Whether a call of so many rows divides each block among the threads, and so runs partners beside each other.
+  bool shares_blocks(const ProgramCall& call) const { return division(call).members > 1; }
 
   // Throws std::invalid_argument if the shapes do not fit the graph, std::out_of_range if an id is not in its table,
   // and what the kernels throw.
@@ -168,6 +177,13 @@ class CompiledProgram {
   void pair_up(int32_t n);
   void check_shapes(const ProgramCall& call) const;
   void check_ids(const ProgramCall& call) const;
+  // How the threads divide a call: `teams` of `members` threads each.
+  struct Division {
+    int64_t teams, members;
+    double products;  // of the whole call
+  };
+  Division division(const ProgramCall& call) const;
+  void run_divided(const ProgramCall& call, const Division& division) const;
   size_t place(const ProgramCall& call, int64_t rows, std::vector<ValuePlace>& places) const;
 
   const Target* target_;
@@ -177,7 +193,11 @@ class CompiledProgram {
   std::vector<ValueLink> links_;
   size_t inputs_ = 0;
   size_t bytes_ = 0;
+  int64_t bytes_of_step_ = 0;  // of the largest recurrent kernel
   PackedMemory packed_;
+  static constexpr size_t kKinds = 48;
+  mutable Pace
+      paces_[kKinds];  // of calls whose threads meet at every step, by the logarithm of their products
 };
 
 }  // namespace cellerate

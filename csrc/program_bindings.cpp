@@ -28,6 +28,7 @@ using Node =
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
+using Times = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // What a call has in common with others of the same shapes.
 struct Sizes {
@@ -67,17 +68,29 @@ void make_sizes(Sizes* self, const Shapes& shapes, const std::vector<int64_t>& b
 }
 
 void run(const CompiledProgram& program, int64_t batch, const Sizes& sizes, const Inputs& inputs,
-         const Outputs& outputs) {
+         const Outputs& outputs, const std::optional<Times>& seconds) {
   if (sizes.shapes.size() != program.count() || sizes.begins.size() != program.count() ||
-      inputs.size() != program.inputs() || outputs.size() != program.outputs())
-    throw std::invalid_argument("expected a shape and a begin for each node, and all inputs and outputs");
+      inputs.size() != program.inputs() || outputs.size() != program.outputs() ||
+      (seconds && seconds->size() != program.count()))
+    throw std::invalid_argument(
+        "expected a shape, a begin and a time for each node, and all inputs and outputs");
   std::vector<const void*> from;
   for (const auto& input : inputs) from.push_back(input.data());
   std::vector<float*> to;
   for (const auto& output : outputs) to.push_back(output.data());
-  const ProgramCall call{batch, sizes.shapes.data(), sizes.begins.data(), from.data(), to.data()};
+  const ProgramCall call{batch,       sizes.shapes.data(), sizes.begins.data(),
+                         from.data(), to.data(),           seconds ? seconds->data() : nullptr};
   const nb::gil_scoped_release release;
   program.run(call);
+}
+
+// Of each node: whether another one does its work, whether LSTMs look it up, whether it looks ids up in a table, and the
+// node that it can run beside, or -1.
+std::vector<std::tuple<bool, bool, bool, int32_t>> links(const CompiledProgram& program) {
+  std::vector<std::tuple<bool, bool, bool, int32_t>> found;
+  for (const ValueLink& link : program.links())
+    found.emplace_back(link.nothing, link.looked_up, link.tabled, link.partner);
+  return found;
 }
 
 }  // namespace
@@ -90,7 +103,16 @@ void bind_programs(nb::module_& module) {
            nb::arg("most_bytes"))
       .def_prop_ro("packed_bytes", &CompiledProgram::packed_bytes)
       .def_prop_ro("target", [](const CompiledProgram& program) { return std::string(program.target()); })
-      .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"));
+      .def("links", &links)
+      .def(
+          "shares_blocks",
+          [](const CompiledProgram& program, int64_t batch, const Sizes& sizes) {
+            if (sizes.shapes.size() != program.count())
+              throw std::invalid_argument("expected a shape for each node");
+            return program.shares_blocks({batch, sizes.shapes.data(), sizes.begins.data(), nullptr, nullptr});
+          })
+      .def("run", &run, nb::arg("batch"), nb::arg("sizes"), nb::arg("inputs"), nb::arg("outputs"),
+           nb::arg("seconds") = nb::none());
 }
 
 }  // namespace cellerate

@@ -11,6 +11,8 @@ namespace {
 
 // The most inputs for which integer sums of products of bytes stay below 2^31.
 constexpr int64_t kMostInputs = 65536;
+// The most bytes that a table of embeddings·kernel + bias is worth: beyond, its rows come from main memory.
+constexpr int64_t kLargestTable = int64_t{16} << 20;
 // Two layers run beside each other if the work of one is at most this many times that of the other.
 constexpr double kBalanced = 3;
 
@@ -163,6 +165,11 @@ void CompiledProgram::link() {
       if (nodes_[owner].op != ProgramOp::kLstm || !only_read_once(part) || !only_read_once(owner)) continue;
       links_[part].owner = links_[owner].owner = n;
     }
+  }
+  for (int32_t n = 0; n < count; ++n) {
+    const ProgramNode& node = nodes_[n];
+    if (node.op != ProgramOp::kLstm || !links_[node.inputs[0]].looked_up) continue;
+    links_[n].tabled = nodes_[node.inputs[0]].rows * 16 * node.columns <= kLargestTable;
   }
   for (int32_t n = 0; n < count; ++n) pair_up(n);
   for (int32_t n = 0; n < count; ++n) {

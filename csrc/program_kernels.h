@@ -37,7 +37,7 @@ class ProgramJob : ProgramOperations {
                 memory_ + team_bytes_ * static_cast<size_t>(index / run_.members)};
     const Range mine = share(run_.call.batch, index / run_.members, run_.teams);
     for (Index first = mine.begin; first < mine.end; first += run_.rows_of_block) {
-      run_block(block, {first, smaller(mine.end, first + run_.rows_of_block)});
+      run_block(block, {first, smaller(mine.end, first + run_.rows_of_block)}, index == 0);
     }
   }
 
@@ -69,7 +69,7 @@ class ProgramJob : ProgramOperations {
     work.lay_out(memory);
   }
 
-  void run_block(Block& block, Range rows) {
+  void run_block(Block& block, Range rows, bool first) {
     Index input = 0;
     for (int32_t n = 0; n < run_.count; ++n) {
       const bool is_input = nodes_[n].op == ProgramOp::kInput;
@@ -88,6 +88,7 @@ class ProgramJob : ProgramOperations {
         run_node(block, n, rows.size());
       }
       block.team.meet();
+      if (first && run_.clock != nullptr) run_.mark(run_.clock, n);
     }
     for (int32_t output = 0; output < run_.output_count; ++output)
       give(block, run_.outputs[output], run_.call.outputs[output], rows);

@@ -59,6 +59,7 @@ class LstmRun {
         task_(task),
         team_(team),
         panels_(weights.recurrent.columns_panels),
+        tail_(tail_vectors(weights.units)),
         mine_(team.share_of(panels_)),
         chunk_(steps_at_once(task)),
         static_(kPrecision != Precision::kInt8 || weights.bounded) {}
@@ -86,8 +87,7 @@ class LstmRun {
   void run() {
     begin();
     team_.meet();
-    const bool usual =
-        weights_.activation == Activation::kTanh && weights_.recurrent_activation == Activation::kSigmoid;
+    const bool usual = has_usual_gates(weights_.activation, weights_.recurrent_activation);
     for (Index begin = 0; begin < task_.steps; begin += chunk_) {
       const Index end = smaller(task_.steps, begin + chunk_);
       if (task_.follows != nullptr) task_.follows->wait_for(task_.base + static_cast<long>(end));
@@ -165,21 +165,42 @@ class LstmRun {
       x = {x_, x_row_, kPrecision == Precision::kInt8 ? x_scales_ : nullptr};
       team_.meet();
     }
-    for_blocks({0, count}, mine_, false, [&](auto tile, auto side, Index row, Index panel) {
+    for_my_blocks({0, count}, false, [&](auto tile, auto side, auto wide, Index row, Index panel) {
       constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
-      Sums<kCount, kPanels> sums;
+      constexpr int kVectors = decltype(wide)::value;
+      Sums<kCount, kPanels, kVectors> sums;
       for (int r = 0; r < kCount; ++r) {
-        for (int j = 0; j < 4 * kPanels; ++j)
-          sums[r][j] = Simd::load(weights_.bias + panel * kWidth + j * kLanes);
+        for (int j = 0; j < kVectors * kPanels; ++j)
+          sums[r][j] = Simd::load(weights_.bias + (panel + j / kVectors) * kWidth + j % kVectors * kLanes);
       }
-      add_product<kPrecision, kCount, kPanels>(x, row, weights_.kernel, panel, sums);
+      add_product<kPrecision, kCount, kPanels, kVectors>(x, row, weights_.kernel, panel, sums);
       for (int r = 0; r < kCount; ++r) {
-        for (int j = 0; j < 4 * kPanels; ++j)
-          Simd::store(projected_.at(panel + j / 4, row + r) + j % 4 * kLanes, sums[r][j]);
+        for (int j = 0; j < kVectors * kPanels; ++j)
+          Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
       }
     });
     // Nobody else reads this thread's panels; but the next chunk overwrites the words.
     if (x_ != nullptr) team_.meet();
+  }
+
+  // Calls body(Rows<r>{}, PanelCount<p>{}, VectorCount<v>{}, first row, first panel) for blocks that cover the rows and
+  // this thread's panels.
+  template <class Body>
+  void for_my_blocks(Range rows, bool backwards, Body body) {
+    const Index whole = tail_ == 0 ? panels_ : panels_ - 1;
+    const auto last = [&] {
+      if (mine_.begin == mine_.end || mine_.end <= whole) return;
+      const auto each = [&](auto vectors) {
+        for_tiles(rows, [&](auto count, Index row) { body(count, PanelCount<1>{}, vectors, row, whole); });
+      };
+      tail_ == 1 ? each(VectorCount<1>{}) : tail_ == 2 ? each(VectorCount<2>{}) : each(VectorCount<3>{});
+    };
+    if (backwards) last();
+    for_blocks(rows, {mine_.begin, larger(mine_.begin, smaller(mine_.end, whole))}, backwards,
+               [&](auto count, auto side, Index row, Index panel) {
+                 body(count, side, VectorCount<4>{}, row, panel);
+               });
+    if (!backwards) last();
   }
 
   template <bool kUsual>
@@ -191,27 +212,28 @@ class LstmRun {
       const StepRows h{h_[step % 2], h_row_, static_ ? nullptr : h_scales_[step % 2]};
       // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, it still
       // has those of the last panels.
-      for_blocks({0, rows}, mine_, step % 2 == 1, [&](auto tile, auto side, Index row, Index panel) {
+      for_my_blocks({0, rows}, step % 2 == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
         constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
-        Sums<kCount, kPanels> sums;
+        constexpr int kVectors = decltype(wide)::value, kWide = kVectors * kLanes;
+        Sums<kCount, kPanels, kVectors> sums;
         for (int r = 0; r < kCount; ++r) {
           for (int p = 0; p < kPanels; ++p) {
             const float* start =
                 weights_.table != nullptr
                     ? weights_.table + (task_.ids[time * rows + row + r] * panels_ + panel + p) * kWidth
                     : projected_.at(panel + p, (time - first) * rows + row + r);
-            for (int j = 0; j < 4; ++j) sums[r][4 * p + j] = Simd::load(start + j * kLanes);
+            for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
           }
         }
-        add_product<kPrecision, kCount, kPanels>(h, row, weights_.recurrent, panel, sums);
-        alignas(64) float kept[kCount * kPanels * kWidth];
+        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
+        alignas(64) float kept[kCount * kPanels * kWide];
         for (int r = 0; r < kCount; ++r) {
-          for (int j = 0; j < 4 * kPanels; ++j)
-            Simd::store(kept + (r * 4 * kPanels + j) * kLanes, sums[r][j]);
+          for (int j = 0; j < kVectors * kPanels; ++j)
+            Simd::store(kept + (r * kVectors * kPanels + j) * kLanes, sums[r][j]);
         }
         for (int r = 0; r < kCount; ++r) {
           for (int p = 0; p < kPanels; ++p)
-            advance<kUsual>(step, row + r, panel + p, kept + (r * kPanels + p) * kWidth);
+            advance<kUsual, kVectors>(step, row + r, panel + p, kept + (r * kPanels + p) * kWide);
         }
       });
       team_.meet();
@@ -222,10 +244,12 @@ class LstmRun {
   }
 
   // Turns the sums of the gates of one row and panel into c and h.
-  template <bool kUsual>
+  template <bool kUsual, int kVectors>
   void advance(Index step, Index row, Index panel, const float* sums) {
-    const Activation gate = kUsual ? Activation::kSigmoid : weights_.recurrent_activation;
-    const Activation candidate = kUsual ? Activation::kTanh : weights_.activation;
+    constexpr Index kGate = units_of_vectors(kVectors);
+    const auto gate_of = [&](int gate) {
+      return kVectors == 4 ? Simd::load(sums + gate * kGate) : Simd::load_n(sums + gate * kGate, kGate);
+    };
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, weights_.units);
     const bool stays = masked(row, step);
@@ -233,12 +257,17 @@ class LstmRun {
     if (stays) {
       h = Simd::load(hidden(step, row) + unit);
     } else {
-      const F i = activate(gate, Simd::load(sums));
-      const F f = activate(gate, Simd::load(sums + kLanes));
-      const F g = activate(candidate, Simd::load(sums + 2 * kLanes));
-      const F o = activate(gate, Simd::load(sums + 3 * kLanes));
-      F c = Simd::fma(f, Simd::load(cell(panel, row)), Simd::mul(i, g));
-      h = Simd::mul(o, activate(candidate, c));
+      F c = Simd::load(cell(panel, row));
+      const F i = gate_of(0), f = gate_of(1), g = gate_of(2), o = gate_of(3);
+      if (kUsual) {
+        const CellState next = usual_cell(i, f, g, o, c);
+        c = next.c;
+        h = next.h;
+      } else {
+        const Activation gate = weights_.recurrent_activation, candidate = weights_.activation;
+        c = Simd::fma(activate(gate, f), c, Simd::mul(activate(gate, i), activate(candidate, g)));
+        h = Simd::mul(activate(gate, o), activate(candidate, c));
+      }
       if (lanes < kLanes) {
         // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.
         c = first_lanes(c, lanes);
@@ -277,6 +306,7 @@ class LstmRun {
   const LstmTask& task_;
   const Team& team_;
   const Index panels_;
+  const int tail_;     // vectors of the last panel if its gates lie side by side, else 0
   const Range mine_;   // panels
   const Index chunk_;  // steps projected at once
   const bool static_;  // whether the words of h have a scale that does not depend on it

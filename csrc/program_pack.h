@@ -6,8 +6,27 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// The most bytes that a table of embeddings·kernel + bias is worth: beyond, its rows come from main memory.
-constexpr Index kLargestProgramTable = Index{16} << 20;
+// How many vectors the gates of the units beyond the whole panels take, if they lie side by side; 0 if those units fill
+// a panel, or nearly so.
+constexpr int tail_vectors(Index units) {
+  const auto vectors = static_cast<int>(ceil_div(4 * (units % kLanes), kLanes));
+  return vectors == 4 ? 0 : vectors;
+}
+// Units of a gate in so many vectors.
+constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
+
+// Where the columns of unit panels come from in a kernel of (K, 4H); -1 for none. As UnitColumns, but the gates of the
+// last units lie side by side: 50 units take 13 vectors and not 16.
+struct TailedColumns {
+  Index units;
+  Index operator()(Index c) const {
+    const int vectors = tail_vectors(units);
+    if (vectors == 0 || c / kWidth < units / kLanes) return UnitColumns{units}(c);
+    const Index each = units_of_vectors(vectors), gate = c % kWidth / each;
+    const Index unit = units / kLanes * kLanes + c % kWidth % each;
+    return gate < 4 && unit < units ? gate * units + unit : -1;
+  }
+};
 
 struct PackedLstm {
   Index inputs = 0, units = 0;
@@ -45,7 +64,7 @@ class ProgramPacker {
       const ProgramNode& node = graph_.nodes[n];
       PackedLayer layer;
       if (node.op == ProgramOp::kLstm) {
-        pack_lstm(node, layer.lstm);
+        pack_lstm(n, layer.lstm);
       } else if (node.op == ProgramOp::kDense) {
         pack_dense(node, layer);
       } else if (node.op == ProgramOp::kEmbedding) {
@@ -64,17 +83,12 @@ class ProgramPacker {
   const ProgramNode* looked_up(const ProgramNode& lstm) const {
     return graph_.links[lstm.inputs[0]].looked_up ? &graph_.nodes[lstm.inputs[0]] : nullptr;
   }
-  static bool has_table(const ProgramNode& lstm, const ProgramNode& embedding) {
-    return embedding.rows * round_up(lstm.columns, kLanes) * 16 <= kLargestProgramTable;
-  }
   // Whether somebody reads the rows of an embedding themselves.
   bool needs_rows(int32_t embedding) const {
     if (!graph_.links[embedding].looked_up) return true;
     for (int32_t n = embedding + 1; n < graph_.count; ++n) {
       const ProgramNode& node = graph_.nodes[n];
-      if (node.op == ProgramOp::kLstm && node.inputs[0] == embedding &&
-          !has_table(node, graph_.nodes[embedding]))
-        return true;
+      if (node.op == ProgramOp::kLstm && node.inputs[0] == embedding && !graph_.links[n].tabled) return true;
     }
     return false;
   }
@@ -98,11 +112,12 @@ class ProgramPacker {
       layer.bias[c] = node.bias != nullptr && c < node.columns ? node.bias[c] : 0.0f;
   }
 
-  void pack_lstm(const ProgramNode& node, PackedLstm& to) {
+  void pack_lstm(int32_t n, PackedLstm& to) {
+    const ProgramNode& node = graph_.nodes[n];
     const Index units = node.columns, panels = ceil_div(units, kLanes);
     const auto width = static_cast<size_t>(panels * kWidth);
     const ProgramNode* embedding = looked_up(node);
-    const bool tabled = embedding != nullptr && has_table(node, *embedding);
+    const bool tabled = graph_.links[n].tabled;
     to.inputs = node.rows;
     to.units = units;
     to.activation = node.activation;
@@ -116,12 +131,12 @@ class ProgramPacker {
       lay_out_matrix(graph_.precision, node.rows, panels, layout_, to.kernel);
     }
     if (memory_ == nullptr) return;
-    const UnitColumns column{units};
+    const TailedColumns column{units};
     pack_matrix(graph_.precision, node.recurrent_kernel, units, 4 * units, column, to.recurrent);
     for (Index c = 0; c < panels * kWidth; ++c)
       to.bias[c] = node.bias != nullptr && column(c) >= 0 ? node.bias[column(c)] : 0.0f;
     if (tabled) {
-      fill_table(embedding->kernel, embedding->rows, node.rows, node.kernel, units, to.bias, to.table);
+      fill_table(embedding->kernel, embedding->rows, node.rows, node.kernel, column, to.bias, to.table);
       return;
     }
     pack_matrix(graph_.precision, node.kernel, node.rows, 4 * units, column, to.kernel);

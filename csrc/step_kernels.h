@@ -390,12 +390,17 @@ class StepJob {
     if (stays) {
       h = Simd::load(hidden);
     } else {
-      const F i = activate(node.recurrent_activation, sums[0]);
-      const F f = activate(node.recurrent_activation, sums[1]);
-      const F g = activate(node.activation, sums[2]);
-      const F o = activate(node.recurrent_activation, sums[3]);
-      F c = Simd::fma(f, Simd::load(cell), Simd::mul(i, g));
-      h = Simd::mul(o, activate(node.activation, c));
+      F c = Simd::load(cell);
+      if (node.usual) {
+        const CellState next = usual_cell(sums[0], sums[1], sums[2], sums[3], c);
+        c = next.c;
+        h = next.h;
+      } else {
+        const Activation gate = node.recurrent_activation, candidate = node.activation;
+        c = Simd::fma(activate(gate, sums[1]), c,
+                      Simd::mul(activate(gate, sums[0]), activate(candidate, sums[2])));
+        h = Simd::mul(activate(gate, sums[3]), activate(candidate, c));
+      }
       const int lanes = lanes_before(unit, node.outputs);
       if (lanes < kLanes) {
         // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.

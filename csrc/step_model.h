@@ -25,7 +25,6 @@ namespace cellerate {
 
 struct Target;
 
-enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
 enum class StepKind : int32_t { kEmbedding, kLstm, kLayerNorm, kAffine, kDense, kCount };
 
 // One operation of the chain. Its arrays are read only while the model is made.

@@ -19,6 +19,7 @@ struct PackedNode {
   float* table;     // for an LSTM, [id][panel][kWidth], or null; for an embedding its rows, padded
   bool table_used;  // for an embedding: whether the LSTM after it has a table
   bool bounded;     // for an LSTM: whether |h| is at most 1
+  bool usual;       // for an LSTM: whether its activations are tanh and sigmoid
 };
 
 struct PackedChain {
@@ -105,16 +106,17 @@ constexpr bool is_bounded(Activation activation, Activation recurrent_activation
 
 // Writes embeddings·kernel + bias, [id][panel][kWidth], for embeddings (V, D) and a kernel (D, 4H). It is float32
 // whatever the precision, because that costs nothing at a step.
-inline void fill_table(const float* embeddings, Index vocabulary, Index inputs, const float* kernel,
-                       Index units, const float* bias, float* table) {
-  const Index panels = ceil_div(units, kLanes);
+template <class Column>
+void fill_table(const float* embeddings, Index vocabulary, Index inputs, const float* kernel, Column column,
+                const float* bias, float* table) {
+  const Index units = column.units, panels = ceil_div(units, kLanes);
   StepMatrix packed;
   Layout sizes(nullptr);
   lay_out_matrix(Precision::kFloat32, inputs, panels, sizes, packed);
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   lay_out_matrix(Precision::kFloat32, inputs, panels, memory, packed);
-  pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, UnitColumns{units}, packed);
+  pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, column, packed);
   const StepRows rows{embeddings, inputs, nullptr};
   for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {
     constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
@@ -198,6 +200,7 @@ class StepPacker {
     const auto width = static_cast<size_t>(panels * kWidth);
     const UnitColumns column{units};
     node.bounded = is_bounded(from.activation, from.recurrent_activation);
+    node.usual = has_usual_gates(from.activation, from.recurrent_activation);
     lay_out_matrix(chain_.precision, units, panels, layout, node.recurrent);
     node.bias = layout.take<float>(width);
     if (tabled) {
@@ -214,7 +217,7 @@ class StepPacker {
       pack_matrix(chain_.precision, from.kernel, from.inputs, 4 * units, column, node.kernel);
       return;
     }
-    fill_table(chain_.nodes[0].kernel, chain_.nodes[0].inputs, from.inputs, from.kernel, units, node.bias,
+    fill_table(chain_.nodes[0].kernel, chain_.nodes[0].inputs, from.inputs, from.kernel, column, node.bias,
                node.table);
   }
 

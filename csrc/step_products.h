@@ -33,72 +33,75 @@ struct StepRows {
   const float* scales;
 };
 
-// Sums of kCount rows and kPanels panels.
-template <int kCount, int kPanels>
-using Sums = F[kCount][4 * kPanels];
+// Sums of kCount rows and kPanels panels, of which kVectors vectors each are wanted.
+template <int kCount, int kPanels, int kVectors = 4>
+using Sums = F[kCount][kVectors * kPanels];
 
 // Takes one word of K for kCount rows: sum = product(x, w, sum). Weights that several rows share are loaded first.
-template <int kCount, int kPanels, class Sum, class Product>
+template <int kCount, int kPanels, int kVectors, class Sum, class Product>
 inline void add_word(const float* words, Index row, const float* weights, Index next_panel, Sum& sums,
                      Product product) {
   if constexpr (kCount == 1) {
     const F x = Simd::set(words[0]);
 #pragma GCC unroll 16
-    for (int j = 0; j < 4 * kPanels; ++j) {
-      const F w = Simd::load(weights + j / 4 * next_panel + j % 4 * kLanes);
+    for (int j = 0; j < kVectors * kPanels; ++j) {
+      const F w = Simd::load(weights + j / kVectors * next_panel + j % kVectors * kLanes);
       sums[0][j] = product(x, w, sums[0][j]);
     }
   } else {
-    const F w[4] = {Simd::load(weights), Simd::load(weights + kLanes), Simd::load(weights + 2 * kLanes),
-                    Simd::load(weights + 3 * kLanes)};
+    F w[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) w[j] = Simd::load(weights + j * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const F x = Simd::set(words[r * row]);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) sums[r][j] = product(x, w[j], sums[r][j]);
+      for (int j = 0; j < kVectors; ++j) sums[r][j] = product(x, w[j], sums[r][j]);
     }
   }
 }
 
-// sums += A·B for kCount rows from `row` and kPanels panels from `panel`.
+// sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
 // All loops over sums are unrolled; otherwise the compiler would keep the sums in memory.
-template <Precision kPrecision, int kCount, int kPanels>
+template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
-                        Sums<kCount, kPanels>& sums) {
+                        Sums<kCount, kPanels, kVectors>& sums) {
   const float* words = a.words + row * a.row;
   const Index next_panel = b.depth * kWidth;
   const float* weights = b.words + panel * next_panel;
   if constexpr (kPrecision == Precision::kInt8) {
-    Simd::I whole[kCount][4 * kPanels];
+    Simd::I whole[kCount][kVectors * kPanels];
     const int32_t* starts = b.starts + panel * kWidth;
+    const float* scales = b.scales + panel * kWidth;
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) whole[r][j] = Simd::load_int(starts + j * kLanes);
+      for (int j = 0; j < kVectors * kPanels; ++j)
+        whole[r][j] = Simd::load_int(starts + j / kVectors * kWidth + j % kVectors * kLanes);
     }
     for (Index k = 0; k < b.depth; ++k, weights += kWidth) {
-      add_word<kCount, kPanels>(words + k, a.row, weights, next_panel, whole,
-                                [](F x, F w, Simd::I sum) { return Simd::dot_bytes(x, w, sum); });
+      add_word<kCount, kPanels, kVectors>(words + k, a.row, weights, next_panel, whole,
+                                          [](F x, F w, Simd::I sum) { return Simd::dot_bytes(x, w, sum); });
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const F scale = Simd::set(a.scales == nullptr ? 1.0f / 127 : a.scales[row + r]);
 #pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) {
-        const F factor = Simd::mul(Simd::load(b.scales + panel * kWidth + j * kLanes), scale);
+      for (int j = 0; j < kVectors * kPanels; ++j) {
+        const F factor = Simd::mul(Simd::load(scales + j / kVectors * kWidth + j % kVectors * kLanes), scale);
         sums[r][j] = Simd::fma(Simd::to_float(whole[r][j]), factor, sums[r][j]);
       }
     }
   } else {
-    F local[kCount][4 * kPanels];
+    F local[kCount][kVectors * kPanels];
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) local[r][j] = sums[r][j];
+      for (int j = 0; j < kVectors * kPanels; ++j) local[r][j] = sums[r][j];
     }
     for (Index k = 0; k < b.depth; ++k, weights += kWidth) {
-      add_word<kCount, kPanels>(words + k, a.row, weights, next_panel, local, [](F x, F w, F sum) {
+      add_word<kCount, kPanels, kVectors>(words + k, a.row, weights, next_panel, local, [](F x, F w, F sum) {
         if constexpr (kPrecision == Precision::kFloat32) {
           return Simd::fma(x, w, sum);
         } else if constexpr (Simd::kBfloat16Products) {
@@ -112,13 +115,17 @@ inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 16
-      for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = local[r][j];
+      for (int j = 0; j < kVectors * kPanels; ++j) sums[r][j] = local[r][j];
     }
   }
 }
 
 template <int kCount>
 struct PanelCount {
+  static constexpr int value = kCount;
+};
+template <int kCount>
+struct VectorCount {
   static constexpr int value = kCount;
 };
 

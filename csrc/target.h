@@ -5,6 +5,7 @@
 
 #include "dense.h"
 #include "lstm.h"
+#include "types.h"
 
 namespace cellerate {
 
@@ -15,7 +16,7 @@ struct Target {
   const char* name;
   bool bfloat16_products;  // whether bfloat16 storage is multiplied as bfloat16; otherwise as float
   // Runs `rounds` rounds of multiply-adds on each thread and gives the number of operations: see peak.h.
-  double (*peak)(bool bfloat16, int threads, int64_t rounds);
+  double (*peak)(Precision precision, int threads, int64_t rounds);
 
   const LstmKernels* lstm;
   const DenseKernels* dense;

@@ -9,6 +9,9 @@ namespace cellerate {
 // The types in which x, states and outputs are stored; pack.h loads and stores them.
 enum class Storage : int32_t { kFloat32, kBfloat16, kCount };
 
+// How a packed model's matrices are kept and multiplied.
+enum class Precision : int32_t { kFloat32, kBfloat16, kInt8, kCount };
+
 // All types of arrays: those of Storage first, in the same order.
 enum class Type : int32_t { kFloat32, kBfloat16, kInt32, kBool, kByte, kOther };
 static_assert(static_cast<int>(Type::kInt32) == static_cast<int>(Storage::kCount));

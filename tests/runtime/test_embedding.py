@@ -90,6 +90,16 @@ def test_vectors_are_those_of_each_line_alone_in_the_order_of_the_lines(padding,
     assert np.abs(vectors[0] - vectors[2]).max() > 0.1 * np.ptp(vectors)
 
 
+def test_progress_is_told_after_each_batch():
+    told = []
+    packed().embed(LINES, batch_size=3, progress=lambda done, total: told.append((done, total)))
+    assert [total for _, total in told] == [len(LINES)] * len(told)
+    steps = np.diff([0, *(done for done, _ in told)])
+    assert steps.sum() == len(LINES)
+    assert (steps >= 1).all()
+    assert (steps <= 3).all()
+
+
 def test_unknown_characters_are_refused_or_replaced():
     model = packed()
     with pytest.raises(DataError, match=r"line 2: .*'Z'"):

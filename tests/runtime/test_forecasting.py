@@ -303,7 +303,10 @@ def test_series_forecast_a_few_at_once_are_forecast_alike(tmp_path, monkeypatch)
     model = packed(series_column="region", quantiles=(0.2, 0.8))
     together = model.forecast_files([tmp_path / "s.csv"])
     monkeypatch.setattr(forecasting, "_SERIES_AT_ONCE", 1)
-    for one, other in zip(model.forecast_files([tmp_path / "s.csv"]), together, strict=True):
+    told = []
+    by_ones = model.forecast_files([tmp_path / "s.csv"], progress=lambda *both: told.append(both))
+    assert told == [(1, 2), (2, 2)]
+    for one, other in zip(by_ones, together, strict=True):
         np.testing.assert_allclose(one.forecast, other.forecast, atol=1e-6 * np.ptp(other.forecast), rtol=0)
 
 

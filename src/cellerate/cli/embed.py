@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit, emit_json
+from cellerate.cli.running import progress_bar
 
 
 def embed(
@@ -27,6 +28,7 @@ def embed(
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Lines per batch.")] = 256,
     backend: Backend = None,
+    quiet: Quiet = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -48,7 +50,8 @@ def embed(
     check_vectors_path(output)
     check_writable(output)
     texts = read_lines(lines, column=column, errors=errors, drop_empty=False)
-    vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors)
+    with progress_bar("embedding", quiet) as progress:
+        vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors, progress=progress)
     save_vectors(vectors, output, texts)
     if json:
         emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})

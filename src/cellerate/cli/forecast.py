@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.running import progress_bar
 
 
 def forecast(
@@ -25,6 +26,7 @@ def forecast(
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
     backend: Backend = None,
+    quiet: Quiet = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -47,7 +49,8 @@ def forecast(
         check_writable(output)
     if plot is not None:
         check_chart(plot)
-    examples = inference.forecast(model, data)
+    with progress_bar("forecasting", quiet) as progress:
+        examples = inference.forecast(model, data, progress=progress)
     columns, rows = forecast_table(examples)
     if output is not None:
         write_csv(output, columns, rows)

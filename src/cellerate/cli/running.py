@@ -52,19 +52,37 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
 
 
 @contextlib.contextmanager
-def reading_progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar for reading text, shown only if reading takes a while."""
+def progress_bar(
+    what: str, quiet: bool, *, in_bytes: bool = False
+) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal that goes when all is done; None where there is none to show.
+
+    Args:
+        what: What is being done, as "reading".
+        quiet: Whether to show nothing.
+        in_bytes: Whether what is counted are bytes.
+
+    Yields:
+        What to call with how much is done and how much there is.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return
     bar = Progress(
-        TextColumn("reading"),
+        TextColumn(what),
         BarColumn(bar_width=20),
-        DownloadColumn(),
+        DownloadColumn() if in_bytes else MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -10,7 +10,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, reading_progress, training_display, training_report
+from cellerate.cli.running import finish_training, progress_bar, training_display, training_report
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -69,7 +69,7 @@ def train_text(
             )
         show_sample("before training", untrained)
 
-    with reading_progress(quiet) as reading:
+    with progress_bar("reading", quiet, in_bytes=True) as reading:
         run = train_on_text(
             dataclasses.replace(data, paths=paths),
             output,

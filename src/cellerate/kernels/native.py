@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import BackendError, ConfigError
+from cellerate.program import PRECISIONS
 
 
 @functools.cache
@@ -95,13 +96,17 @@ def set_num_threads(count: int) -> None:
         raise ConfigError(f"count: expected a number of threads from 1 to 1024, got {count}") from error
 
 
-def measure_peak(*, bfloat16: bool = False) -> float:
+def measure_peak(precision: str = "float32") -> float:
     """The peak rate of the multiply-add units on `num_threads` threads, in operations per second.
 
     Takes some tenths of a second. A multiply-add counts as two operations. On a target without bfloat16 products,
-    `bfloat16=True` measures float32 products.
+    "bfloat16" measures float32 products.
+
+    Args:
+        precision: Of the factors, one of `program.PRECISIONS`.
     """
-    return max(float(core().measure_peak(bfloat16, num_threads())) for _ in range(3))
+    number = PRECISIONS.index(precision)
+    return max(float(core().measure_peak(number, num_threads())) for _ in range(3))
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

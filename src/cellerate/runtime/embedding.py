@@ -5,7 +5,7 @@ without trusting it, for Keras models with such a record too.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -98,7 +98,14 @@ class Embedder:
                 "the record that it was trained with."
             )
 
-    def embed(self, lines: Sequence[str], *, batch_size: int, errors: Errors) -> np.ndarray:
+    def embed(
+        self,
+        lines: Sequence[str],
+        *,
+        batch_size: int,
+        errors: Errors,
+        progress: Callable[[int, int], None] | None,
+    ) -> np.ndarray:
         """See `PackedModel.embed`."""
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
             raise ConfigError(
@@ -109,6 +116,7 @@ class Embedder:
             lines, known.vocabulary, batch_size, known.max_length, known.padding, errors=errors
         )
         vectors: np.ndarray | None = None
+        done = 0
         for numbers, source in batches:
             # Padding rows spare a compiler another shape; the engine has no compiler and can drop them.
             found = self._engine.run({"source": source[: len(numbers)]}, ["vector"])["vector"]
@@ -120,6 +128,9 @@ class Embedder:
                     "expected: pack the trained autoencoder again."
                 )
             vectors[numbers] = found
+            done += len(numbers)
+            if progress is not None:
+                progress(done, len(lines))
         assert vectors is not None  # noqa: S101 (encode_batches refuses no lines)
         return vectors
 

@@ -10,8 +10,8 @@ than a real model needs is refused (`shapes`).
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from cellerate.kernels import native
 from cellerate.kernels.program.cpu import CompiledProgram, sizes_of, takes
 from cellerate.program import Node, Program
 from cellerate.runtime import interpreter, operations, shapes
+from cellerate.runtime.inputs import by_name, check_ids, checked_array
+from cellerate.runtime.prepared import Inputs, Out, Prepared, checked_out, signature
 
 # Beyond, what is worked out for a choice of outputs, or for the sizes of a call, is forgotten again.
 _MOST_CHOICES, _MOST_SIZES = 16, 256
@@ -39,6 +41,24 @@ class _Call:
     shapes: Mapping[int, shapes.Shape]
     row_bytes: int
     sizes: Any
+
+
+class Anatomy(NamedTuple):
+    """What a call consists of, nodes by number.
+
+    Attributes:
+        nodes: Those that it needs, in order.
+        shapes: The shape of a row of each.
+        compiled: What runs it on the native core; None if nothing does.
+        sizes: What the core needs to know of the shapes; None if it does not take them.
+        given: The arrays of the inputs.
+    """
+
+    nodes: Mapping[int, Node]
+    shapes: Mapping[int, shapes.Shape]
+    compiled: CompiledProgram | None
+    sizes: Any
+    given: Mapping[int, np.ndarray]
 
 
 class Engine:
@@ -69,6 +89,7 @@ class Engine:
         self._precision = precision
         self._plans: dict[tuple[int, ...], interpreter.Plan] = {}
         self._calls: dict[Any, _Call] = {}
+        self._prepared: dict[Hashable, Prepared] = {}
         self._programs: dict[frozenset[int], CompiledProgram | None] = {}
         transposed: dict[int, np.ndarray] = {}
         self._nodes = tuple(operations.prepared(node, transposed) for node in program.nodes)
@@ -78,7 +99,7 @@ class Engine:
             self._types.append(operations.result_type(node, read))
 
     def run(
-        self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
+        self, inputs: Inputs, outputs: Sequence[str] | None = None, out: Out = None
     ) -> dict[str, np.ndarray]:
         """Computes the model's outputs.
 
@@ -88,45 +109,88 @@ class Engine:
                 any integer type; negative ones count from the end of the table. Booleans are 0 and 1. Inputs
                 that the outputs do not depend on may be left out. NaN and infinities run through the model.
             outputs: Which outputs to compute; None for all.
+            out: Arrays for the results; they may share memory with the inputs.
 
         Returns:
-            Each output by its name, (B, ...), in the order asked for; new arrays. An empty batch gives empty
-            results.
+            Each output by its name, (B, ...), in the order asked for; new arrays, or those of `out`. An empty batch
+            gives empty results.
 
         Raises:
             ConfigError: A name is not one of the model's, or an input is missing.
             DataError: An array has the wrong shape or type, or holds an id that the model does not know; or the
                 results would be larger than `shapes` allows or memory holds.
         """
-        names = self._output_names(outputs)
-        numbers = tuple(self.program.outputs[name] for name in names)
+        key, arrays = signature(inputs, outputs)
+        prepared = self._prepared.get(key)
+        if prepared is not None:
+            try:
+                return prepared.run(arrays, out)
+            except (IndexError, MemoryError):
+                pass  # what follows knows ids that count from the end, and what to say
+        return self._run(inputs, outputs, out, key)
+
+    def anatomy(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> Anatomy:
+        """What a call consists of.
+
+        Args:
+            inputs: As `run` takes them, in the types of the model's inputs and C-contiguous.
+            outputs: As `run` takes them.
+
+        Raises:
+            ConfigError, DataError: As in `run`.
+        """
+        numbers = tuple(self.program.outputs[name] for name in self._output_names(outputs))
         plan = self._plan(numbers)
         given = self._checked(by_name(inputs, list(self.program.inputs)), plan)
         batch = len(next(iter(given.values())))
         call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
+        compiled = None if call.sizes is None else self._compiled(plan)
+        return Anatomy(self._needed(plan), call.shapes, compiled, call.sizes, given)
+
+    def prepared_for(self, inputs: Inputs, outputs: Sequence[str] | None) -> Prepared | None:
+        """The call that earlier arrays of these shapes and types have left; None if the core does not take it."""
+        return self._prepared.get(signature(inputs, outputs)[0])
+
+    def _run(
+        self, inputs: Inputs, outputs: Sequence[str] | None, out: Out, key: Hashable
+    ) -> dict[str, np.ndarray]:
+        """As `run`, with all checks; remembers the call under a key that is not None."""
+        names = self._output_names(outputs)
+        numbers = tuple(self.program.outputs[name] for name in names)
+        plan = self._plan(numbers)
+        named = by_name(inputs, list(self.program.inputs))
+        given = self._checked(named, plan)
+        batch = len(next(iter(given.values())))
+        call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
+        wanted = {
+            name: ((batch, *call.shapes[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
+        }
+        places = checked_out(out, wanted)
         if batch == 0:
-            return {
-                name: np.empty((0, *call.shapes[n]), self._types[n])
-                for name, n in zip(names, numbers, strict=True)
-            }
+            return places or {name: np.empty(shape, dtype) for name, (shape, dtype) in wanted.items()}
         if native.why_unavailable() is None:
             native.num_threads()  # raises for a wrong setting of the core, before it could pass for wrong data
         try:
             with np.errstate(all="ignore"):
-                results = self._run(plan, call, given, batch)
-            return _own(names, [results[number] for number in numbers], given.values())
+                results = self._results(plan, call, given, batch)
+            found = _own(names, [results[number] for number in numbers], given.values())
         except MemoryError as error:
             raise DataError(
                 f"the results of {batch} rows do not fit into memory; give fewer rows or steps at once."
             ) from error
+        if key is not None:
+            self._remember(key, plan, call, named, wanted)
+        for name, place in places.items():
+            np.copyto(place, found[name])
+        return places or found
 
-    def _run(
+    def _results(
         self, plan: interpreter.Plan, call: _Call, given: dict[int, np.ndarray], batch: int
     ) -> dict[int, np.ndarray]:
         """The wanted results by node."""
         compiled = None if call.sizes is None else self._compiled(plan)
         if compiled is not None:
-            arrays = {n: np.ascontiguousarray(a, self._types[n]) for n, a in given.items()}
+            arrays = [np.ascontiguousarray(given[n], self._types[n]) for n in compiled.inputs]
             made = {n: np.empty((batch, *call.shapes[n]), np.float32) for n in sorted(plan.wanted)}
             try:
                 compiled.run(call.sizes, arrays, list(made.values()))
@@ -134,6 +198,32 @@ class Engine:
             except IndexError:
                 pass  # ids that count from the end
         return interpreter.run(self._nodes, plan, given, batch, call.row_bytes)
+
+    def _remember(
+        self,
+        key: Hashable,
+        plan: interpreter.Plan,
+        call: _Call,
+        given: Mapping[str, Any],
+        wanted: Mapping[str, tuple[tuple[int, ...], str]],
+    ) -> None:
+        """Keeps a call that others of its kind need only to run, not to check; the key says what is its kind."""
+        compiled = None if call.sizes is None else self._compiled(plan)
+        order = sorted(plan.wanted)
+        if compiled is None or len(order) != len(wanted):
+            return
+        names = {number: name for name, number in self.program.inputs.items()}
+        needed = [names[number] for number in compiled.inputs]
+        # Only arrays that are handed on as they are.
+        if any(given[names[n]].dtype != self._types[n] for n in compiled.inputs):
+            return
+        results = tuple(
+            (name, order.index(self.program.outputs[name]), shape) for name, (shape, _) in wanted.items()
+        )
+        if len(self._prepared) >= _MOST_SIZES:
+            self._prepared = {}
+        places = tuple(list(given).index(name) for name in needed)
+        self._prepared[key] = Prepared(compiled, call.sizes, places, results)
 
     def _output_names(self, outputs: Sequence[str] | None) -> list[str]:
         known = list(self.program.outputs)
@@ -162,9 +252,9 @@ class Engine:
                 if number in plan.needed:
                     raise ConfigError(f"inputs lacks {name!r}; give an array for it.")
                 continue
-            array = _checked_array(self._nodes[number], inputs[name])
+            array = checked_array(self._nodes[number], inputs[name])
             if self._nodes[number].options["dtype"] == "int32":
-                _check_ids(name, array, tables.get(number))
+                check_ids(name, array, tables.get(number))
             first = first or (name, len(array))
             if len(array) != first[1]:
                 raise DataError(
@@ -255,25 +345,6 @@ class Engine:
         return found
 
 
-def by_name(inputs: Mapping[str, np.ndarray] | np.ndarray, known: Sequence[str]) -> Mapping[str, np.ndarray]:
-    """The arrays of a call by the names of the inputs.
-
-    Raises:
-        ConfigError: There is one array and several inputs, or a name is not one of the model's.
-    """
-    if not isinstance(inputs, Mapping):
-        if len(known) > 1:
-            raise ConfigError(
-                f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(known)}; "
-                f"got one {type(inputs).__name__}."
-            )
-        return {known[0]: inputs}
-    for name in inputs:
-        if name not in known:
-            raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
-    return inputs
-
-
 def _check_elements(elements: int) -> None:
     """Refuses a row that needs more numbers at once than `shapes` allows."""
     if elements > shapes.MOST_ELEMENTS:
@@ -281,61 +352,6 @@ def _check_elements(elements: int) -> None:
             f"a row would need {elements:,} numbers at once; the limit is {shapes.MOST_ELEMENTS:,}. Give fewer "
             "steps, or ask for fewer outputs, at once."
         )
-
-
-def _checked_array(node: Node, value: Any) -> np.ndarray:
-    """The array of an input if its type and shape are right."""
-    shape: Any = node.options["shape"]
-    text = f"({', '.join(['B', *('any' if size == -1 else str(size) for size in shape[1:])])})"
-    if shape[0] != -1:
-        text = text.replace("B", str(shape[0]), 1)
-    expected = "ids" if node.options["dtype"] == "int32" else "numbers"
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(
-            f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
-            "them to the same length."
-        ) from error
-    # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
-    kinds = "biu" if expected == "ids" else "bfiu"
-    # bfloat16 is not one of NumPy's own types.
-    if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
-        fix = "int32" if expected == "ids" else "float32"
-        raise DataError(
-            f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
-            f"dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
-        )
-    if array.ndim != len(shape) or any(
-        size not in (-1, found) for size, found in zip(shape, array.shape, strict=True)
-    ):
-        raise DataError(
-            f"input {node.name!r}: expected shape {text}, got {array.shape}; give one row for each example, "
-            "with the sizes this model was made for."
-        )
-    if 0 in array.shape[1:]:
-        raise DataError(
-            f"input {node.name!r}: expected shape {text} with at least one step and one feature, got "
-            f"{array.shape}; leave out examples without steps."
-        )
-    return array
-
-
-def _check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:
-    """Refuses ids that are not int32, or not rows of the smallest table that they are looked up in."""
-    rows = 2**31 if table is None else len(table.arrays["embeddings"])
-    if ids.size == 0 or (ids.min() >= -rows and ids.max() < rows):
-        return
-    place = tuple(int(axis) for axis in np.argwhere((ids < -rows) | (ids >= rows))[0])
-    limit = (
-        "ids must fit int32"
-        if table is None
-        else f"the ids of {table.name} run from 0 to {rows - 1}, or from the end from -1 to {-rows}"
-    )
-    raise DataError(
-        f"input {name!r} holds {ids[place]} at {list(place)}, but {limit}; encode with the tokenizer that the "
-        "model was trained with."
-    )
 
 
 def _own(names: Sequence[str], results: Sequence[np.ndarray], inputs: Any) -> dict[str, np.ndarray]:

@@ -151,13 +151,19 @@ def forecast_windows(
     return scaler.inverse_transform(made, targets, quantiles=quantiles)
 
 
-def forecast_ends(predict: Predict, data: SeriesData, settings: ForecastSettings) -> tuple[Example, ...]:
+def forecast_ends(
+    predict: Predict,
+    data: SeriesData,
+    settings: ForecastSettings,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Example, ...]:
     """Forecasts what comes after the end of each series.
 
     Args:
         predict: The model.
         data: The series; the last `window` rows of each are used.
         settings: How the model was trained to read it.
+        progress: Called now and then with how many series are done, and of how many.
 
     Returns:
         One `Example` a series, without truth.
@@ -176,19 +182,17 @@ def forecast_ends(predict: Predict, data: SeriesData, settings: ForecastSettings
             )
     rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for _, stop in ends.values()])
     features, targets = list(data.feature_columns), list(data.target_columns)
-    made = np.concatenate(
-        [
+    parts = []
+    for begin in range(0, len(rows), _SERIES_AT_ONCE):
+        some = rows[begin : begin + _SERIES_AT_ONCE, :, features]
+        parts.append(
             forecast_windows(
-                predict,
-                rows[begin : begin + _SERIES_AT_ONCE, :, features],
-                settings.scaler,
-                features,
-                targets,
-                quantiles=bool(settings.quantiles),
+                predict, some, settings.scaler, features, targets, quantiles=bool(settings.quantiles)
             )
-            for begin in range(0, len(rows), _SERIES_AT_ONCE)
-        ]
-    )
+        )
+        if progress is not None:
+            progress(begin + len(some), len(rows))
+    made = np.concatenate(parts)
     found = []
     for place, (series, (_, stop)) in enumerate(ends.items()):
         times = row_times(data, stop - window, stop)
@@ -266,12 +270,15 @@ class Forecaster:
         )
         return made if given.ndim == 3 else made[0]
 
-    def forecast_files(self, paths: Sequence[str | os.PathLike[str]]) -> tuple[Example, ...]:
+    def forecast_files(
+        self, paths: Sequence[str | os.PathLike[str]], progress: Callable[[int, int], None] | None
+    ) -> tuple[Example, ...]:
         """See `PackedModel.forecast_files`."""
         return forecast_ends(
             self._predict,
             open_series([os.fspath(path) for path in paths], **self._settings.reading),
             self._settings,
+            progress,
         )
 
     def _predict(self, scaled: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,12 +13,15 @@ import numpy as np
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.prepared import Inputs, Out
+from cellerate.runtime.prepared_call import PreparedCall
 from cellerate.runtime.stepping import Stepping, stepping
 from cellerate.runtime.streams import Streams
 from cellerate.runtime.text_model import NextTokenModel
 
 if TYPE_CHECKING:
     from cellerate.runtime.embedding import Embedder
+    from cellerate.runtime.explanation import ProgramExplanation
     from cellerate.runtime.forecasting import Example, Forecaster
 
 
@@ -79,27 +82,77 @@ class PackedModel(NextTokenModel):
         self.outputs = tuple(cell.program.outputs)
 
     def predict(
-        self, inputs: Mapping[str, np.ndarray] | np.ndarray, outputs: Sequence[str] | None = None
+        self, inputs: Inputs, outputs: Sequence[str] | None = None, *, out: Out = None
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Computes what Keras's `model.predict` gives, in the precision of the file.
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; the batch first, any
-                number of rows.
+                number of rows. C-contiguous float32 numbers and int32 ids are read where they are, others copied.
             outputs: Which outputs to compute; None for all.
+            out: Where the result goes, (B, ...) float32; if there are several, arrays by name. None for new arrays.
 
         Returns:
-            The output, or the outputs by name if there are several.
+            The output, or the outputs by name if there are several; those of `out` if it is given.
 
         Raises:
             ConfigError: A name is not one of the model's.
             DataError: An array has the wrong shape or type, or holds an id that the model does not know.
         """
-        results = self._engine.run(inputs, outputs)
+        results = self._engine.run(inputs, outputs, out)
         return next(iter(results.values())) if len(results) == 1 else results
 
+    def prepared(
+        self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
+    ) -> PreparedCall:
+        """The model for batches of one size, for loops that call it again and again; it is run once to prepare.
+
+        Args:
+            batch: Rows of a call.
+            steps: Time steps of a call; None if the model has a fixed number of them, or none.
+            outputs: Which outputs to compute; None for all.
+
+        Returns:
+            A function of an array, or of arrays by name, and `out`; its `inputs` and `outputs` say their shapes.
+
+        Raises:
+            ConfigError: A size does not fit the model, or a name is not one of its outputs.
+            DataError: The model does not take batches of this size.
+
+        Example:
+            >>> forecast = cellerate.load("ett.cell").prepared(steps=96)
+            >>> forecast(window)  # (1, 96, features) float32
+        """
+        return PreparedCall(self._engine, batch, steps, outputs)
+
+    def explain(
+        self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
+    ) -> "ProgramExplanation":
+        """Says how `predict` runs here, with what each operation takes; measures for about a second.
+
+        Args:
+            batch: Rows of the measured call.
+            steps: Its time steps; None for 100 where the model takes any number.
+            outputs: Which outputs to compute; None for all.
+
+        Returns:
+            The explanation; print it, or take `to_dict()`.
+
+        Raises:
+            ConfigError: A size does not fit the model, or a name is not one of its outputs.
+            DataError: The model does not take batches of this size.
+        """
+        from cellerate.runtime.explanation import explain
+
+        return explain(self._engine, self.precision, batch, steps, outputs)
+
     def embed(
-        self, lines: Sequence[str], *, batch_size: int = 256, errors: Literal["strict", "replace"] = "strict"
+        self,
+        lines: Sequence[str],
+        *,
+        batch_size: int = 256,
+        errors: Literal["strict", "replace"] = "strict",
+        progress: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:
         """Gives one vector a line, with a packed model of `train embed`.
 
@@ -107,6 +160,7 @@ class PackedModel(NextTokenModel):
             lines: N lines; an empty one has a vector, too.
             batch_size: Lines a batch; lines of similar length share one.
             errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
+            progress: Called after each batch with how many lines are done, and of how many.
 
         Returns:
             (N, latent) float32, in the order of the lines.
@@ -119,7 +173,7 @@ class PackedModel(NextTokenModel):
         Example:
             >>> vectors = cellerate.load("lines.cell").embed(["red hat", "blue"])
         """
-        return self._embedder.embed(lines, batch_size=batch_size, errors=errors)
+        return self._embedder.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
 
     def forecast(self, rows: Any) -> np.ndarray:
         """Forecasts what comes after rows of a series, with a packed model of `train series`.
@@ -140,11 +194,17 @@ class PackedModel(NextTokenModel):
         """
         return self._forecaster.forecast(rows)
 
-    def forecast_files(self, paths: Sequence[str | os.PathLike[str]]) -> "tuple[Example, ...]":
+    def forecast_files(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "tuple[Example, ...]":
         """Forecasts what comes after the end of each series in files, which are read as in training.
 
         Args:
             paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
+            progress: Called now and then with how many series are done, and of how many.
 
         Returns:
             One `Example` a series, without truth.
@@ -157,7 +217,7 @@ class PackedModel(NextTokenModel):
         Example:
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast
         """
-        return self._forecaster.forecast_files(paths)
+        return self._forecaster.forecast_files(paths, progress)
 
     def streams(self, count: int = 1) -> Streams:
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.

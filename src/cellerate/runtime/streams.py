@@ -12,7 +12,8 @@ import numpy as np
 from cellerate.errors import ConfigError, DataError
 from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
-from cellerate.runtime.engine import Engine, by_name
+from cellerate.runtime.engine import Engine
+from cellerate.runtime.inputs import by_name
 from cellerate.runtime.stepper import chosen_rows
 from cellerate.runtime.stepping import Stepping
 

@@ -1,7 +1,7 @@
 """The embed task: train a sequence autoencoder on lines, turn lines into vectors, and write lines back."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,12 @@ def train_on_lines(
 
 
 def embed_lines(
-    line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256, errors: str = "strict"
+    line_model: LineModel,
+    lines: Sequence[str],
+    *,
+    batch_size: int = 256,
+    errors: str = "strict",
+    progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Turns each line into one vector.
 
@@ -162,6 +167,7 @@ def embed_lines(
         lines: N lines; an empty line has a vector too.
         batch_size: Lines per batch.
         errors: What to do with a character the model never saw: "strict" raises, "replace" reads it as unknown.
+        progress: Called after each batch with how many lines are done, and of how many.
 
     Returns:
         (N, latent) float32.
@@ -179,8 +185,12 @@ def embed_lines(
         line_model.padding,
         errors=errors,  # type: ignore[arg-type]
     )
+    done = 0
     for numbers, source in batches:
         vectors[numbers] = np.asarray(encode.predict_on_batch(source))[: len(numbers)]
+        done += len(numbers)
+        if progress is not None:
+            progress(done, len(lines))
     return vectors
 
 

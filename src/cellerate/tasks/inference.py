@@ -5,7 +5,7 @@ without Keras, so Keras is imported only where a model needs it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 import numpy as np
@@ -132,7 +132,11 @@ def generate(
 
 
 def forecast(
-    model: _Model, data: _Path | Sequence[_Path], *, record: "TaskRecord | None" = None
+    model: _Model,
+    data: _Path | Sequence[_Path],
+    *,
+    record: "TaskRecord | None" = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> "tuple[Example, ...]":
     """Forecasts what comes after the end of each series in files.
 
@@ -140,6 +144,7 @@ def forecast(
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        progress: Called now and then with how many series are done, and of how many.
 
     Returns:
         For each series its name, the rows that were read (`past`, with `past_times`) and the `forecast` with its
@@ -156,11 +161,12 @@ def forecast(
     """
     opened, paths = _opened(model, record), one_or_more(data)
     if isinstance(opened, PackedModel):
-        return opened.forecast_files(paths)
+        return opened.forecast_files(paths, progress=progress)
     from cellerate.tasks.series import forecast_series, series_model_of
 
     network, found, name = opened
-    return forecast_series(series_model_of(name, network, _for_task(found, "series", name)), paths)
+    series_model = series_model_of(name, network, _for_task(found, "series", name))
+    return forecast_series(series_model, paths, progress=progress)
 
 
 def embed(
@@ -171,6 +177,7 @@ def embed(
     column: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 256,
+    progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """Turns each line into one vector.
 
@@ -183,6 +190,7 @@ def embed(
         errors: For a character that the model never saw, and bytes that are not UTF-8: "strict" raises, "replace"
             reads them as unknown.
         batch_size: Lines per batch; lines of similar length share one.
+        progress: Called after each batch with how many lines are done, and of how many.
 
     Returns:
         (N, latent) float32, in the order of the lines.
@@ -202,12 +210,12 @@ def embed(
     elif column is not None:
         raise ConfigError("column is for a Parquet file, and lines is a list: leave it out.")
     if isinstance(opened, PackedModel):
-        return opened.embed(lines, batch_size=batch_size, errors=errors)
+        return opened.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
     from cellerate.tasks.embed import embed_lines, line_model_of
 
     network, found, name = opened
     line_model = line_model_of(name, network, _for_task(found, "embed", name))
-    return embed_lines(line_model, lines, batch_size=batch_size, errors=errors)
+    return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
 
 
 def evaluate(

@@ -1,7 +1,7 @@
 """The series task: train a forecaster, judge it against naive forecasts, and forecast what comes next."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +176,18 @@ def evaluate_series(
     return _evaluate(series_model, split.test if part == "held-out" else data.whole())
 
 
-def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> tuple[Example, ...]:
+def forecast_series(
+    series_model: SeriesModel,
+    paths: Sequence[str | Path],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Example, ...]:
     """Forecasts what comes after the end of each series.
 
     Args:
         series_model: The model.
         paths: The data; the last `window` rows of each series are used.
+        progress: Called now and then with how many series are done, and of how many.
 
     Returns:
         One `Example` per series, without true values.
@@ -193,7 +199,7 @@ def forecast_series(series_model: SeriesModel, paths: Sequence[str | Path]) -> t
     settings = ForecastSettings(
         _reading(options), options.window, options.horizon, series_model.quantiles, series_model.scaler
     )
-    return forecast_ends(series_model.model.predict_on_batch, _open(options), settings)
+    return forecast_ends(series_model.model.predict_on_batch, _open(options), settings, progress)
 
 
 def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:

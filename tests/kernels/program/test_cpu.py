@@ -50,7 +50,8 @@ class Both:
         assert sizes is not None
         batch = len(next(iter(given.values())))
         made = [np.full((batch, *found[number]), np.nan, np.float32) for number in self.wanted]
-        self.compiled.run(sizes, self._by_number(given), made)
+        arrays = self._by_number(given)
+        self.compiled.run(sizes, [arrays[number] for number in self.compiled.inputs], made)
         return dict(zip(self.wanted, made, strict=True))
 
     def interpreted(self, given: Given) -> dict[int, np.ndarray]:

@@ -6,7 +6,7 @@ core's `CompiledProgram`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,22 @@ _ARRAYS = {
 }
 
 
+class Way(NamedTuple):
+    """How a node is run.
+
+    Attributes:
+        nothing: Another node does its work.
+        looked_up: It is an embedding whose rows LSTMs look up themselves.
+        tabled: It is an LSTM that looks ids up in a table of embeddings·kernel + bias.
+        partner: The number of the LSTM that runs beside it on other threads, or None.
+    """
+
+    nothing: bool
+    looked_up: bool
+    tabled: bool
+    partner: int | None
+
+
 class CompiledProgram:
     """Some nodes of a program, and those that they read, on the core. It never changes; any threads may use it.
 
@@ -73,6 +89,8 @@ class CompiledProgram:
         precision: How the matrices are kept and multiplied, one of `program.PRECISIONS`.
 
     Attributes:
+        inputs: The numbers of the nodes that are inputs.
+        outputs: As given.
         packed_bytes: The size of the packed weights.
         target: The instruction set that it keeps.
 
@@ -89,23 +107,43 @@ class CompiledProgram:
             PRECISIONS.index(precision),
             _MOST_GROWTH * _weight_bytes(nodes.values()) + _SPARE_BYTES,
         )
-        self._inputs = [number for number, node in nodes.items() if node.op == "input"]
+        self._numbers = tuple(nodes)
+        self.outputs = tuple(outputs)
+        self.inputs = tuple(number for number, node in nodes.items() if node.op == "input")
         self.packed_bytes: int = self._native.packed_bytes
         self.target: str = self._native.target
 
-    def run(self, sizes: Sizes, inputs: Mapping[int, np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def ways(self, batch: int, sizes: Sizes) -> dict[int, "Way"]:
+        """How each node is run in a call of so many rows."""
+        together = self._native.shares_blocks(batch, sizes)
+        return {
+            number: Way(
+                nothing, looked_up, tabled, self._numbers[partner] if together and partner >= 0 else None
+            )
+            for number, (nothing, looked_up, tabled, partner) in zip(
+                self._numbers, self._native.links(), strict=True
+            )
+        }
+
+    def run(
+        self,
+        sizes: Sizes,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        seconds: np.ndarray | None = None,
+    ) -> None:
         """Runs a batch.
 
         Args:
             sizes: Of these inputs' rows, as `sizes_of` gives them.
-            inputs: By node, (B, ...), C-contiguous, float32 or int32.
-            outputs: Where the results go, (B, ...) float32, in the order of `outputs` above.
+            inputs: In the order of `inputs`, (B, ...), C-contiguous, float32 or int32.
+            outputs: Where the results go, (B, ...) float32, C-contiguous, in the order of `outputs` above.
+            seconds: (nodes,) float64 to which the time is added that the first thread spends on each node.
 
         Raises:
             IndexError: An id is not a row of its table.
         """
-        given = [inputs[number] for number in self._inputs]
-        self._native.run(len(outputs[0]), sizes, given, outputs)
+        self._native.run(len(outputs[0]), sizes, inputs, outputs, seconds)
 
 
 def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:

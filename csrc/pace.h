@@ -1,0 +1,61 @@
+// Whether several threads are faster than one, as last measured.
+//
+// Threads that wait for each other at every step all stand still while another program has the core of one of them: then
+// a call on two cores of a busy machine may take three times as long as on one.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace cellerate {
+
+// For calls of one kind. Any number of threads may use it at once; what they note may get mixed up, which only makes
+// a wrong choice for a while.
+class Pace {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Which to use now: each is tried first, then the faster one, and the other now and then.
+  bool several(Clock::time_point now) {
+    if (const int left = left_.load(kRelaxed); left > 0) {
+      left_.store(left - 1, kRelaxed);
+      return trial_.load(kRelaxed);
+    }
+    const double one = seconds_[0].load(kRelaxed), more = seconds_[1].load(kRelaxed);
+    if (more == 0 || one == 0) return begin(more == 0);
+    const double time = std::chrono::duration<double>(now.time_since_epoch()).count();
+    if (time < due_.load(kRelaxed)) return more < one;
+    due_.store(time + std::max(kTryAgain, kRarely * std::max(one, more)), kRelaxed);
+    return begin(more >= one);
+  }
+
+  void note(bool several, Clock::duration taken) {
+    // The first call of a trial may have had to wake threads.
+    if (left_.load(kRelaxed) > 0 && trial_.load(kRelaxed) == several) return;
+    const int place = several ? 1 : 0;
+    const double seconds = std::chrono::duration<double>(taken).count();
+    const double before = last_[place].exchange(seconds, kRelaxed);
+    // The better of the last two, so that a single interrupt changes nothing.
+    seconds_[place].store(before > 0 ? std::min(before, seconds) : seconds, kRelaxed);
+  }
+
+ private:
+  static constexpr auto kRelaxed = std::memory_order_relaxed;
+  // A trial takes two calls, the slower way. The next one follows after so many seconds, and so many times its time.
+  static constexpr double kTryAgain = 0.2, kRarely = 100;
+
+  bool begin(bool several) {
+    trial_.store(several, kRelaxed);
+    left_.store(1, kRelaxed);
+    return several;
+  }
+
+  std::atomic<double> seconds_[2] = {0, 0}, last_[2] = {0, 0};  // of one thread, and of several
+  std::atomic<double> due_{0};
+  std::atomic<int> left_{0};  // calls of the trial that is under way
+  std::atomic<bool> trial_{false};
+};
+
+}  // namespace cellerate

@@ -1,0 +1,90 @@
+"""The arrays that a caller gives to a packed model: whether they are what its inputs need, and what to say if not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.program import Node
+
+
+def by_name(inputs: Mapping[str, np.ndarray] | np.ndarray, known: Sequence[str]) -> Mapping[str, np.ndarray]:
+    """The arrays of a call by the names of the inputs.
+
+    Raises:
+        ConfigError: There is one array and several inputs, or a name is not one of the model's.
+    """
+    if not isinstance(inputs, Mapping):
+        if len(known) > 1:
+            raise ConfigError(
+                f"inputs must be a dict of arrays by name, since this model has the inputs {', '.join(known)}; "
+                f"got one {type(inputs).__name__}."
+            )
+        return {known[0]: inputs}
+    for name in inputs:
+        if name not in known:
+            raise ConfigError(f"inputs holds {name!r}; this model's inputs are {', '.join(known)}.")
+    return inputs
+
+
+def checked_array(node: Node, value: Any) -> np.ndarray:
+    """The array of an input if its type and shape are right.
+
+    Raises:
+        DataError: They are not.
+    """
+    shape: Any = node.options["shape"]
+    sizes = ["any" if size == -1 else str(size) for size in shape]
+    text = f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
+    expected = "ids" if node.options["dtype"] == "int32" else "numbers"
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(
+            f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
+            "them to the same length."
+        ) from error
+    # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
+    kinds = "biu" if expected == "ids" else "bfiu"
+    # bfloat16 is not one of NumPy's own types.
+    if array.dtype.kind not in kinds and not (expected == "numbers" and array.dtype.name == "bfloat16"):
+        fix = "int32" if expected == "ids" else "float32"
+        raise DataError(
+            f"input {node.name!r}: expected {'integer ids' if expected == 'ids' else 'real numbers'} {text}, got "
+            f"dtype {array.dtype}; if its values are meant as {expected}, cast it to {fix}."
+        )
+    if array.ndim != len(shape) or any(
+        size not in (-1, found) for size, found in zip(shape, array.shape, strict=True)
+    ):
+        raise DataError(
+            f"input {node.name!r}: expected shape {text}, got {array.shape}; give one row for each example, "
+            "with the sizes this model was made for."
+        )
+    if 0 in array.shape[1:]:
+        raise DataError(
+            f"input {node.name!r}: expected shape {text} with at least one step and one feature, got "
+            f"{array.shape}; leave out examples without steps."
+        )
+    return array
+
+
+def check_ids(name: str, ids: np.ndarray, table: Node | None) -> None:
+    """Refuses ids that are not int32, or not rows of the smallest table that they are looked up in.
+
+    Raises:
+        DataError: An id is none; the message says where.
+    """
+    rows = 2**31 if table is None else len(table.arrays["embeddings"])
+    if ids.size == 0 or (ids.min() >= -rows and ids.max() < rows):
+        return
+    place = tuple(int(axis) for axis in np.argwhere((ids < -rows) | (ids >= rows))[0])
+    limit = (
+        "ids must fit int32"
+        if table is None
+        else f"the ids of {table.name} run from 0 to {rows - 1}, or from the end from -1 to {-rows}"
+    )
+    raise DataError(
+        f"input {name!r} holds {ids[place]} at {list(place)}, but {limit}; encode with the tokenizer that the "
+        "model was trained with."
+    )

@@ -1,0 +1,185 @@
+"""Calls of a packed model for arrays of known shapes and types: all that depends on these alone is settled once.
+
+The engine keeps the calls that it has prepared, so that only the first of its kind is checked in full.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+from cellerate.kernels.program.cpu import CompiledProgram, Sizes
+from cellerate.program import Program
+
+Inputs = Mapping[str, np.ndarray] | np.ndarray
+"""The array of each input by its name, or one array if there is one input."""
+Out = Mapping[str, np.ndarray] | np.ndarray | None
+"""Where results go: the array of each output by its name, or one array if there is one output; None for new ones."""
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call on the native core.
+
+    Attributes:
+        compiled: What runs.
+        sizes: What it needs to know of the shapes.
+        places: Where its inputs are among the arrays of the call.
+        results: Each output's name, its place among what the program gives, and its shape.
+    """
+
+    compiled: CompiledProgram
+    sizes: Sizes
+    places: tuple[int, ...]
+    results: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+    def run(self, arrays: Sequence[np.ndarray], out: Out) -> dict[str, np.ndarray]:
+        """Runs it on arrays of these shapes and types, C-contiguous.
+
+        Raises:
+            ConfigError, DataError: `out` does not fit.
+            IndexError: An id is not a row of its table, or counts from the end.
+        """
+        inputs = [arrays[place] for place in self.places]
+        if len(self.results) == 1 and (out is None or type(out) is np.ndarray):
+            return self._run_one(inputs, out)
+        if out is None:
+            found = {name: np.empty(shape, np.float32) for name, _, shape in self.results}
+        else:
+            found = checked_out(out, {name: (shape, "float32") for name, _, shape in self.results})
+            direct = (each.flags.c_contiguous for each in found.values())
+            if not all(direct) or _overlap(list(found.values()), inputs):
+                for name, array in self.run(arrays, None).items():
+                    np.copyto(found[name], array)
+                return found
+        made: list[Any] = [None] * len(found)
+        for name, place, _ in self.results:
+            made[place] = found[name]
+        self.compiled.run(self.sizes, inputs, made)
+        return found
+
+    def _run_one(self, inputs: Sequence[np.ndarray], out: np.ndarray | None) -> dict[str, np.ndarray]:
+        """The same where there is one result, which is what loops have."""
+        ((name, _, shape),) = self.results
+        if out is None:
+            result = np.empty(shape, np.float32)
+        elif fits(out, shape, _FLOAT32) and out.flags.writeable and not _overlap([out], inputs):
+            result = out
+        else:
+            checked_out(out, {name: (shape, "float32")})
+            np.copyto(out, self._run_one(inputs, None)[name])
+            return {name: out}
+        self.compiled.run(self.sizes, inputs, (result,))
+        return {name: result}
+
+
+def signature(inputs: Inputs, outputs: Sequence[str] | None) -> tuple[Hashable, tuple[np.ndarray, ...]]:
+    """What decides how a call is prepared, and its arrays; None where the arrays have to be looked at first."""
+    if outputs is not None:
+        if type(outputs) not in (list, tuple) or not all(type(name) is str for name in outputs):
+            return None, ()
+        outputs = tuple(outputs)
+    if type(inputs) is np.ndarray:
+        if not inputs.flags.c_contiguous:
+            return None, ()
+        return (outputs, inputs.shape, inputs.dtype), (inputs,)
+    if type(inputs) is not dict:
+        return None, ()
+    arrays = tuple(inputs.values())
+    if not all(type(array) is np.ndarray and array.flags.c_contiguous for array in arrays):
+        return None, ()
+    return (outputs, *((name, array.shape, array.dtype) for name, array in inputs.items())), arrays
+
+
+def checked_out(out: Out, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
+    """The caller's arrays for the results by name; none if there is no `out`.
+
+    Args:
+        out: As the caller gives it.
+        wanted: Each output's shape and dtype.
+
+    Raises:
+        ConfigError: The names are not those of the outputs.
+        DataError: An array has another shape or dtype, or cannot be written.
+    """
+    if out is None:
+        return {}
+    if not isinstance(out, Mapping):
+        if len(wanted) > 1:
+            raise ConfigError(
+                f"out must be a dict of arrays by name, since there are the outputs {', '.join(wanted)}; got one "
+                f"{type(out).__name__}."
+            )
+        out = dict.fromkeys(wanted, out)
+    if set(out) != set(wanted):
+        raise ConfigError(
+            f"out must have an array for each of {', '.join(wanted)}; got {', '.join(map(str, out))}."
+        )
+    for name, (shape, dtype) in wanted.items():
+        array = out[name]
+        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+            found = f"{array.shape} {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise DataError(f"out: expected an array {shape} {dtype} for {name!r}, got {found}.")
+        if not array.flags.writeable:
+            raise DataError(f"out: the array for {name!r} is read-only; give one that can be written.")
+    return {name: out[name] for name in wanted}
+
+
+def _overlap(results: Sequence[np.ndarray], inputs: Sequence[np.ndarray]) -> bool:
+    """Whether a result may share memory with an input or with another result."""
+    return any(
+        np.may_share_memory(one, other)
+        for place, one in enumerate(results)
+        for other in (*inputs, *results[:place])
+    )
+
+
+def fits(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether it is an array that the core can read as it is."""
+    return (
+        isinstance(array, np.ndarray)
+        and array.shape == shape
+        and array.dtype == dtype
+        and array.flags.c_contiguous
+    )
+
+
+def input_sizes(
+    program: Program, batch: int, steps: int | None, *, free_only: bool = False
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and dtype of each input of a call.
+
+    Args:
+        program: Says which sizes are free.
+        batch: Rows of a call.
+        steps: The size of the first axis after the batch, where it is a time axis; None if no size is free.
+        free_only: Whether `steps` is meant for free sizes alone, so that another fixed one is no error.
+
+    Raises:
+        ConfigError: A size is not a whole number above 0, is missing, or does not fit the model.
+    """
+    for name, size in (("batch", batch), ("steps", steps)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"{name} must be a whole number from 1 on, got {size!r}.")
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, number in program.inputs.items():
+        options: Any = program.nodes[number].options
+        shape: list[int] = list(options["shape"])
+        text = f"input {name!r} of shape {tuple(shape)}, where -1 is any size"
+        if shape[0] not in (-1, batch):
+            raise ConfigError(f"batch must be {shape[0]} for {text}; got {batch}.")
+        shape[0] = batch
+        # Ids have a time axis and no other; numbers have their features last.
+        timed = len(shape) > (1 if options["dtype"] == "int32" else 2)
+        if timed and steps is not None and not free_only and shape[1] not in (-1, steps):
+            raise ConfigError(f"steps must be {shape[1]} for {text}; got {steps}.")
+        if timed and shape[1] == -1 and steps is not None:
+            shape[1] = steps
+        if -1 in shape:
+            fix = "give steps" if timed and shape[1] == -1 else "use predict"
+            raise ConfigError(f"the size of a call is not known for {text}: {fix}.")
+        found[name] = (tuple(shape), options["dtype"])
+    return found
