@@ -23,7 +23,18 @@ from typing import Any
 import numpy as np
 
 from contest import SPINNING_S, Process, allocator_found, same_allocator
-from inference_models import BATCHES, CHECKED, MODELS, PRECISIONS, batch_of, build, truth_of
+from inference_models import (
+    BATCHES,
+    CHECKED,
+    MODELS,
+    PRECISIONS,
+    STREAMED,
+    batch_of,
+    build,
+    cell_file,
+    products,
+    truth_of,
+)
 from inference_peers import PEERS, versions
 
 # The error allowed, as a share of the root mean square in float64, of up to four layers: float32 as for one layer over
@@ -35,7 +46,11 @@ START_LIMIT_S = 240
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Every model and batch, all contestants in turn."""
+    from cellerate.kernels import native
+
     found: dict[str, Any] = {"tolerances": TOLERANCES, "cells": [], "contestants": {}, "refused": {}}
+    found["peak_operations_per_s"] = {precision: native.measure_peak(precision) for precision in PRECISIONS}
+    found["products"] = {name: products(model) for name, model in MODELS.items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run(
@@ -62,9 +77,36 @@ def run(*, quick: bool) -> dict[str, Any]:
                 )
                 found["cells"].append(cell)
                 _show(cell)
+            for process in contestants.values():
+                process.close()
+            found["streams"] = streams(folder, quick=quick)
         finally:
             for process in contestants.values():
                 process.close()
+    return found
+
+
+def streams(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """How many steps a second many independent streams of a small forecaster take, all one step a call."""
+    import cellerate
+    from cellerate.measure import as_timing
+
+    (name, model), count = next(iter(STREAMED.items())), 100 if quick else 10_000
+    found: dict[str, Any] = {
+        "model": name,
+        "count": count,
+        "products": products(model) // model.steps,
+        "records": [],
+    }
+    steps = np.random.default_rng(1).standard_normal((count, 1, model.width), np.float32)
+    for precision in PRECISIONS:
+        many = cellerate.load(cell_file(folder, name, precision)).streams(count)
+        for _ in range(20):
+            many.push(steps)
+        timing = as_timing(_timed(functools.partial(many.push, steps), 5 if quick else 200))
+        record = {"precision": precision, **timing.summary(), "p99_s": timing.percentile_s(0.99)}
+        found["records"].append(record)
+        print(f"{count:,} streams of {name}, {precision}: {count / timing.median_s:,.0f} steps/s", flush=True)
     return found
 
 

@@ -80,6 +80,31 @@ MODELS = {
 }
 
 
+STREAMED = {
+    "forecaster 2x64": Model(
+        60, 1, False, (Layer("lstm", 64), Layer("lstm", 64, sequences=False), Layer("dense", 1))
+    )
+}
+"""What many streams run through, a step at a time."""
+# The most bytes of a table that our core makes of embeddings and kernel (csrc/program_graph.cpp).
+_LARGEST_TABLE = 16 << 20
+
+
+def products(model: Model) -> int:
+    """Multiplications of a row; where our core has a table in place of a product, without that one."""
+    found, steps, before = 0, model.steps, Layer("input")
+    for layer, width in widths(model):
+        ways = {"lstm": 1, "bidirectional": 2}.get(layer.kind, 0)
+        tabled = before.kind == "embedding" and 16 * model.width * layer.units <= _LARGEST_TABLE
+        found += ways * steps * 4 * layer.units * (layer.units + (0 if tabled else width))
+        if layer.kind == "dense":
+            found += steps * width * layer.units
+        if ways and not layer.sequences:
+            steps = 1
+        before = layer
+    return found
+
+
 def widths(model: Model) -> Iterator[tuple[Layer, int]]:
     """Each layer with the width of what it reads."""
     width = model.width
@@ -172,7 +197,7 @@ def build(folder: Path) -> None:
     """Packs all models in each precision."""
     import cellerate
 
-    for name, model in MODELS.items():
+    for name, model in (MODELS | STREAMED).items():
         made = keras_model(model)
         for precision in PRECISIONS:
             cellerate.pack(made, cell_file(folder, name, precision), precision=precision)

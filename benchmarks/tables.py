@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from cellerate.format import quantity, rounded
+from cellerate.format import percent, quantity, rounded, short
 from optimizing import factor
 from standings import PRECISIONS, RUNTIMES, WAYS, inferring
 
@@ -305,7 +305,11 @@ def smaller(result: dict[str, Any]) -> list[list[str]]:
 
 
 def inference(result: dict[str, Any]) -> list[list[str]]:
-    """A row a model and batch; of each precision our time, how many times that of the fastest other one, and whose."""
+    """A row a model and batch; of each precision our time, its share of the peak, and the fastest other one.
+
+    What follows the share is how many times our time the fastest other one takes, and who that is. The last row is of
+    many streams, a step a call.
+    """
     rows = [["Model", "Batch", *[f"{precision}, a call" for precision in PRECISIONS]]]
     for cell in result["cells"]:
         contest = inferring(cell)
@@ -314,9 +318,21 @@ def inference(result: dict[str, Any]) -> list[list[str]]:
             (ours,) = contest.of("ours", precision)
             other = contest.opponent(ours)
             against = "" if other is None else f", {rounded(contest.ratio(ours, other))}x {other.who}"
-            told.append(f"{contest.told(ours.value)}{against}")
+            share = _share_of_peak(result, precision, cell["model"], cell["batch"], ours.value)
+            told.append(f"{contest.told(ours.value)}{share}{against}")
         rows.append([cell["model"], str(cell["batch"]), *told])
+    if streams := result.get("streams"):
+        rates = [f"{short(streams['count'] / one['median_s'])} steps/s" for one in streams["records"]]
+        rows.append([f"{streams['model']}, {streams['count']:,} streams", "1 step", *rates])
     return rows
+
+
+def _share_of_peak(result: dict[str, Any], precision: str, model: str, batch: int, seconds: float) -> str:
+    """Of all products that have to be computed; older records do not tell the peak."""
+    if "products" not in result:
+        return ""
+    peak = result["peak_operations_per_s"][precision]
+    return f" ({percent(2 * batch * result['products'][model] / seconds / peak)})"
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {

@@ -74,6 +74,12 @@ def test_record_of_a_loaded_machine_is_refused(when, who, most):
     assert when in why and ("other processes" if who == "others" else "virtual machines") in why
 
 
+@pytest.mark.parametrize("case", publishing.UNTIMED)
+def test_a_record_without_times_may_have_run_beside_other_work(case):
+    busy = with_load("during", others=0.5) | {"case": case}
+    assert not any("took" in why for why in unpublishable(busy | {"result": planted.record(case)["result"]}))
+
+
 def test_records_of_the_old_form_are_refused_and_kept():
     old = [one for case in cases.CASES for one in publishing.read(case) if "measured" not in one]
     assert len(old) >= 22

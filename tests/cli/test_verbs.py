@@ -436,6 +436,23 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
     assert "decoder" in words
 
 
+def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_path):
+    assert cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", "int8")[0] == 0
+    words = ["explain", tmp_path / "t.cell", "--batch-size", "3", "--steps", "7"]
+    code, out, err = cellerate(*words, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["precision"], found["batch"]) == ("int8", 3)
+    assert list(found["inputs"].values()) == [[3, 7]]
+    code, table, _ = cellerate(*words)
+    assert code == 0
+    for one in found["operations"]:
+        assert f"{one['name']} ({one['operation']})" in table
+    code, _, err = cellerate("explain", tmp_path / "t.cell", "--batch-size", "0")
+    assert code == 2
+    assert "batch must be a whole number from 1 on" in one_error(err)
+
+
 # --- what goes wrong ends in one line and the exit code of its kind
 
 

@@ -1,7 +1,7 @@
-"""`cellerate explain`: which kernel each recurrent layer runs on, and what to change."""
+"""`cellerate explain`: which kernel each recurrent layer runs on, what it takes, and what to change."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,23 +12,37 @@ from cellerate.cli.output import emit, emit_json
 
 def explain(
     model: Annotated[
-        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone.", show_default=False)
+        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
     ],
+    batch_size: Annotated[int, typer.Option(help="Rows of the call that is measured, for a .cell.")] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Its time steps, where they are free: 100 if not given.", show_default=False),
+    ] = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Say which kernel Keras runs for every recurrent layer here, and what would make it faster.
+    """Say which kernel runs every recurrent layer here, and what would make it faster.
 
-    Example:
+    Of a packed model it also measures what each operation takes, beside the machine's peak.
+
+    Examples:
         cellerate explain book.keras --backend jax
-    """
-    start_backend(backend)
-    from cellerate.layers.explain import explain as explain_model
-    from cellerate.models.storage import load_model
 
-    loaded, _ = load_model(model)
-    explanation = explain_model(loaded)
+        cellerate explain book.cell --batch-size 32 --steps 200
+    """
+    if model.suffix == ".cell":
+        from cellerate.runtime.packed import load
+
+        explanation: Any = load(model).explain(batch_size, steps)
+    else:
+        start_backend(backend)
+        from cellerate.layers.explain import explain as explain_model
+        from cellerate.models.storage import load_model
+
+        loaded, _ = load_model(model)
+        explanation = explain_model(loaded)
     if json:
         emit_json(explanation.to_dict())
     else:
