@@ -165,12 +165,12 @@ class WithoutDenormals {
 
 // Runs a member function of a job on `threads` threads: job.run(index).
 template <class Job>
-void run_on(int threads, Job& job) {
+void run_on(int threads, Job& job, bool again_soon = false) {
   const auto body = [](void* context, int index, int) {
     const WithoutDenormals guard;
     static_cast<Job*>(context)->run(index);
   };
-  parallel(threads, body, &job);
+  parallel(threads, body, &job, again_soon);
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

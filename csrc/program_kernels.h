@@ -303,7 +303,7 @@ void run_program_as(const PackedProgram& program, const ProgramRun& run) {
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   job.lay_out(memory);
-  run_on(run.teams * run.members, job);
+  run_on(run.teams * run.members, job, true);
 }
 
 inline size_t pack_program(const ProgramGraph& graph, std::byte* memory) {

@@ -435,7 +435,7 @@ void run_steps_as(const PackedChain& chain, const StepCall& call) {
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   job.lay_out(memory);
-  run_on(call.threads, job);
+  run_on(call.threads, job, true);
 }
 
 inline size_t pack_steps(const StepChain& chain, std::byte* memory) {

@@ -31,6 +31,8 @@ constexpr int kMaxThreads = 1024;
 constexpr std::chrono::microseconds kSpin{20};
 // A caller waits for workers that are about to finish, and on a virtual machine waking it would take 40 µs.
 constexpr std::chrono::microseconds kCallerPatience{200};
+// How long a worker stays awake for a next call that is likely to come.
+constexpr std::chrono::microseconds kWorkerPatience{200};
 // The threads of one step arrive within this many pauses, unless one of them has no core of its own.
 constexpr int kBarrierPauses = 500;
 
@@ -149,12 +151,13 @@ thread_local bool inside_body = false;
 
 class Pool {
  public:
-  void run(int count, Body body, void* context) {
+  void run(int count, Body body, void* context, bool again_soon) {
     const std::lock_guard lock(mutex_);
     start(count - 1);
     body_ = body;
     context_ = context;
     count_ = count;
+    patience_ = again_soon ? kWorkerPatience : kSpin;
     running_.store(count - 1, std::memory_order_relaxed);
     for (int i = 0; i < count - 1; ++i) workers_[i]->call(Call::kRun);
     inside_body = true;
@@ -222,9 +225,11 @@ class Pool {
     pthread_setname_np(pthread_self(), ("cellerate-" + std::to_string(index)).c_str());
 #endif
     inside_body = true;
+    std::chrono::microseconds patience = kSpin;
     for (uint32_t seen = 0;; ++seen) {
-      wait_while(self->calls, seen, kSpin);
+      wait_while(self->calls, seen, patience);
       if (self->last == Call::kEnd) return;
+      patience = patience_;
       body_(context_, index, count_);
       // After this the caller may return and call again, so nothing of the job may be read any more.
       if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1) running_.notify_one();
@@ -236,6 +241,7 @@ class Pool {
   Body body_ = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
+  std::chrono::microseconds patience_ = kSpin;
   alignas(128) std::atomic<int> running_{0};  // workers that have not finished the job
 };
 
@@ -297,14 +303,14 @@ void set_thread_count(int n) {
   if (Pool* pool = current.load()) pool->shrink(n - 1);
 }
 
-void parallel(int count, Body body, void* context) {
+void parallel(int count, Body body, void* context, bool again_soon) {
   if (count < 1) return;
   if (count == 1) {
     body(context, 0, 1);
     return;
   }
   refuse_inside_body("parallel()");
-  pool().run(count, body, context);
+  pool().run(count, body, context, again_soon);
 }
 
 // The compiler's atomics instead of std::atomic: threads.h says why there must be no inline code.
