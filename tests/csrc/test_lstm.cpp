@@ -71,7 +71,6 @@ class Stored {
     return all;
   }
   void* data() { return bytes_.empty() ? nullptr : bytes_.data(); }
-  bool same_bytes(const Stored& other) const { return bytes_ == other.bytes_; }
   float* floats() { return static_cast<float*>(data()); }
 
  private:
@@ -225,7 +224,6 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   }
   forward.reserve = reserve.data();
   cellerate::forward(forward);
-  CHECK(inferred.same_bytes(outputs));
 
   // RMS against double. In bfloat16 nine numbers of a step are rounded by up to 2^-9 each: the four factors of two
   // products, x and h after dropout, a gate, h and c. As tests/support/rounding.py counts them that makes 6.8e-3, and
@@ -240,6 +238,7 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
     CHECK(found <= limit);
   };
   near("outputs", outputs, results.outputs, forward_limit);
+  near("outputs of inference", inferred, results.outputs, forward_limit);
   near("h_T", h_T, results.h_T, forward_limit);
   near("c_T", c_T, results.c_T, forward_limit);
 
