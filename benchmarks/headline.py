@@ -10,10 +10,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 from cellerate.format import percent, rounded, short, size
-from standings import PRECISIONS, SAME_WORK, WAYS, Contest, Entry, generating, training
+from standings import PRECISIONS, SAME_WORK, WAYS, Contest, Entry, generating, inferring, training
 
 Records = dict[str, list[dict[str, Any]]]
 """Of each case the records of one processor that are of the same code, newest first; none of a case not measured."""
+SHOWN = (("forecaster 2x50", 1), ("IMDB bidirectional 2x64", 32), ("text 512", 32))
+"""The models and batches of the case `inference` that are shown first."""
 ENOUGH = 3
 """From so many records on a range is given."""
 
@@ -29,7 +31,7 @@ class Row(NamedTuple):
 
 def table(records: Records) -> list[list[str]]:
     """A row a promise, of the newest records; the range is that of all."""
-    rows = [["One LSTM layer, characters/s", "before", "after", "times better"]]
+    rows = [["Characters/s with one LSTM layer, or as told", "before", "after", "times better"]]
     for case, rows_of in ROWS.items():
         if repeats := records.get(case):
             made = [list(rows_of(record["result"])) for record in repeats]
@@ -68,6 +70,27 @@ def _generating(result: dict[str, Any]) -> Iterator[Row]:
     yield from _added(contest, "loop", ("bfloat16", "int8"))
 
 
+def _predicting(result: dict[str, Any]) -> Iterator[Row]:
+    """Some models of common kinds, with one row and with many."""
+    for cell in result["cells"]:
+        if (cell["model"], cell["batch"]) not in SHOWN:
+            continue
+        contest = inferring(cell)
+        keras, (ours,) = contest.best("keras", "float32", [""]), contest.of("ours", "float32")
+        what = f"predicting, {cell['model']}, {cell['batch']} row{'s' * (cell['batch'] > 1)}"
+        if keras:
+            yield Row(
+                f"{what}, float32", _timed(contest, keras), _timed(contest, ours), contest.ratio(ours, keras)
+            )
+        (narrow,) = contest.of("ours", "int8")
+        told = (_timed(contest, ours), _timed(contest, narrow))
+        yield Row(f"what int8 adds to {what}", *told, contest.ratio(narrow, ours))
+
+
+def _timed(contest: Contest, entry: Entry) -> str:
+    return f"{contest.told(entry.value)} ({entry.who})"
+
+
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:
     """What half the units bring, in the precision that the model is packed in in the end."""
     found = result["speed"]["records"]
@@ -89,6 +112,7 @@ def _file(result: dict[str, Any]) -> Iterator[Row]:
 ROWS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "step": _training,
     "generate": _generating,
+    "inference": _predicting,
     "smaller": _pruning,
     "quality": _file,
 }

@@ -53,7 +53,7 @@ class ProgramJob : ProgramOperations {
       lay_out_lstm(n, rows, memory);
       if (is_paired(n)) lay_out_lstm(run_.links[n].partner, rows, memory);
     } else if (node.op == ProgramOp::kDense) {
-      DenseMemory(layers_[n], shape(n), rows, node.rows, memory);
+      DenseMemory(shape(n), rows, node.rows, memory);
     }
   }
 
@@ -218,7 +218,7 @@ class ProgramJob : ProgramOperations {
     float* words = nullptr;
     float* scales = nullptr;
 
-    DenseMemory(const PackedLayer&, const ValueShape& shape, Index rows, Index inputs, Layout& memory) {
+    DenseMemory(const ValueShape& shape, Index rows, Index inputs, Layout& memory) {
       const Index all = rows * (shape.steps == 0 ? 1 : shape.steps);
       chunk = kPrecision == Precision::kFloat32 ? all : smaller(all, kRowsAtOnce);
       row = spread(ceil_div(round_up(inputs, kLanes), kEach));
@@ -233,7 +233,7 @@ class ProgramJob : ProgramOperations {
     const PackedLayer& layer = layers_[n];
     const Frames x = frames(block, node.inputs[0], rows), to = frames(block, n, rows);
     Layout layout(block.memory + scratch_);
-    const DenseMemory memory(layer, shape(n), rows, node.rows, layout);
+    const DenseMemory memory(shape(n), rows, node.rows, layout);
     const Range panels = block.team.share_of(layer.kernel.columns_panels);
     for (Index begin = 0; begin < x.all(); begin += memory.chunk) {
       const Index count = smaller(memory.chunk, x.all() - begin);

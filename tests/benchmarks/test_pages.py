@@ -163,6 +163,51 @@ def test_headline_says_what_precision_and_pruning_add_beside_our_own(tmp_path):
     assert not [row for what, row in rows.items() if "Keras" in row[0] and "float32" not in what]
 
 
+def test_headline_of_predicting_is_beside_the_fastest_keras_and_our_own_float32(tmp_path):
+    record = plant(tmp_path, "inference")
+    rows = headline_of(tmp_path)
+    ours, keras, int8 = (
+        next(
+            one["median_s"]
+            for cell in record["result"]["cells"]
+            for one in cell["records"]
+            if (cell["model"], cell["batch"], one["contestant"], one["precision"]) == ("text 512", 32, *who)
+        )
+        for who in (("cellerate", "float32"), ("tensorflow", "float32"), ("cellerate", "int8"))
+    )
+    before, after, factor = rows["predicting, text 512, 32 rows, float32"]
+    assert before == f"{1e3 * keras:.1f} ms (Keras on tensorflow)"
+    assert after == f"{1e3 * ours:.1f} ms (Cellerate)"
+    assert factor == f"{keras / ours:.2f} (1 record)"
+    _, after, factor = rows["what int8 adds to predicting, text 512, 32 rows"]
+    assert (after, factor) == (f"{1e3 * int8:.1f} ms (Cellerate)", f"{ours / int8:.2f} (1 record)")
+    assert "predicting, forecaster 2x50, 1 row, float32" in rows
+
+
+def test_table_of_inference_has_the_share_of_the_peak_and_the_streams(tmp_path):
+    record = plant(tmp_path, "inference")
+    (first, *_) = record["result"]["cells"]
+    (ours,) = [
+        one for one in first["records"] if (one["contestant"], one["precision"]) == ("cellerate", "float32")
+    ]
+    assert "%" not in pages.table("inference", PAGE, tmp_path).splitlines()[2]
+    # 1e6 products in the time of a call are 40 % of the peak.
+    peak = 2e6 / ours["median_s"] / 0.4
+    record["result"] |= {
+        "products": {cell["model"]: 10**6 for cell in record["result"]["cells"]},
+        "peak_operations_per_s": {"float32": peak, "bfloat16": 2 * peak, "int8": 4 * peak},
+        "streams": {
+            "model": "small",
+            "count": 10_000,
+            "records": [{"precision": name, "median_s": 0.005} for name in ("float32", "bfloat16", "int8")],
+        },
+    }
+    planted.write(tmp_path, record)
+    lines = pages.table("inference", PAGE, tmp_path).splitlines()
+    assert " ms (40 %), " in lines[2].split("|")[3]
+    assert "| small, 10,000 streams | 1 step | 2.00 M steps/s | 2.00 M steps/s | 2.00 M steps/s |" in lines
+
+
 def test_predict_in_a_loop_is_one_labelled_row(tmp_path):
     plant(tmp_path, "generate")
     (what,) = [what for what, row in headline_of(tmp_path).items() if "`predict` a character" in row[0]]

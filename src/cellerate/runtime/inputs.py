@@ -28,6 +28,43 @@ def by_name(inputs: Mapping[str, np.ndarray] | np.ndarray, known: Sequence[str])
     return inputs
 
 
+def as_array(value: Any) -> np.ndarray:
+    """An array of anything that holds numbers, without a copy where it can: NumPy, Arrow, DLPack, lists.
+
+    Args:
+        value: Of Arrow an array, chunked or not, of numbers, of fixed-size lists, or of tensors of one shape.
+
+    Raises:
+        ValueError: Rows have different lengths.
+        TypeError, RuntimeError, BufferError: NumPy cannot read it: it is on a GPU, keeps gradients, or holds nulls.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if type(value).__module__.partition(".")[0] == "pyarrow":
+        return _of_arrow(value)
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
+def _of_arrow(value: Any) -> np.ndarray:
+    if hasattr(value, "combine_chunks"):
+        value = value.combine_chunks()
+    if not hasattr(value, "null_count"):
+        raise TypeError("give one column, not a table")
+    if hasattr(value, "to_numpy_ndarray"):
+        return np.asarray(value.to_numpy_ndarray())
+    shape = [len(value)]
+    while hasattr(value.type, "list_size") and not value.null_count:
+        shape.append(value.type.list_size)
+        value = value.flatten()
+    if value.null_count:
+        raise TypeError("it holds nulls: fill them in")
+    if hasattr(value.type, "value_type"):
+        raise ValueError("lists of different lengths")
+    return np.asarray(value.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
 def checked_array(node: Node, value: Any) -> np.ndarray:
     """The array of an input if its type and shape are right.
 
@@ -39,11 +76,17 @@ def checked_array(node: Node, value: Any) -> np.ndarray:
     text = f"({', '.join(['B' if shape[0] == -1 else sizes[0], *sizes[1:]])})"
     expected = "ids" if node.options["dtype"] == "int32" else "numbers"
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except ValueError as error:
         raise DataError(
             f"input {node.name!r}: expected an array of {expected} {text}, got rows of different lengths; pad "
             "them to the same length."
+        ) from error
+    except (TypeError, RuntimeError, BufferError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(
+            f"input {node.name!r}: expected an array of {expected} {text}, got a {type(value).__name__} that NumPy "
+            f"cannot read ({reason:.120})."
         ) from error
     # Booleans are 0 and 1, as in Keras: a mask that is an input is read as ids, and ids that are not 0 count.
     kinds = "biu" if expected == "ids" else "bfiu"

@@ -88,7 +88,8 @@ class PackedModel(NextTokenModel):
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input; the batch first, any
-                number of rows. C-contiguous float32 numbers and int32 ids are read where they are, others copied.
+                number of rows. What NumPy can see without a copy is taken so (NumPy, Arrow, DLPack, tensors of a
+                framework on the CPU); of that, C-contiguous float32 numbers and int32 ids are read where they are.
             outputs: Which outputs to compute; None for all.
             out: Where the result goes, (B, ...) float32; if there are several, arrays by name. None for new arrays.
 

@@ -188,6 +188,29 @@ def test_results_depend_on_neither_the_threads_nor_the_rows_beside_them(name: st
                 assert found.tobytes() == right[number][rows].tobytes(), (threads, rows)
 
 
+@pytest.mark.parametrize("target", native.available_targets() if native.why_unavailable() is None else [])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_layers_of_any_width_err_by_their_rounding(precision: str, target: str) -> None:
+    # The gates of units that fill no vector lie otherwise than those of the others, and 1 to 15 of them may be left.
+    native.set_target(target)
+    for units in (*range(1, 20), 25, 26, 27, 28, 29):
+        both = Both(forecaster(units), precision)
+        nodes = {node.name: node for node in both.nodes}
+        for batch in (1, 5):
+            given = inputs_of(both.program, batch, 4)
+            x = given["x"].astype(np.float64)
+            for name in ("first", "second"):
+                done = reference.forward(x, **nodes[name].arrays, options=LstmOptions())
+                x = done.outputs
+            (found,) = both.run(given).values()
+            right = (
+                done.h_T @ nodes["head"].arrays["kernel"].astype(np.float64) + nodes["head"].arrays["bias"]
+            )
+            # Few numbers: the size of the state's and not of their sum is what their errors have to do with.
+            limit = 3 * allowed(precision, 10, max(units, 2)) * np.sqrt(units)
+            assert np.abs(found - right).max() <= limit, (units, batch)
+
+
 def test_large_layers_on_several_threads_give_the_bits_of_one() -> None:
     # So many units that the threads divide them; and two layers beside each other, one after the other's chunks.
     both = Both(forecaster(300))
@@ -207,7 +230,7 @@ def test_batch_of_several_blocks_gives_the_bits_of_single_rows() -> None:
     narrow = graph.dense(wide, "narrow", 3000, 40)
     program = graph.program(y=graph.lstm(narrow, "lstm", 40, 40))
     both = Both(program)
-    # A row of 60 steps takes 0.8 MB, a block 32: three blocks for each thread, the last one smaller.
+    # A row of 60 steps takes more than a block should, so each has 12, and the last one of a thread fewer.
     given = inputs_of(program, 199, 60)
     (found,) = both.run(given).values()
     for row in (0, 41, 98, 99, 150, 198):
