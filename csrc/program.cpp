@@ -18,6 +18,7 @@ constexpr size_t kBlockBytes = size_t{512} << 10;
 // But a block has so many rows that a product reaches nearly its full speed, and that of the weights which each step
 // reads again there are at most so many bytes for each row.
 constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
+constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
 constexpr double kWorthAThread = 2e5;
@@ -277,6 +278,8 @@ void CompiledProgram::run_divided(const ProgramCall& call, const Division& divis
   const int64_t of_team = (call.batch + teams - 1) / teams;
   const int64_t blocks = (of_team + rows - 1) / rows;
   rows = (of_team + blocks - 1) / blocks;
+  // But of whole tiles of rows on every target, if there are several.
+  if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
   const size_t bytes = place(call, rows, places);
   ProgramRun run;
   run.call = call;

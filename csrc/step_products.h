@@ -63,10 +63,11 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
 
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
-// All loops over sums are unrolled; otherwise the compiler would keep the sums in memory.
+// All loops over sums are unrolled, and it is always a part of its caller; otherwise the compiler would keep the sums
+// in memory, and copy them twice.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
-inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
-                        Sums<kCount, kPanels, kVectors>& sums) {
+[[gnu::always_inline]] inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
+                                               Sums<kCount, kPanels, kVectors>& sums) {
   const float* words = a.words + row * a.row;
   const Index next_panel = b.depth * kWidth;
   const float* weights = b.words + panel * next_panel;
