@@ -62,6 +62,7 @@ class LstmRun {
         tail_(tail_vectors(weights.units)),
         mine_(team.share_of(panels_)),
         chunk_(steps_at_once(task)),
+        usual_(has_usual_gates(weights.activation, weights.recurrent_activation)),
         static_(kPrecision != Precision::kInt8 || weights.bounded) {}
 
   void lay_out(Layout& memory) {
@@ -87,12 +88,11 @@ class LstmRun {
   void run() {
     begin();
     team_.meet();
-    const bool usual = has_usual_gates(weights_.activation, weights_.recurrent_activation);
     for (Index begin = 0; begin < task_.steps; begin += chunk_) {
       const Index end = smaller(task_.steps, begin + chunk_);
       if (task_.follows != nullptr) task_.follows->wait_for(task_.base + static_cast<long>(end));
       if (weights_.table == nullptr) project(begin, end);
-      usual ? advance_steps<true>(begin, end) : advance_steps<false>(begin, end);
+      advance_steps(begin, end);
       // All of the team have met after the last step.
       if (task_.leads != nullptr && team_.me == 0) task_.leads->publish(task_.base + static_cast<long>(end));
     }
@@ -203,7 +203,6 @@ class LstmRun {
     if (!backwards) last();
   }
 
-  template <bool kUsual>
   void advance_steps(Index begin, Index end) {
     const Index rows = task_.rows;
     const Index first = task_.go_backwards ? task_.steps - end : begin;
@@ -233,7 +232,7 @@ class LstmRun {
         }
         for (int r = 0; r < kCount; ++r) {
           for (int p = 0; p < kPanels; ++p)
-            advance<kUsual, kVectors>(step, row + r, panel + p, kept + (r * kPanels + p) * kWide);
+            advance<kVectors>(step, row + r, panel + p, kept + (r * kPanels + p) * kWide);
         }
       });
       team_.meet();
@@ -244,7 +243,7 @@ class LstmRun {
   }
 
   // Turns the sums of the gates of one row and panel into c and h.
-  template <bool kUsual, int kVectors>
+  template <int kVectors>
   void advance(Index step, Index row, Index panel, const float* sums) {
     constexpr Index kGate = units_of_vectors(kVectors);
     const auto gate_of = [&](int gate) {
@@ -259,15 +258,9 @@ class LstmRun {
     } else {
       F c = Simd::load(cell(panel, row));
       const F i = gate_of(0), f = gate_of(1), g = gate_of(2), o = gate_of(3);
-      if (kUsual) {
-        const CellState next = usual_cell(i, f, g, o, c);
-        c = next.c;
-        h = next.h;
-      } else {
-        const Activation gate = weights_.recurrent_activation, candidate = weights_.activation;
-        c = Simd::fma(activate(gate, f), c, Simd::mul(activate(gate, i), activate(candidate, g)));
-        h = Simd::mul(activate(gate, o), activate(candidate, c));
-      }
+      const CellState next = usual_ ? usual_cell(i, f, g, o, c) : other_cell(i, f, g, o, c);
+      c = next.c;
+      h = next.h;
       if (lanes < kLanes) {
         // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.
         c = first_lanes(c, lanes);
@@ -285,6 +278,13 @@ class LstmRun {
     float* to = task_.outputs.at(at, row) + unit;
     if (zero) h = Simd::set(0);
     lanes == kLanes ? Simd::store(to, h) : Simd::store_n(to, h, lanes);
+  }
+
+  // As usual_cell, with any activations; out of line, so that the code of the usual ones stays small.
+  [[gnu::noinline]] CellState other_cell(F i, F f, F g, F o, F c) const {
+    const Activation gate = weights_.recurrent_activation, candidate = weights_.activation;
+    c = Simd::fma(activate(gate, f), c, Simd::mul(activate(gate, i), activate(candidate, g)));
+    return {c, Simd::mul(activate(gate, o), activate(candidate, c))};
   }
 
   void end() {
@@ -309,6 +309,7 @@ class LstmRun {
   const int tail_;     // vectors of the last panel if its gates lie side by side, else 0
   const Range mine_;   // panels
   const Index chunk_;  // steps projected at once
+  const bool usual_;   // whether the activations are tanh and sigmoid
   const bool static_;  // whether the words of h have a scale that does not depend on it
 
   Index h_row_ = 0, x_row_ = 0;  // words from row to row

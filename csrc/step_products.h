@@ -33,6 +33,12 @@ struct StepRows {
   const float* scales;
 };
 
+#if defined(__AVX2__) || defined(__ARM_NEON)
+#define CELLERATE_PART_OF_CALLER [[gnu::always_inline]]
+#else
+#define CELLERATE_PART_OF_CALLER
+#endif
+
 // Sums of kCount rows and kPanels panels, of which kVectors vectors each are wanted.
 template <int kCount, int kPanels, int kVectors = 4>
 using Sums = F[kCount][kVectors * kPanels];
@@ -63,11 +69,11 @@ inline void add_word(const float* words, Index row, const float* weights, Index 
 
 // sums += A·B for kCount rows from `row` and kPanels panels from `panel`, of which the first kVectors vectors.
 //
-// All loops over sums are unrolled, and it is always a part of its caller; otherwise the compiler would keep the sums
-// in memory, and copy them twice.
+// All loops over sums are unrolled, and it is a part of its caller; otherwise the compiler would keep the sums in memory,
+// and copy them twice. Without vectors they are there anyway, and the code would only become large.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
-[[gnu::always_inline]] inline void add_product(const StepRows& a, Index row, const StepMatrix& b, Index panel,
-                                               Sums<kCount, kPanels, kVectors>& sums) {
+CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
+                                                 Index panel, Sums<kCount, kPanels, kVectors>& sums) {
   const float* words = a.words + row * a.row;
   const Index next_panel = b.depth * kWidth;
   const float* weights = b.words + panel * next_panel;
