@@ -27,6 +27,8 @@ torch_only = pytest.mark.skipif(BACKEND != "torch", reason="torch's own")
 tensorflow_only = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own")
 B, T, D, H, V = 5, 23, 7, 13, 9
 FLOORS = {"float32": (1e-6, 5e-6), "bfloat16": (5e-3, 2e-2)}
+LAST_BITS = 8 * 2.0**-24
+"""Outputs lie in [-1, 1]; inference divides less often than training, which keeps the gates by themselves."""
 TRAINED = ("x", "embeddings", "kernel", "recurrent_kernel", "bias", "h0", "c0")
 Arrays = dict[str, np.ndarray]
 
@@ -198,8 +200,9 @@ def test_inference_on_tensorflow_keeps_nothing_and_can_be_differentiated(
     assert kept == [True]
     layer(arrays, LstmOptions(), True, training=False)
     assert kept == [True, False]
-    for found, right in zip(slope(False), wanted, strict=True):
-        np.testing.assert_array_equal(numpy_of(found), right)
+    outputs, gradient = slope(False)
+    np.testing.assert_allclose(numpy_of(outputs), wanted[0], rtol=0, atol=LAST_BITS)
+    np.testing.assert_array_equal(numpy_of(gradient), wanted[1])
     # In a graph nothing says which of the two is first.
     assert kept[:2] == [True, False] and sorted(kept[2:]) == [False, True]
 
@@ -288,7 +291,7 @@ def test_lstm_under_the_transformations_of_jax_gives_the_same() -> None:
             assert rms(numpy_of(gradient - plain[argument])) <= 1e-6 * rms(numpy_of(plain[argument])), name
     batch = ops.stack([arrays["x"], arrays["x"] + 1])
     many = jax.vmap(lambda x: layer({**arrays, "x": x}, LstmOptions(), True)[0])(batch)
-    np.testing.assert_array_equal(numpy_of(many[0]), numpy_of(expected[0]))
+    np.testing.assert_allclose(numpy_of(many[0]), numpy_of(expected[0]), rtol=0, atol=LAST_BITS)
     shapes = jax.eval_shape(lambda a: layer(a, LstmOptions(), True), arrays)
     assert [s.shape for s in shapes] == [(B, T, H), (B, H), (B, H)]
 
@@ -302,7 +305,8 @@ def test_program_compiled_ahead_runs_and_keeps_nothing_for_inference() -> None:
     text = function.lower(arrays).as_text()
     assert text.count('call = "lstm_forward"') == 1 and "ui8>" not in text
     compiled = function.lower(arrays).compile()
-    np.testing.assert_array_equal(numpy_of(compiled(arrays)[0]), numpy_of(run(arrays, LstmOptions())[0][0]))
+    found, right = compiled(arrays)[0], run(arrays, LstmOptions())[0][0]
+    np.testing.assert_allclose(numpy_of(found), numpy_of(right), rtol=0, atol=LAST_BITS)
 
 
 @torch_only
