@@ -80,15 +80,11 @@ def _predicting(result: dict[str, Any]) -> Iterator[Row]:
         what = f"predicting, {cell['model']}, {cell['batch']} row{'s' * (cell['batch'] > 1)}"
         if keras:
             yield Row(
-                f"{what}, float32", _timed(contest, keras), _timed(contest, ours), contest.ratio(ours, keras)
+                f"{what}, float32", contest.shown(keras), contest.shown(ours), contest.ratio(ours, keras)
             )
         (narrow,) = contest.of("ours", "int8")
-        told = (_timed(contest, ours), _timed(contest, narrow))
+        told = (contest.shown(ours), contest.shown(narrow))
         yield Row(f"what int8 adds to {what}", *told, contest.ratio(narrow, ours))
-
-
-def _timed(contest: Contest, entry: Entry) -> str:
-    return f"{contest.told(entry.value)} ({entry.who})"
 
 
 def _pruning(result: dict[str, Any]) -> Iterator[Row]:

@@ -77,12 +77,10 @@ def run(*, quick: bool) -> dict[str, Any]:
                 )
                 found["cells"].append(cell)
                 _show(cell)
-            for process in contestants.values():
-                process.close()
-            found["streams"] = streams(folder, quick=quick)
         finally:
             for process in contestants.values():
                 process.close()
+        found["streams"] = streams(folder, quick=quick)
     return found
 
 

@@ -78,7 +78,7 @@ def worst_tables(page: Path, folder: Path = RESULTS) -> str:
         for case, one in sorted(pairs.items(), key=lambda pair: pair[1].ratio if pair[1] else 0.0):
             if one is not None:
                 where = f"{one.contest.what}, {one.ours.precision}"
-                told = [f"{one.contest.told(each.value)} ({each.who})" for each in (one.ours, one.opponent)]
+                told = [one.contest.shown(each) for each in (one.ours, one.opponent)]
                 rows.append([source_of(records[case][0], page, case), where, *told, rounded(one.ratio)])
         found.append(f"{markdown(rows)}\n\n{measured_on(next(iter(records.values()))[0])}.")
     return "\n\n".join(found) or not_measured(page)

@@ -93,6 +93,10 @@ class Contest(NamedTuple):
         found = (self.best(side, ours.precision, ways) for side in ("keras", "other"))
         return self._best(one for one in found if one is not None)
 
+    def shown(self, entry: Entry) -> str:
+        """What one did, with its unit, and who it is."""
+        return f"{self.told(entry.value)} ({entry.who})"
+
     def of(self, side: str, precision: str) -> list[Entry]:
         """The entries of one side in one precision."""
         return [one for one in self.entries if (one.side, one.precision) == (side, precision)]

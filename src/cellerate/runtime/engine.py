@@ -139,13 +139,9 @@ class Engine:
         Raises:
             ConfigError, DataError: As in `run`.
         """
-        numbers = tuple(self.program.outputs[name] for name in self._output_names(outputs))
-        plan = self._plan(numbers)
-        given = self._checked(by_name(inputs, list(self.program.inputs)), plan)
-        batch = len(next(iter(given.values())))
-        call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
-        compiled = None if call.sizes is None else self._compiled(plan)
-        return Anatomy(self._needed(plan), call.shapes, compiled, call.sizes, given)
+        names = self._output_names(outputs)
+        plan, given, call = self._settled(by_name(inputs, list(self.program.inputs)), names)
+        return Anatomy(self._needed(plan), call.shapes, self._program_of(plan, call), call.sizes, given)
 
     def prepared_for(self, inputs: Inputs, outputs: Sequence[str] | None) -> Prepared | None:
         """The call that earlier arrays of these shapes and types have left; None if the core does not take it."""
@@ -156,12 +152,9 @@ class Engine:
     ) -> dict[str, np.ndarray]:
         """As `run`, with all checks; remembers the call under a key that is not None."""
         names = self._output_names(outputs)
-        numbers = tuple(self.program.outputs[name] for name in names)
-        plan = self._plan(numbers)
         named = by_name(inputs, list(self.program.inputs))
-        given = self._checked(named, plan)
-        batch = len(next(iter(given.values())))
-        call = self._call(plan, numbers, {number: array.shape[1:] for number, array in given.items()}, batch)
+        plan, given, call = self._settled(named, names)
+        numbers, batch = [self.program.outputs[name] for name in names], len(next(iter(given.values())))
         wanted = {
             name: ((batch, *call.shapes[n]), self._types[n]) for name, n in zip(names, numbers, strict=True)
         }
@@ -184,11 +177,26 @@ class Engine:
             np.copyto(place, found[name])
         return places or found
 
+    def _settled(
+        self, named: Mapping[str, Any], names: Sequence[str]
+    ) -> tuple[interpreter.Plan, dict[int, np.ndarray], _Call]:
+        """What to do for some outputs of checked inputs: the plan, the needed inputs by node, and their sizes."""
+        numbers = tuple(self.program.outputs[name] for name in names)
+        plan = self._plan(numbers)
+        given = self._checked(named, plan)
+        batch = len(next(iter(given.values())))
+        shapes_given = {number: array.shape[1:] for number, array in given.items()}
+        return plan, given, self._call(plan, numbers, shapes_given, batch)
+
+    def _program_of(self, plan: interpreter.Plan, call: _Call) -> CompiledProgram | None:
+        """The program that runs a call on the core; None if the core does not take it."""
+        return None if call.sizes is None else self._compiled(plan)
+
     def _results(
         self, plan: interpreter.Plan, call: _Call, given: dict[int, np.ndarray], batch: int
     ) -> dict[int, np.ndarray]:
         """The wanted results by node."""
-        compiled = None if call.sizes is None else self._compiled(plan)
+        compiled = self._program_of(plan, call)
         if compiled is not None:
             arrays = [np.ascontiguousarray(given[n], self._types[n]) for n in compiled.inputs]
             made = {n: np.empty((batch, *call.shapes[n]), np.float32) for n in sorted(plan.wanted)}
@@ -208,7 +216,7 @@ class Engine:
         wanted: Mapping[str, tuple[tuple[int, ...], str]],
     ) -> None:
         """Keeps a call that others of its kind need only to run, not to check; the key says what is its kind."""
-        compiled = None if call.sizes is None else self._compiled(plan)
+        compiled = self._program_of(plan, call)
         order = sorted(plan.wanted)
         if compiled is None or len(order) != len(wanted):
             return
