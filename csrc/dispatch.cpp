@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace cellerate {
 
 namespace scalar {
@@ -20,6 +24,11 @@ namespace avx512 {
 extern const Target kTarget;
 }
 #endif
+#ifdef CELLERATE_HAVE_AVX512VNNI
+namespace avx512vnni {
+extern const Target kTarget;
+}
+#endif
 #ifdef CELLERATE_HAVE_AVX512BF16
 namespace avx512bf16 {
 extern const Target kTarget;
@@ -30,8 +39,23 @@ namespace neon {
 extern const Target kTarget;
 }
 #endif
+#ifdef CELLERATE_HAVE_NEONDOT
+namespace neondot {
+extern const Target kTarget;
+}
+#endif
 
 namespace {
+
+#ifdef CELLERATE_HAVE_NEONDOT
+bool has_dot_product() {
+#ifdef __linux__
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;  // as all of Apple's do
+#endif
+}
+#endif
 
 // The targets of this build that this processor can run, fastest first.
 std::vector<const Target*> runnable() {
@@ -41,16 +65,21 @@ std::vector<const Target*> runnable() {
 #ifdef CELLERATE_HAVE_AVX512
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 #ifdef CELLERATE_HAVE_AVX512BF16
-  // Every processor that has one has the other, but the build uses both, so both are checked.
-  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
-    found.push_back(&avx512bf16::kTarget);
+  if (vnni && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kTarget);
+#endif
+#ifdef CELLERATE_HAVE_AVX512VNNI
+  if (vnni) found.push_back(&avx512vnni::kTarget);
 #endif
   if (avx512) found.push_back(&avx512::kTarget);
 #endif
 #ifdef CELLERATE_HAVE_AVX2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&avx2::kTarget);
 #endif
+#endif
+#ifdef CELLERATE_HAVE_NEONDOT
+  if (has_dot_product()) found.push_back(&neondot::kTarget);
 #endif
 #ifdef CELLERATE_HAVE_NEON
   found.push_back(&neon::kTarget);

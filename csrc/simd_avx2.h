@@ -69,21 +69,21 @@ struct Simd {
   using I = __m256i;
   static I load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
-  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
+  static constexpr int kByteOffset = 0;
+  // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
+  // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {
     const __m256i x = _mm256_castps_si256(a), y = _mm256_castps_si256(b);
-    // Multiplies in 16 bits, bytes 0 and 2 of each word and then 1 and 3, so that nothing saturates.
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    // |x| times y with the sign of x: two such products are at most 2 * 127 * 127, so that nothing saturates.
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(y, x));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus kByteOffset, one byte per
+  // lane.
   static void store_bytes(uint8_t* p, F x) {
-    const __m256i offset = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
-    const __m128i words =
-        _mm_packus_epi32(_mm256_castsi256_si128(offset), _mm256_extracti128_si256(offset, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+    const __m256i whole = _mm256_cvtps_epi32(x);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
   }
 
  private:

@@ -81,7 +81,13 @@ struct Simd {
   using I = __m512i;
   static I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
-  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
+#ifdef __AVX512VNNI__
+  static constexpr int kByteOffset = 128;  // vpdpbusd takes unsigned bytes on the left
+#else
+  static constexpr int kByteOffset = 0;
+#endif
+  // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
+  // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {
     const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
 #ifdef __AVX512VNNI__
@@ -89,16 +95,16 @@ struct Simd {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "vm"(y));
     return sum;
 #else
-    // Multiplies in 16 bits, bytes 0 and 2 of each word and then 1 and 3, so that nothing saturates.
-    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)),
-                                           _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(y, 8));
-    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+    // |x| times y with the sign of x: two such products are at most 2 * 127 * 127, so that nothing saturates.
+    const __m512i turned = _mm512_mask_sub_epi8(y, _mm512_movepi8_mask(x), _mm512_setzero_si512(), y);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(x), turned);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
   }
-  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus kByteOffset, one byte per
+  // lane.
   static void store_bytes(uint8_t* p, F x) {
-    const __m512i offset = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
+    const __m512i offset = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(kByteOffset));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(offset));
   }
 

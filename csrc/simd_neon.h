@@ -1,4 +1,4 @@
-// Vectors of NEON on 64-bit ARM.
+// Vectors of NEON on 64-bit ARM, with the dot product of ARMv8.2 if there is one.
 #pragma once
 
 #include <arm_neon.h>
@@ -82,25 +82,25 @@ struct Simd {
   using I = int32x4_t;
   static I load_int(const int32_t* p) { return vld1q_s32(p); }
   static F to_float(I x) { return vcvtq_f32_s32(x); }
-  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
+  static constexpr int kByteOffset = 0;
+  // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
+  // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {
-    const uint8x16_t x = vreinterpretq_u8_f32(a);
-    const int8x16_t y = vreinterpretq_s8_f32(b);
-    const int16x8_t x_low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(x)));
-    const int16x8_t x_high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(x)));
-    const int16x8_t y_low = vmovl_s8(vget_low_s8(y)), y_high = vmovl_s8(vget_high_s8(y));
+    const int8x16_t x = vreinterpretq_s8_f32(a), y = vreinterpretq_s8_f32(b);
+#ifdef __ARM_FEATURE_DOTPROD
+    return vdotq_s32(sum, x, y);
+#else
     // Each vpaddq adds neighbours, so that two in a row bring the four products of a word together.
-    const auto words = [](int16x8_t p, int16x8_t q) {
-      return vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(q)),
-                        vmull_s16(vget_high_s16(p), vget_high_s16(q)));
-    };
-    return vaddq_s32(sum, vpaddq_s32(words(x_low, y_low), words(x_high, y_high)));
+    const int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(y)), high = vmull_high_s8(x, y);
+    return vpadalq_s16(sum, vpaddq_s16(low, high));
+#endif
   }
-  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus kByteOffset, one byte per
+  // lane.
   static void store_bytes(uint8_t* p, F x) {
     int32_t lanes[kLanes];
     vst1q_s32(lanes, vcvtnq_s32_f32(x));
-    for (int lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<uint8_t>(lanes[lane] + 128);
+    for (int lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<uint8_t>(lanes[lane] + kByteOffset);
   }
 
  private:

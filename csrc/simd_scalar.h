@@ -119,7 +119,9 @@ struct Simd {
     return {{static_cast<float>(x.v[0]), static_cast<float>(x.v[1]), static_cast<float>(x.v[2]),
              static_cast<float>(x.v[3])}};
   }
-  // sum + the four products of the bytes of each word, exactly; bytes are unsigned in a, signed in b.
+  static constexpr int kByteOffset = 128;
+  // sum + the four products of the bytes of each word, exactly. Those of a are numbers in [-127, 127] plus
+  // kByteOffset; those of b are signed, in [-127, 127].
   static I dot_bytes(F a, F b, I sum) {
     uint8_t x[4 * kLanes];
     int8_t y[4 * kLanes];
@@ -128,10 +130,11 @@ struct Simd {
     for (int i = 0; i < 4 * kLanes; ++i) sum.v[i / 4] += static_cast<int32_t>(x[i]) * y[i];
     return sum;
   }
-  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus 128, one byte per lane.
+  // Rounds x in [-127, 127] to the nearest whole number, ties to even, and stores it plus kByteOffset, one byte per
+  // lane.
   static void store_bytes(uint8_t* p, F x) {
     for (int i = 0; i < kLanes; ++i)
-      p[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(x.v[i])) + 128);
+      p[i] = static_cast<uint8_t>(static_cast<int>(std::nearbyint(x.v[i])) + kByteOffset);
   }
 
  private:

@@ -75,7 +75,7 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
         std::memcpy(at, bytes, sizeof bytes);
       }
     }
-    if (precision == Precision::kInt8) to.starts[n] = -128 * sum;
+    if (precision == Precision::kInt8) to.starts[n] = -Simd::kByteOffset * sum;
   }
 }
 

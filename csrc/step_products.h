@@ -22,7 +22,7 @@ struct StepMatrix {
   Index columns_panels = 0;
   Index depth = 0;            // words of K
   float* words = nullptr;     // [panel][depth][kWidth]
-  int32_t* starts = nullptr;  // int8: [panel][kWidth], -128 times the sum of a column
+  int32_t* starts = nullptr;  // int8: [panel][kWidth], -kByteOffset times the sum of a column
   float* scales = nullptr;    // int8: [panel][kWidth]
 };
 

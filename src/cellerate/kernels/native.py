@@ -53,7 +53,7 @@ def core() -> ModuleType:
 
 
 def target() -> str:
-    """The instruction set in use: "avx512bf16", "avx512", "avx2", "neon" or "scalar"."""
+    """The instruction set in use: "avx512bf16", "avx512vnni", "avx512", "avx2", "neondot", "neon" or "scalar"."""
     return str(core().target())
 
 
