@@ -20,13 +20,13 @@ export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
 .PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow $(BACKENDS:%=test-slow-%) \
-	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain mutation lint format \
-	bench docs clean
+	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain test-native-arm \
+	mutation lint format bench docs clean
 help:
 	@echo "make demo       train on Python's own sources for two minutes, generate, then optimize the model"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
-	@echo "make test-native  the C++ tests, with sanitizers and under valgrind"
+	@echo "make test-native  the C++ tests, with sanitizers, under valgrind, and on an emulated ARM"
 	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
 	@echo "make bench      measure this machine, 40 minutes at most; results go to benchmarks/results/; CASE=step: one case"
@@ -120,9 +120,19 @@ test-native: test-native-plain
 	@echo "== thread sanitizer"
 	$(call build_native,thread,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCELLERATE_SANITIZE=thread)
 	$(BIN)/ctest --test-dir build/native-thread
+	@echo "== 64-bit ARM, emulated"
+	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then $(MAKE) test-native-arm; \
+		else echo "the cross-compiler or qemu-user is not installed: left out"; fi
 	@echo "== valgrind"
 	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir build/native-plain -L valgrind; \
 		else echo "valgrind is not installed: left out"; fi
+
+# On another machine than ARM. The emulator cannot fork a process of several threads, as the tests of threads do.
+test-native-arm: $(STAMPS)/dev
+	$(call build_native,arm,-DCELLERATE_STRICT=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+		"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu")
+	$(BIN)/ctest --test-dir build/native-arm -E "^threads"
 
 # `make mutation MUTATION="data --number 40 --seed 2"` measures one room, with another sample.
 mutation: $(STAMPS)/dev
