@@ -44,8 +44,10 @@ COTANGENTS = {"d_outputs": random(B, T, H), "d_h_T": random(B, H), "d_c_T": rand
 
 def test_targets_are_all_that_this_processor_can_run():
     if platform.machine() == "aarch64":
-        flags = set(re.search("^Features.*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
-        assert TARGETS == ["neondot"] * ("asimddp" in flags) + ["neon", "scalar"]
+        flags = set(
+            re.search("^Features.*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split()
+        )
+        assert [*(["neondot"] if "asimddp" in flags else []), "neon", "scalar"] == TARGETS
         return
     flags = set(re.search("^flags.*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
