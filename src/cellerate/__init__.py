@@ -22,6 +22,7 @@ _EXPORTS = {
     "enable": "cellerate.layers.accelerate",
     "evaluate": "cellerate.tasks.inference",
     "explain": "cellerate.layers.explain",
+    "export": "cellerate.tasks.exporting",
     "forecast": "cellerate.tasks.inference",
     "generate": "cellerate.tasks.inference",
     "load": "cellerate.runtime.packed",

@@ -17,6 +17,7 @@ from cellerate.cli import (
     env,
     evaluate,
     explain,
+    export,
     forecast,
     generate,
     optimize,
@@ -48,6 +49,7 @@ app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
 app.command("pack")(pack.pack)
+app.command("export")(export.export)
 app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)

@@ -17,12 +17,21 @@ from cellerate.kernels.program.cpu import CompiledProgram
 from cellerate.program import PRECISIONS, Node, Program
 from cellerate.runtime import interpreter, operations, shapes
 from support.graphs import Graph, draw
+from support.programs import (
+    PROGRAMS,
+    DrawnProgram,
+    E,
+    Given,
+    H,
+    V,
+    classifier,
+    forecaster,
+    inputs_of,
+    sequence_to_sequence,
+)
 from support.rounding import allowed
 
 pytestmark = pytest.mark.usefixtures("native_settings")
-
-V, E, H, F = 11, 6, 21, 5
-Given = dict[str, np.ndarray]
 
 
 class Both:
@@ -69,95 +78,6 @@ def assert_near(found: np.ndarray, right: np.ndarray, limit: float = 2e-6, what:
     assert error <= limit * np.sqrt(np.mean(np.square(right.astype(np.float64)))) + 1e-7, (what, error)
 
 
-def classifier() -> Program:
-    """ids → a masked bidirectional LSTM → another one → its states, means, and a softmax."""
-    graph = Graph()
-    ids = graph.input("ids", -1, dtype="int32")
-    rows = graph.add("embedding", "table", {"ids": ids}, {"embeddings": draw(V, E)})
-    mask = graph.add("ids_mask", "table", {"ids": ids})
-    forward = graph.lstm(rows, "forward", E, H, mask=mask)
-    backward = graph.lstm(rows, "backward", E, H, mask=mask, go_backwards=True, masked_output="zero")
-    backward = graph.add("flip", "both", {"x": backward}, axis=1)
-    both = graph.add("concatenate", "both", {"0": forward, "1": backward}, axis=-1)
-    top = graph.lstm(both, "top", 2 * H, H + 3, mask=mask, masked_output="previous_state")
-    h = graph.add("lstm_state", "top", {"lstm": top}, state="h")
-    c = graph.add("lstm_state", "top", {"lstm": top}, state="c")
-    mean = graph.add("mean_over_time", "mean", {"x": top, "mask": mask})
-    most = graph.add("max_over_time", "most", {"x": top})
-    joined = graph.add("concatenate", "joined", {"0": mean, "1": most}, axis=1)
-    return graph.program(
-        probabilities=graph.dense(joined, "head", 2 * (H + 3), 4, "softmax"),
-        logs=graph.dense(top, "logs", H + 3, 70, "log_softmax"),
-        h=h,
-        c=c,
-        both=both,
-    )
-
-
-def forecaster(units: int = H) -> Program:
-    """Two LSTMs of which the second one follows the first one, and a dense layer."""
-    graph = Graph()
-    first = graph.lstm(graph.input("x", -1, F), "first", F, units)
-    second = graph.lstm(first, "second", units, units, return_sequences=False)
-    return graph.program(y=graph.dense(second, "head", units, 3))
-
-
-def sequence_to_sequence() -> Program:
-    """An encoder whose states begin a decoder, masks of features, and every way to move steps."""
-    graph = Graph()
-    x, y = graph.input("x", -1, F), graph.input("y", -1, F)
-    mask = graph.add("features_mask", "mask", {"x": x}, mask_value=0.0)
-    masked = graph.add("masked", "masked", {"x": x, "mask": mask})
-    flipped = graph.add("flip_mask", "flipped", {"mask": mask})
-    encoder = graph.lstm(masked, "encoder", F, H, mask=flipped, go_backwards=True, return_sequences=False)
-    h = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="h")
-    again = graph.add("lstm_state", "again", {"lstm": encoder}, state="h")
-    c = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="c")
-    decoder = graph.lstm(y, "decoder", F, H, h0=h, c0=c, activation="softsign")
-    other = graph.lstm(
-        y, "other", F, H, h0=again, c0=c, recurrent_activation="hard_sigmoid", activation="relu"
-    )
-    norm = graph.add(
-        "layer_norm", "norm", {"x": decoder}, {"gamma": draw(H), "beta": draw(H, seed=1)}, epsilon=1e-3
-    )
-    plain = graph.add("layer_norm", "plain", {"x": other}, epsilon=1e-3)
-    sums = [
-        graph.add(op, op, {"0": norm, "1": plain})
-        for op in ("add", "subtract", "multiply", "average", "maximum", "minimum")
-    ]
-    joined = graph.add("concatenate", "joined", {str(n): at for n, at in enumerate([*sums, norm])}, axis=2)
-    last = graph.add("crop", "last", {"x": joined}, begin=-1, end=None)
-    flat = graph.add("reshape", "flat", {"x": last}, shape=(7 * H,))
-    repeated = graph.add("repeat_vector", "repeated", {"x": flat}, n=4)
-    table = {"embeddings": draw(70, 7 * H)}
-    capped = graph.add("unembedding", "capped", {"x": repeated}, table, soft_cap=3.0)
-    turned = graph.add("flip", "turned", {"x": joined}, axis=1)
-    scaled = graph.affine(turned, "scaled", 7 * H)
-    return graph.program(
-        capped=capped,
-        scaled=graph.add("activation", "silu", {"x": scaled}, activation="silu"),
-        given=y,
-        encoded=encoder,
-        square=graph.add("reshape", "square", {"x": flat}, shape=(H, 7)),
-    )
-
-
-def inputs_of(program: Program, batch: int, steps: int, seed: int = 0) -> Given:
-    found = {}
-    for name, number in program.inputs.items():
-        shape: Any = program.nodes[number].options["shape"]
-        rng = np.random.default_rng([seed, batch, steps])
-        sizes = (batch, *(steps if size == -1 else size for size in shape[1:]))
-        if program.nodes[number].options["dtype"] == "int32":
-            found[name] = rng.integers(0, V, sizes).astype(np.int32)
-            found[name][:, : steps // 3] *= rng.random((batch, steps // 3)) < 0.5
-        else:
-            found[name] = rng.standard_normal(sizes).astype(np.float32)
-            found[name][rng.random(sizes[:-1]) < 0.2] = 0
-    return found
-
-
-PROGRAMS = {"classifier": classifier, "forecaster": forecaster, "sequence to sequence": sequence_to_sequence}
 SIZES = ((1, 1), (1, 9), (2, 30), (3, 17), (7, 5), (13, 8), (40, 3))
 
 
@@ -349,90 +269,10 @@ def test_several_threads_use_one_program() -> None:
     assert not failures and not any(thread.is_alive() for thread in threads)
 
 
-class _Drawn:
-    """A program of random operations, each on values that it can read."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.data, self.graph = data, Graph()
-        self.steps = data.draw(st.integers(1, 7), "steps")
-        self.sequences: list[tuple[int, int]] = [(self.graph.input("x", -1, 3), 3)]
-        self.flat: list[tuple[int, int]] = [(self.graph.input("y", 4), 4)]
-        ids = self.graph.input("ids", -1, dtype="int32")
-        self.masks = [self.graph.add("ids_mask", "mask", {"ids": ids})]
-        rows = self.graph.add("embedding", "rows", {"ids": ids}, {"embeddings": draw(V, 5)})
-        self.sequences.append((rows, 5))
-        for number in range(data.draw(st.integers(1, 9), "count")):
-            self.add(f"n{number}")
-
-    def pick(self, values: list[Any]) -> Any:
-        return self.data.draw(st.sampled_from(values))
-
-    def add(self, name: str) -> None:
-        kind = self.pick(["lstm", "lstm", "dense", "row", "merge", "join", "move", "over", "mask", "repeat"])
-        graph = self.graph
-        many = self.pick([True, False])
-        (x, width), values = self.pick(self.sequences), self.sequences
-        if kind in ("dense", "row", "merge", "join") and not many:
-            (x, width), values = self.pick(self.flat), self.flat
-        if kind == "lstm":
-            units = self.pick([1, 3, 16, 19])
-            mask = self.pick([None, *self.masks])
-            states = [value for value, size in self.flat if size == units]
-            h0 = self.pick([None, *states])
-            lstm = graph.lstm(
-                x,
-                name,
-                width,
-                units,
-                mask=mask,
-                h0=h0,
-                c0=None if h0 is None else self.pick(states),
-                return_sequences=many,
-                go_backwards=self.pick([True, False]),
-                masked_output=self.pick(["previous_output", "previous_state", "zero"]),
-                activation=self.pick(["tanh", "tanh", "relu"]),
-            )
-            (self.sequences if many else self.flat).append((lstm, units))
-            state = graph.add("lstm_state", name, {"lstm": lstm}, state=self.pick(["h", "c"]))
-            self.flat.append((state, units))
-        elif kind == "dense":
-            activation = self.pick(["linear", "tanh", "softmax", "log_softmax"])
-            values.append((graph.dense(x, name, width, 7, activation), 7))
-        elif kind == "row":
-            values.append((graph.add("layer_norm", name, {"x": x}, epsilon=1e-2), width))
-        elif kind == "merge":
-            same = [value for value, size in values if size == width]
-            op = self.pick(["add", "subtract", "multiply", "average", "maximum", "minimum"])
-            values.append((graph.add(op, name, {"0": x, "1": self.pick(same)}), width))
-        elif kind == "join":
-            other, more = self.pick(values)
-            values.append((graph.add("concatenate", name, {"0": x, "1": other}, axis=-1), width + more))
-        elif kind == "move":
-            self.sequences.append((graph.add("flip", name, {"x": x}, axis=1), width))
-        elif kind == "over":
-            mean = {"x": x} | self.pick([{}, {"mask": self.masks[0]}])
-            over = (
-                graph.add("mean_over_time", name, mean)
-                if many
-                else graph.add("max_over_time", name, {"x": x})
-            )
-            self.flat.append((over, width))
-        elif kind == "mask":
-            self.masks.append(graph.add("flip_mask", name, {"mask": self.pick(self.masks)}))
-        else:
-            flat, size = self.pick(self.flat)
-            self.sequences.append((graph.add("repeat_vector", name, {"x": flat}, n=self.steps), size))
-
-    def program(self) -> Program:
-        values = [value for value, _ in (*self.sequences, *self.flat)]
-        wanted = self.data.draw(st.sets(st.sampled_from(values), min_size=1, max_size=4), "outputs")
-        return self.graph.program(**{f"o{number}": number for number in sorted(wanted)})
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_program_equals_itself_an_operation_at_a_time(data: st.DataObject) -> None:
-    drawn = _Drawn(data)
+    drawn = DrawnProgram(data)
     both = Both(drawn.program())
     batch = data.draw(st.sampled_from([1, 2, 5, 14]), "batch")
     native.set_num_threads(data.draw(st.sampled_from([1, 2, 3]), "threads"))

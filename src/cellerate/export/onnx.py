@@ -1,0 +1,159 @@
+"""Models as ONNX, written from the program and its weights without a converter, and tried in ONNX Runtime.
+
+The graph has true `LSTM` nodes, any number of rows and, where the model has it, of steps. Masks may be of any pattern.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from cellerate.errors import ModelError
+from cellerate.export.onnx_graph import OnnxGraph, value_info
+from cellerate.export.onnx_lstm import LstmValues, add_lstm
+from cellerate.export.onnx_operations import Given, add_operation
+from cellerate.export.trials import Arrays
+from cellerate.program import Node, Program
+from cellerate.runtime.operations import result_type
+
+# What every runtime of these years reads: ONNX Runtime 1.14, OpenVINO 2023, Triton 23.
+_OPSET, _IR_VERSION = 17, 9
+_TYPES = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "bool": TensorProto.BOOL}
+# The most bytes of a file without weights beside it, a limit of protocol buffers.
+_MOST_BYTES = 2**31 - 1
+
+
+def onnx_model(
+    program: Program, sizes: Mapping[str, Sequence[int | None]], metadata: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """A program as ONNX.
+
+    Args:
+        program: What to write.
+        sizes: The shape of each output, with None where it depends on the input.
+        metadata: Plain JSON, for the file's own metadata, under "cellerate".
+
+    Returns:
+        The model; its inputs and outputs have the names and types of the program's.
+
+    Raises:
+        ModelError: ONNX cannot hold it: an LSTM has an activation that ONNX's has not, or it has more than 2 GB.
+    """
+    graph = OnnxGraph()
+    values: dict[int, str] = {}
+    lstms: dict[int, LstmValues] = {}
+    axes: dict[int, int] = {}
+    types: dict[int, str] = {}
+    inputs = []
+    for number, node in enumerate(program.nodes):
+        types[number] = result_type(node, {name: types[source] for name, source in node.inputs.items()})
+        read = {name: values[source] for name, source in node.inputs.items()}
+        axes[number] = _axes(node, {name: axes[source] for name, source in node.inputs.items()})
+        if node.op == "input":
+            values[number] = node.name
+            inputs.append(_input(node))
+        elif node.op == "lstm":
+            lstms[number] = add_lstm(graph, node, read)
+            values[number] = lstms[number].result
+        elif node.op == "lstm_state":
+            lstm = lstms[node.inputs["lstm"]]
+            values[number] = lstm.h if node.options["state"] == "h" else lstm.c
+        elif straight := _put_back(node, lstms):
+            values[number] = straight
+        else:
+            given = Given(read, {name: axes[source] for name, source in node.inputs.items()})
+            values[number] = add_operation(graph, node, given)
+    outputs = []
+    for name, number in program.outputs.items():
+        graph.output(values[number], name)
+        named = (f"{name} {axis}" if size is None else size for axis, size in enumerate(sizes[name]))
+        outputs.append(value_info(name, _TYPES[types[number]], ("batch", *tuple(named)[1:])))
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, "cellerate", inputs, outputs, graph.constants),
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="cellerate",
+    )
+    helper.set_model_props(model, {"cellerate": json.dumps(metadata)})
+    if model.ByteSize() > _MOST_BYTES:
+        raise ModelError("the model has more than 2 GB of weights, which an ONNX file does not hold.")
+    return onnx.shape_inference.infer_shapes(model)
+
+
+class OnnxRuntime:
+    """An exported model in ONNX Runtime on the CPU.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModuleNotFoundError: ONNX Runtime is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """The outputs by name."""
+        names = [output.name for output in self._session.get_outputs()]
+        results = self._session.run(names, dict(inputs))
+        return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+
+
+def quantise(path: Path) -> None:
+    """Rounds the weights of LSTMs and products in a file to 8 bits, one scale a column, as ONNX Runtime does it."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    root = logging.getLogger()
+    level = root.level
+    # It advises to optimise the graph first, which ONNX Runtime does itself when it loads it.
+    root.setLevel(logging.ERROR)
+    try:
+        quantize_dynamic(
+            path, path, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["LSTM", "MatMul"]
+        )
+    finally:
+        root.setLevel(level)
+
+
+def _input(node: Node) -> onnx.ValueInfoProto:
+    shape: Any = node.options["shape"]
+    free = ["batch", "time", *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
+    sizes = tuple(free[axis] if size == -1 else size for axis, size in enumerate(shape))
+    return value_info(node.name, _TYPES[str(node.options["dtype"])], sizes)
+
+
+def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:
+    """The outputs of a backward LSTM in order, for a node that only turns them around."""
+    source = lstms.get(node.inputs["x"]) if node.op == "flip" and node.options["axis"] == 1 else None
+    return None if source is None else source.in_order
+
+
+def _axes(node: Node, read: Mapping[str, int]) -> int:
+    """How many axes a node's result has."""
+    options: Mapping[str, Any] = node.options
+    match node.op:
+        case "input":
+            return len(options["shape"])
+        case "embedding":
+            return read["ids"] + 1
+        case "lstm":
+            return 3 if options["return_sequences"] else 2
+        case "lstm_state":
+            return 2
+        case "features_mask" | "mean_over_time" | "max_over_time":
+            return read["x"] - 1
+        case "repeat_vector":
+            return read["x"] + 1
+        case "reshape":
+            return 1 + len(options["shape"])
+    return max(read.values())

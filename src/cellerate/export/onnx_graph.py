@@ -1,0 +1,91 @@
+"""An ONNX graph while it is built: nodes, constants, and names that no two of its values share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
+"""Where a Slice ends that takes all there is, forwards and backwards."""
+
+
+class OnnxGraph:
+    """Nodes and constants in the order in which they were added; values are named by strings.
+
+    Attributes:
+        nodes: The nodes.
+        constants: The constants.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+        self._names: dict[Any, str] = {}
+        # So that no array is freed and its `id` given to another.
+        self._kept: list[np.ndarray] = []
+
+    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
+        """Adds a node.
+
+        Args:
+            op: An operator of ONNX.
+            inputs: The names of its inputs; "" where an optional one is missing.
+            outputs: How many outputs it has.
+            attributes: Its attributes.
+
+        Returns:
+            The name of its output, or a tuple of names if there are several.
+        """
+        names = tuple(f"{op}_{len(self.nodes)}" + (f"_{n}" if outputs > 1 else "") for n in range(outputs))
+        self.nodes.append(helper.make_node(op, inputs, names, name=f"{op}_{len(self.nodes)}", **attributes))
+        return names if outputs > 1 else names[0]
+
+    def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> str:
+        """The name of an array, in another form if need be; it is written once however often it is asked for."""
+        key = (id(array), form)
+        if key not in self._names:
+            self._kept.append(array)
+            self._names[key] = self._constant(array if form is None else np.ascontiguousarray(form(array)))
+        return self._names[key]
+
+    def number(self, value: float | bool, dtype: type = np.float32) -> str:
+        """The name of a single number."""
+        return self._small(np.array(value, dtype))
+
+    def sizes(self, *values: int) -> str:
+        """The name of a list of whole numbers: axes, or a shape."""
+        return self._small(np.array(values, np.int64))
+
+    def slice(self, x: str, begin: int, end: int, axis: int, step: int = 1) -> str:
+        """A part of an axis, as in NumPy."""
+        each = (self.sizes(value) for value in (begin, end, axis, step))
+        return str(self.add("Slice", x, *each))
+
+    def flip(self, x: str, axis: int) -> str:
+        """An axis backwards."""
+        return self.slice(x, -1, BEFORE_THE_START, axis, -1)
+
+    def cast(self, x: str, dtype: int) -> str:
+        """Another type: one of `onnx.TensorProto`."""
+        return str(self.add("Cast", x, to=dtype))
+
+    def output(self, x: str, name: str) -> None:
+        """Gives a value the name of an output."""
+        self.nodes.append(helper.make_node("Identity", [x], [name], name=f"output {name}"))
+
+    def _small(self, array: np.ndarray) -> str:
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._names:
+            self._names[key] = self._constant(array)
+        return self._names[key]
+
+    def _constant(self, array: np.ndarray) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+
+def value_info(name: str, dtype: int, shape: tuple[int | str, ...]) -> ValueInfoProto:
+    """The description of an input or an output; strings name sizes that are free."""
+    return helper.make_tensor_value_info(name, dtype, shape)

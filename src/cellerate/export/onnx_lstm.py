@@ -1,0 +1,190 @@
+"""An LSTM of a program as ONNX's `LSTM` node, whatever its mask.
+
+Between the two, the order of the gates differs (i, o, f, c there), the bias (two there), the axes (time comes first
+there) and the mask (a length for each row there). So a masked LSTM runs on its live steps alone, moved to the front:
+then their number is the length, and each output comes from the last live step.
+
+The attribute `layout=1`, which would put the batch first, is not used: ONNX Runtime refuses it, and OpenVINO reads it
+wrongly.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from cellerate.errors import ModelError
+from cellerate.export.onnx_graph import OnnxGraph
+from cellerate.program import Node
+
+# ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta.
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "linear": ("Affine", (1.0, 0.0)),
+    "tanh": ("Tanh", ()),
+    "sigmoid": ("Sigmoid", ()),
+    "relu": ("Relu", ()),
+    "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
+    "sparse_sigmoid": ("HardSigmoid", (0.5, 0.5)),
+    "elu": ("Elu", (1.0,)),
+    "leaky_relu": ("LeakyRelu", (0.2,)),
+    "softplus": ("Softplus", ()),
+    "softsign": ("Softsign", ()),
+}
+
+
+class LstmValues(NamedTuple):
+    """The values that an LSTM gives.
+
+    Attributes:
+        result: Its outputs (B, T, H), or the last one (B, H).
+        h: The last state (B, H).
+        c: The same.
+        in_order: Of one without a mask that runs backwards, the outputs in the order of its input, else None.
+    """
+
+    result: str
+    h: str
+    c: str
+    in_order: str | None = None
+
+
+def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
+    """Adds an LSTM.
+
+    Args:
+        graph: What it is added to.
+        node: The LSTM.
+        given: The value of each of its inputs.
+
+    Raises:
+        ModelError: ONNX's LSTM does not know an activation.
+    """
+    x, mask = given["x"], given.get("mask")
+    backwards = bool(node.options["go_backwards"])
+    if mask is None:
+        outputs, h, c = _node(graph, node, x, given, reverse=backwards)
+        if not node.options["return_sequences"]:
+            return LstmValues(h, h, c)
+        return LstmValues(graph.flip(outputs, 1), h, c, outputs) if backwards else LstmValues(outputs, h, c)
+    if backwards:
+        x, mask = graph.flip(x, 1), graph.flip(mask, 1)
+    live = _Live(graph, mask)
+    outputs, h, c = _node(graph, node, live.first(x), given, lengths=live.lengths)
+    zero = graph.number(0)
+    # Of a row without a live step, ONNX Runtime does not keep the state.
+    any_live = graph.add("Unsqueeze", live.any, graph.sizes(1))
+    h = graph.add("Where", any_live, h, given.get("h0", zero))
+    c = graph.add("Where", any_live, c, given.get("c0", zero))
+    kept = str(node.options["masked_output"])
+    otherwise = given.get("h0", zero) if kept == "previous_state" else zero
+    if node.options["return_sequences"]:
+        if "h0" in given and kept == "previous_state":
+            otherwise = graph.add("Unsqueeze", otherwise, graph.sizes(1))
+        shown = mask if kept == "zero" else live.begun
+        result = graph.add(
+            "Where", graph.add("Unsqueeze", shown, graph.sizes(2)), live.restored(outputs), otherwise
+        )
+    elif kept == "zero":
+        last = graph.add("Gather", mask, graph.sizes(-1), axis=1)
+        result = graph.add("Where", last, h, zero)
+    else:
+        result = graph.add("Where", any_live, h, otherwise)
+    return LstmValues(result, h, c)
+
+
+class _Live:
+    """The live steps of each row, in order at the front, and the way back.
+
+    Attributes:
+        lengths: How many there are, int32 (B,); at least 1, as ONNX Runtime wants it.
+        any: Whether there are any, (B,).
+        begun: Whether there were any up to each step, (B, T).
+    """
+
+    def __init__(self, graph: OnnxGraph, mask: str) -> None:
+        self._graph = graph
+        add, one = graph.add, graph.number(1, np.int64)
+        zero = graph.number(0, np.int64)
+        counts = add("CumSum", graph.cast(mask, TensorProto.INT64), graph.number(1, np.int64))
+        total = add("Gather", counts, graph.number(-1, np.int64), axis=1)
+        self.any = add("Greater", total, zero)
+        self.begun = add("Greater", counts, zero)
+        self.lengths = graph.cast(add("Max", total, one), TensorProto.INT32)
+        places = add("Sub", counts, one)
+        self._last_live = self._as_indices(add("Max", places, zero))
+        # Step t goes to its place among the live ones; steps that are not live share one place behind them all.
+        zeros = add("Mul", counts, zero)
+        steps = add("Sub", add("CumSum", add("Add", zeros, one), one), one)
+        behind = add("Gather", add("Shape", mask), one, axis=0)
+        longer = add("Pad", zeros, graph.sizes(0, 0, 0, 1))
+        moved = add("ScatterElements", longer, add("Where", mask, places, behind), steps, axis=1)
+        self._sources = self._as_indices(graph.slice(moved, 0, -1, 1))
+
+    def first(self, x: str) -> str:
+        """(B, T, F) with the live steps at the front."""
+        return str(self._graph.add("GatherND", x, self._sources, batch_dims=1))
+
+    def restored(self, outputs: str) -> str:
+        """For each step the output of the last live one up to it."""
+        return str(self._graph.add("GatherND", outputs, self._last_live, batch_dims=1))
+
+    def _as_indices(self, steps: str) -> str:
+        return str(self._graph.add("Unsqueeze", steps, self._graph.sizes(2)))
+
+
+def _node(
+    graph: OnnxGraph, node: Node, x: str, given: dict[str, str], *, lengths: str = "", reverse: bool = False
+) -> tuple[str, str, str]:
+    """The outputs (B, T, H) in the order of the input, h and c (B, H)."""
+    kernel, recurrent, bias = (_weight(graph, node, name) for name in ("kernel", "recurrent_kernel", "bias"))
+    ahead = graph.sizes(0)
+    states = [graph.add("Unsqueeze", given[name], ahead) if name in given else "" for name in ("h0", "c0")]
+    attributes: dict[str, Any] = {}
+    used = [
+        _activation(node, str(node.options[name]))
+        for name in ("recurrent_activation", "activation", "activation")
+    ]
+    if [name for name, _ in used] != ["Sigmoid", "Tanh", "Tanh"]:
+        attributes["activations"] = [name for name, _ in used]
+    # Each list has an entry only for those activations that have such a number.
+    for place, attribute in enumerate(("activation_alpha", "activation_beta")):
+        if numbers := [own[place] for _, own in used if len(own) > place]:
+            attributes[attribute] = numbers
+    y, h, c = graph.add(
+        "LSTM",
+        graph.add("Transpose", x, perm=[1, 0, 2]),
+        *(kernel, recurrent, bias, lengths, *states),
+        outputs=3,
+        hidden_size=node.arrays["recurrent_kernel"].shape[0],
+        direction="reverse" if reverse else "forward",
+        **attributes,
+    )
+    outputs = graph.add("Transpose", graph.add("Squeeze", y, graph.sizes(1)), perm=[1, 0, 2])
+    return outputs, graph.add("Squeeze", h, ahead), graph.add("Squeeze", c, ahead)
+
+
+def _activation(node: Node, name: str) -> tuple[str, tuple[float, ...]]:
+    if name not in _ACTIVATIONS:
+        raise ModelError(
+            f"{node.name}: ONNX's LSTM has no activation {name!r}; it has {', '.join(_ACTIVATIONS)}. Train the model "
+            "with one of these."
+        )
+    return _ACTIVATIONS[name]
+
+
+def _weight(graph: OnnxGraph, node: Node, name: str) -> str:
+    if name not in node.arrays:
+        return ""
+    return graph.weight(node.arrays[name], _bias if name == "bias" else _gates)
+
+
+def _gates(array: np.ndarray) -> np.ndarray:
+    """(1, 4H, K) in ONNX's order, of (K, 4H) in Keras's."""
+    i, f, c, o = np.split(array, 4, axis=-1)
+    return np.concatenate([i, o, f, c], axis=-1).T[np.newaxis]
+
+
+def _bias(array: np.ndarray) -> np.ndarray:
+    """(1, 8H), of (4H,): ONNX adds two, and the second is zero."""
+    gates = _gates(array)
+    return np.concatenate([gates, np.zeros_like(gates)], axis=1)

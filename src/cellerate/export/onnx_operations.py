@@ -1,0 +1,284 @@
+"""Each operation of a program as nodes of ONNX, all but the LSTM. What an operation means is in `cellerate.program`."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from cellerate.export.onnx_graph import TO_THE_END, OnnxGraph
+from cellerate.program import Node
+
+
+class Given(NamedTuple):
+    """What an operation reads.
+
+    Attributes:
+        values: The name of an input → its value.
+        axes: The same → how many axes it has.
+    """
+
+    values: Mapping[str, str]
+    axes: Mapping[str, int]
+
+
+def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
+    """Adds an operation, not an "input", "lstm" or "lstm_state", and gives the value of its result."""
+    return str(_OPERATIONS[node.op](graph, node, given))
+
+
+def activate(graph: OnnxGraph, name: str, x: str) -> str:
+    """An activation, one of `program.OUTPUT_ACTIVATIONS`."""
+    return x if name == "linear" else str(_ACTIVATIONS[name](graph, x))
+
+
+def _named(op: str, **attributes: Any) -> Callable[[OnnxGraph, str], str]:
+    return lambda graph, x: graph.add(op, x, **attributes)
+
+
+def _softplus(graph: OnnxGraph, x: str) -> str:
+    return str(graph.add("Softplus", x))
+
+
+def _clip(graph: OnnxGraph, x: str, low: float, high: float) -> str:
+    return str(graph.add("Clip", x, graph.number(low), graph.number(high)))
+
+
+def _where_below(graph: OnnxGraph, x: str, limit: float, below: str, otherwise: str) -> str:
+    return str(graph.add("Where", graph.add("Less", x, graph.number(limit)), below, otherwise))
+
+
+def _gelu(graph: OnnxGraph, x: str) -> str:
+    share = graph.add("Erf", graph.add("Mul", x, graph.number(1 / math.sqrt(2))))
+    half = graph.add("Mul", x, graph.number(0.5))
+    return str(graph.add("Mul", half, graph.add("Add", share, graph.number(1))))
+
+
+def _hard_sigmoid(graph: OnnxGraph, x: str) -> str:
+    return str(graph.add("HardSigmoid", x, alpha=1 / 6, beta=0.5))
+
+
+def _hard_shrink(graph: OnnxGraph, x: str) -> str:
+    small = graph.add("LessOrEqual", graph.add("Abs", x), graph.number(0.5))
+    return str(graph.add("Where", small, graph.number(0), x))
+
+
+def _soft_shrink(graph: OnnxGraph, x: str) -> str:
+    return str(graph.add("Sub", x, _clip(graph, x, -0.5, 0.5)))
+
+
+def _squareplus(graph: OnnxGraph, x: str) -> str:
+    root = graph.add("Sqrt", graph.add("Add", graph.add("Mul", x, x), graph.number(4)))
+    return str(graph.add("Mul", graph.add("Add", x, root), graph.number(0.5)))
+
+
+def _sparse_plus(graph: OnnxGraph, x: str) -> str:
+    more = graph.add("Add", x, graph.number(1))
+    curve = graph.add("Mul", graph.add("Mul", more, more), graph.number(0.25))
+    return _where_below(graph, x, -1, graph.number(0), _where_below(graph, x, 1, curve, x))
+
+
+def _log_sigmoid(graph: OnnxGraph, x: str) -> str:
+    return str(graph.add("Neg", _softplus(graph, graph.add("Neg", x))))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[OnnxGraph, str], str]] = {
+    "tanh": _named("Tanh"),
+    "sigmoid": _named("Sigmoid"),
+    "relu": _named("Relu"),
+    "hard_sigmoid": _hard_sigmoid,
+    "softplus": _softplus,
+    "softsign": _named("Softsign"),
+    "elu": _named("Elu"),
+    "selu": _named("Selu", alpha=1.6732632423543772, gamma=1.0507009873554805),
+    "exponential": _named("Exp"),
+    "relu6": lambda graph, x: _clip(graph, x, 0, 6),
+    "leaky_relu": _named("LeakyRelu", alpha=0.2),
+    "silu": lambda graph, x: graph.add("Mul", x, graph.add("Sigmoid", x)),
+    "gelu": _gelu,
+    "hard_silu": lambda graph, x: graph.add("Mul", x, _hard_sigmoid(graph, x)),
+    "hard_tanh": lambda graph, x: _clip(graph, x, -1, 1),
+    "mish": lambda graph, x: graph.add("Mul", x, graph.add("Tanh", _softplus(graph, x))),
+    "celu": _named("Elu"),
+    "log_sigmoid": _log_sigmoid,
+    "hard_shrink": _hard_shrink,
+    "soft_shrink": _soft_shrink,
+    "tanh_shrink": lambda graph, x: graph.add("Sub", x, graph.add("Tanh", x)),
+    "squareplus": _squareplus,
+    "sparse_plus": _sparse_plus,
+    "sparse_sigmoid": _named("HardSigmoid", alpha=0.5, beta=0.5),
+    "softmax": _named("Softmax", axis=-1),
+    "log_softmax": _named("LogSoftmax", axis=-1),
+}
+
+
+def _dense(graph: OnnxGraph, node: Node, given: Given) -> str:
+    y = graph.add("MatMul", given.values["x"], graph.weight(node.arrays["kernel"]))
+    if "bias" in node.arrays:
+        y = graph.add("Add", y, graph.weight(node.arrays["bias"]))
+    return activate(graph, str(node.options["activation"]), y)
+
+
+def _unembedding(graph: OnnxGraph, node: Node, given: Given) -> str:
+    logits = graph.add("MatMul", given.values["x"], graph.weight(node.arrays["embeddings"], np.transpose))
+    soft_cap: Any = node.options["soft_cap"]
+    if soft_cap is None:
+        return str(logits)
+    cap = graph.number(soft_cap)
+    return str(graph.add("Mul", graph.add("Tanh", graph.add("Div", logits, cap)), cap))
+
+
+def _features_mask(graph: OnnxGraph, node: Node, given: Given) -> str:
+    value: Any = node.options["mask_value"]
+    other = graph.add("Not", graph.add("Equal", given.values["x"], graph.number(value)))
+    any_other = graph.add("ReduceMax", graph.cast(other, TensorProto.FLOAT), axes=[-1], keepdims=0)
+    return graph.cast(any_other, TensorProto.BOOL)
+
+
+def _masked(graph: OnnxGraph, node: Node, given: Given) -> str:
+    return str(graph.add("Where", _over_features(graph, given), given.values["x"], graph.number(0)))
+
+
+def _over_features(graph: OnnxGraph, given: Given) -> str:
+    """The mask with one more axis."""
+    return str(graph.add("Unsqueeze", given.values["mask"], graph.sizes(2)))
+
+
+def _layer_norm(graph: OnnxGraph, node: Node, given: Given) -> str:
+    # Not the operator of that name: with it a runtime may compute 1 / sqrt(variance) less exactly.
+    x, axes = given.values["x"], [-1]
+    centred = graph.add("Sub", x, graph.add("ReduceMean", x, axes=axes))
+    variance = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=axes)
+    epsilon: Any = node.options["epsilon"]
+    y = graph.add("Div", centred, graph.add("Sqrt", graph.add("Add", variance, graph.number(epsilon))))
+    for name, op in (("gamma", "Mul"), ("beta", "Add")):
+        if name in node.arrays:
+            y = graph.add(op, y, graph.weight(node.arrays[name]))
+    return str(y)
+
+
+def _affine(graph: OnnxGraph, node: Node, given: Given) -> str:
+    scaled = graph.add("Mul", given.values["x"], graph.weight(node.arrays["scale"]))
+    return str(graph.add("Add", scaled, graph.weight(node.arrays["offset"])))
+
+
+def _all(given: Given) -> list[str]:
+    return [given.values[name] for name in map(str, range(len(given.values)))]
+
+
+def _merge(op: str) -> Callable[[OnnxGraph, Node, Given], str]:
+    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+
+    def merge(graph: OnnxGraph, node: Node, given: Given) -> str:
+        most = max(given.axes.values())
+        values = []
+        for name in map(str, range(len(given.values))):
+            missing = most - given.axes[name]
+            value = given.values[name]
+            if missing:
+                value = graph.add("Unsqueeze", value, graph.sizes(*range(1, 1 + missing)))
+            values.append(value)
+        merged = values[0]
+        for other in values[1:]:
+            merged = graph.add(op, merged, other)
+        return merged
+
+    return merge
+
+
+_add = _merge("Add")
+
+
+def _average(graph: OnnxGraph, node: Node, given: Given) -> str:
+    return str(graph.add("Div", _add(graph, node, given), graph.number(len(given.values))))
+
+
+def _concatenate(graph: OnnxGraph, node: Node, given: Given) -> str:
+    return str(graph.add("Concat", *_all(given), axis=node.options["axis"]))
+
+
+def _reshape(graph: OnnxGraph, node: Node, given: Given) -> str:
+    shape: Any = node.options["shape"]
+    return str(graph.add("Reshape", given.values["x"], graph.sizes(0, *shape)))  # 0: as it is
+
+
+def _repeat_vector(graph: OnnxGraph, node: Node, given: Given) -> str:
+    n: Any = node.options["n"]
+    shape = graph.sizes(1, n, *[1] * (given.axes["x"] - 1))
+    return str(graph.add("Expand", graph.add("Unsqueeze", given.values["x"], graph.sizes(1)), shape))
+
+
+def _crop(graph: OnnxGraph, node: Node, given: Given) -> str:
+    begin: Any = node.options["begin"]
+    end: Any = node.options["end"]
+    return graph.slice(given.values["x"], begin, TO_THE_END if end is None else end, 1)
+
+
+def _take(graph: OnnxGraph, node: Node, given: Given) -> str:
+    indices: Any = node.options["indices"]
+    return str(graph.add("Gather", given.values["x"], graph.sizes(*indices), axis=node.options["axis"]))
+
+
+def _permute(graph: OnnxGraph, node: Node, given: Given) -> str:
+    axes: Any = node.options["axes"]
+    return str(graph.add("Transpose", given.values["x"], perm=[0, *axes]))
+
+
+def _cumsum(graph: OnnxGraph, node: Node, given: Given) -> str:
+    axis: Any = node.options["axis"]
+    return str(graph.add("CumSum", given.values["x"], graph.number(axis, np.int64)))
+
+
+def _flip(graph: OnnxGraph, node: Node, given: Given) -> str:
+    axis: Any = node.options["axis"]
+    return graph.flip(given.values["x"], axis)
+
+
+def _mean_over_time(graph: OnnxGraph, node: Node, given: Given) -> str:
+    if "mask" not in given.values:
+        return str(graph.add("ReduceMean", given.values["x"], axes=[1], keepdims=0))
+    live = _over_features(graph, given)
+    shown = graph.add("Where", live, given.values["x"], graph.number(0))
+    time = graph.sizes(1)
+    total = graph.add("ReduceSum", shown, time, keepdims=0)
+    count = graph.add("ReduceSum", graph.cast(live, TensorProto.FLOAT), time, keepdims=0)
+    return str(graph.add("Div", total, count))
+
+
+_OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
+    "embedding": lambda graph, node, given: graph.add(
+        "Gather", graph.weight(node.arrays["embeddings"]), given.values["ids"]
+    ),
+    "unembedding": _unembedding,
+    "ids_mask": lambda graph, node, given: graph.add(
+        "Not", graph.add("Equal", given.values["ids"], graph.number(0, np.int32))
+    ),
+    "features_mask": _features_mask,
+    "masked": _masked,
+    "dense": _dense,
+    "activation": lambda graph, node, given: activate(
+        graph, str(node.options["activation"]), given.values["x"]
+    ),
+    "layer_norm": _layer_norm,
+    "affine": _affine,
+    "add": _add,
+    "subtract": _merge("Sub"),
+    "multiply": _merge("Mul"),
+    "average": _average,
+    "maximum": _merge("Max"),
+    "minimum": _merge("Min"),
+    "concatenate": _concatenate,
+    "reshape": _reshape,
+    "repeat_vector": _repeat_vector,
+    "crop": _crop,
+    "take": _take,
+    "cumsum": _cumsum,
+    "flip": _flip,
+    "permute": _permute,
+    "mean_over_time": _mean_over_time,
+    "max_over_time": lambda graph, node, given: graph.add(
+        "ReduceMax", given.values["x"], axes=[1], keepdims=0
+    ),
+    "flip_mask": lambda graph, node, given: graph.flip(given.values["mask"], 1),
+}

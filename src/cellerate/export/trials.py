@@ -1,0 +1,165 @@
+"""What an exported model is tried on: batches of several sizes and lengths, and what our own runtime gives for them."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cellerate.errors import DataError, ModelError
+from cellerate.program import Program
+from cellerate.runtime.engine import Engine
+
+# Rows of a batch, and steps where they are free. No format is written for one of them alone.
+_BATCHES, _LENGTHS = (1, 5), (1, 2, 9, 40)
+_WHERE_FREE = 2**31 - 1
+Arrays = Mapping[str, np.ndarray]
+
+
+class Trial(NamedTuple):
+    """A batch.
+
+    Attributes:
+        length: The size of axes that are free; None if none is but the batch.
+        inputs: The array of each input by its name.
+        expected: The array of each output by its name.
+    """
+
+    length: int | None
+    inputs: Arrays
+    expected: Arrays
+
+
+class Deviation(NamedTuple):
+    """How far an exported model is from ours.
+
+    Attributes:
+        error: The largest difference of two numbers, as a share of the largest number of that output, or of 1 where
+            all are smaller.
+        trials: How many batches were compared.
+        shapes: What they were: rows and steps.
+    """
+
+    error: float
+    trials: int
+    shapes: str
+
+
+def trials_of(program: Program) -> list[Trial]:
+    """Batches that a program takes, with its results in float32.
+
+    Masked inputs have masked steps anywhere, a row without any other step among them.
+
+    Raises:
+        ModelError: It takes none of the sizes that are tried.
+    """
+    engine = Engine(program)
+    found, reason = [], ""
+    for batch, length in itertools.product(_BATCHES, _LENGTHS if _has_free_length(program) else (None,)):
+        inputs = _inputs(program, batch, length or 1)
+        try:
+            found.append(Trial(length, inputs, engine.run(inputs)))
+        except DataError as error:
+            reason = str(error)
+    if not found:
+        raise ModelError(f"the model takes none of the lengths {_LENGTHS}, so it cannot be tried: {reason}")
+    return found
+
+
+def sizes_of(program: Program, trials: list[Trial]) -> dict[str, tuple[int | None, ...]]:
+    """The shape of each output, with None for the batch and for what depends on the length of an input."""
+    # Of one length alone nothing can be told.
+    known = len({trial.length for trial in trials}) > 1 or not _has_free_length(program)
+    sizes = {}
+    for name in trials[0].expected:
+        shapes = {trial.expected[name].shape for trial in trials}
+        along = [set(each) for each in zip(*shapes, strict=True)]
+        sizes[name] = tuple(
+            along_axis.pop() if known and axis and len(along_axis) == 1 else None
+            for axis, along_axis in enumerate(along)
+        )
+    return sizes
+
+
+def deviation(trials: list[Trial], run: Callable[[Arrays], Arrays]) -> Deviation:
+    """Runs each batch in another runtime and compares.
+
+    Args:
+        trials: The batches.
+        run: Gives the outputs by name.
+
+    Returns:
+        The deviation; infinite if a shape differs, or one has a NaN where the other has none.
+    """
+    worst = 0.0
+    for trial in trials:
+        found = run(trial.inputs)
+        for name, right in trial.expected.items():
+            worst = max(worst, _difference(found[name], right))
+    rows = sorted({len(next(iter(trial.inputs.values()))) for trial in trials})
+    lengths = sorted({trial.length for trial in trials if trial.length})
+    tried = f"batches of {_listed(rows)} rows" + (f" and {_listed(lengths)} steps" if lengths else "")
+    return Deviation(worst, len(trials), tried)
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    *first, last = map(str, sizes)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _difference(found: np.ndarray, right: np.ndarray) -> float:
+    if found.shape != right.shape:
+        return np.inf
+    found, right = (np.asarray(array, np.float64) for array in (found, right))
+    known = np.isfinite(right)
+    # Infinities must be the same, and NaN must meet NaN.
+    if (
+        not np.array_equal(found[~known], right[~known], equal_nan=True)
+        or not np.isfinite(found[known]).all()
+    ):
+        return np.inf
+    if not known.any():
+        return 0.0
+    largest = max(1.0, float(np.abs(right[known]).max()))
+    return float(np.abs(found[known] - right[known]).max()) / largest
+
+
+def _inputs(program: Program, batch: int, length: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(batch * 1000 + length)
+    mask_values = {
+        node.inputs["x"]: node.options["mask_value"] for node in program.nodes if node.op == "features_mask"
+    }
+    rows = _rows_of_tables(program)
+    inputs = {}
+    for name, number in program.inputs.items():
+        options: Mapping[str, Any] = program.nodes[number].options
+        shape = (batch, *(length if size == -1 else size for size in options["shape"][1:]))
+        masked = random.random(shape[:2]) < 0.3
+        masked[-1:] = batch > 1
+        if options["dtype"] == "int32":
+            values = random.integers(1, max(2, rows.get(number, 2)), shape)
+            inputs[name] = np.where(masked.reshape(*masked.shape, *[1] * (len(shape) - 2)), 0, values).astype(
+                np.int32
+            )
+        else:
+            inputs[name] = random.standard_normal(shape).astype(np.float32)
+            if number in mask_values:
+                inputs[name][masked] = mask_values[number]
+    return inputs
+
+
+def _rows_of_tables(program: Program) -> dict[int, int]:
+    """For inputs that are looked up, how many rows the smallest table has."""
+    found: dict[int, int] = {}
+    for node in program.nodes:
+        if node.op == "embedding":
+            source = node.inputs["ids"]
+            while "x" in program.nodes[source].inputs:
+                source = program.nodes[source].inputs["x"]
+            found[source] = min(found.get(source, _WHERE_FREE), len(node.arrays["embeddings"]))
+    return found
+
+
+def _has_free_length(program: Program) -> bool:
+    shapes: Iterable[Any] = (program.nodes[number].options["shape"] for number in program.inputs.values())
+    return any(-1 in shape[1:] for shape in shapes)

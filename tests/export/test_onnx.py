@@ -1,0 +1,188 @@
+"""Programs as ONNX, run in ONNX Runtime and compared with our own runtime."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellerate.activations import ACTIVATIONS
+from cellerate.errors import ModelError
+from cellerate.export.onnx import OnnxRuntime, onnx_model
+from cellerate.export.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
+from cellerate.export.trials import deviation, sizes_of, trials_of
+from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
+from cellerate.runtime.engine import Engine
+from support.graphs import Graph, draw
+from support.programs import PROGRAMS, DrawnProgram, E, F, H, V, inputs_of
+
+# Rounding of float32, in sums of at most a few hundred products.
+ERROR = 3e-6
+
+
+def written(program: Program, folder: Path, sizes: Any = None) -> OnnxRuntime:
+    sizes = sizes or dict.fromkeys(program.outputs, (None,) * 9)
+    path = folder / "model.onnx"
+    path.write_bytes(onnx_model(program, sizes, {}).SerializeToString())
+    return OnnxRuntime(path)
+
+
+def error_of(program: Program, folder: Path) -> float:
+    trials = trials_of(program)
+    model = onnx_model(program, sizes_of(program, trials), {})
+    onnx.checker.check_model(model, full_check=True)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return deviation(trials, OnnxRuntime(path).run).error
+
+
+def moves() -> Program:
+    """The operations that the other programs leave out, on numbers, ids and masks."""
+    graph = Graph()
+    x, ids = graph.input("x", 6, F), graph.input("ids", 6, dtype="int32")
+    crop = graph.add("crop", "crop", {"x": x}, begin=1, end=-1)
+    take = graph.add("take", "take", {"x": crop}, indices=(-1, 0, 0), axis=1)
+    first = graph.add("take", "first", {"x": ids}, indices=(1, 5), axis=-1)
+    rows = graph.add("embedding", "rows", {"ids": first}, {"embeddings": draw(V, E)})
+    mask = graph.add("ids_mask", "mask", {"ids": ids})
+    turned = graph.add("permute", "turned", {"x": take}, axes=(2, 1))
+    sums = graph.add("cumsum", "sums", {"x": turned}, axis=-1)
+    flat = graph.add("reshape", "flat", {"x": sums}, shape=(-1,))
+    wide = graph.add("add", "wide", {"0": flat, "1": graph.add("reshape", "rows", {"x": x}, shape=(2, 15))})
+    return graph.program(
+        wide=wide,
+        rows=rows,
+        twice=graph.add("concatenate", "twice", {"0": ids, "1": first}, axis=1),
+        mask=graph.add("reshape", "mask", {"x": mask}, shape=(3, 2)),
+        most=graph.add("max_over_time", "most", {"x": crop}),
+    )
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "moves"])
+def test_program_gives_the_same_in_onnx_runtime(name: str, tmp_path: Path) -> None:
+    assert error_of(moves() if name == "moves" else PROGRAMS[name](), tmp_path) <= ERROR
+
+
+def test_programs_hold_every_operation() -> None:
+    programs = [moves(), *(program() for program in PROGRAMS.values())]
+    assert {node.op for program in programs for node in program.nodes} == set(OPERATIONS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_program_gives_the_same_in_onnx_runtime(data: st.DataObject, tmp_path_factory: Any) -> None:
+    drawn = DrawnProgram(data)
+    program = drawn.program()
+    given = inputs_of(program, data.draw(st.sampled_from([1, 2, 5]), "batch"), drawn.steps)
+    right = Engine(program).run(given)
+    found = written(program, tmp_path_factory.mktemp("drawn")).run(given)
+    for name, expected in right.items():
+        finite = np.isfinite(expected)
+        assert np.array_equal(np.isfinite(found[name]), finite), name
+        difference = np.abs(found[name][finite] - expected[finite])
+        # Sums of random layers, some without a limit, beside a normalisation that magnifies what rounding leaves.
+        assert np.all(difference <= 1e-4 * max(1, np.abs(expected[finite]).max(initial=0))), name
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "softmax", "log_softmax"])
+def test_activation_of_a_dense_layer_gives_the_same(name: str, tmp_path: Path) -> None:
+    graph = Graph()
+    wide = graph.affine(graph.input("x", -1, F), "wide", F, scale=4.0, offset=0.5)
+    assert error_of(graph.program(y=graph.dense(wide, "head", F, 9, name)), tmp_path) <= ERROR
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_of_an_lstm_gives_the_same_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    for place in ("activation", "recurrent_activation"):
+        graph = Graph()
+        graph.lstm(graph.input("x", -1, F), "layer", F, 7, **{place: name})
+        if name in LSTM_ACTIVATIONS:
+            program = graph.program(y=1)
+            # Few steps: without a limit, what rounding leaves grows with each.
+            given = inputs_of(program, 3, 4)
+            right, found = Engine(program).run(given)["y"], written(program, tmp_path).run(given)["y"]
+            assert np.abs(found - right).max() <= ERROR * np.abs(right).max()
+        else:
+            with pytest.raises(ModelError, match=rf"^layer: ONNX's LSTM has no activation '{name}'"):
+                onnx_model(graph.program(y=1), {"y": (None,) * 3}, {})
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("kept", MASKED_OUTPUTS)
+@pytest.mark.parametrize("with_state", [False, True])
+def test_masked_lstm_gives_the_same_whatever_the_mask(
+    kept: str, sequences: bool, backwards: bool, with_state: bool, tmp_path: Path
+) -> None:
+    graph = Graph()
+    x, state = graph.input("x", -1, F), graph.input("state", H)
+    mask = graph.add("features_mask", "mask", {"x": x}, mask_value=0.0)
+    states = {"h0": state, "c0": state} if with_state else {}
+    lstm = graph.lstm(
+        x,
+        "lstm",
+        F,
+        H,
+        mask=mask,
+        masked_output=kept,
+        return_sequences=sequences,
+        go_backwards=backwards,
+        **states,
+    )
+    h, c = (graph.add("lstm_state", each, {"lstm": lstm}, state=each) for each in "hc")
+    program = graph.program(y=lstm, h=h, c=c)
+    model = written(program, tmp_path)
+    given = {"x": draw(64, 6, F), "state": draw(64, H)}
+    # Every mask that 6 steps can have.
+    given["x"][(np.arange(64)[:, None] >> np.arange(6)) % 2 == 0] = 0
+    right = Engine(program).run(given)
+    for name, found in model.run(given).items():
+        np.testing.assert_allclose(found, right[name], atol=2e-6, rtol=0, err_msg=name)
+
+
+def test_trials_have_masked_steps_anywhere_and_a_row_of_them() -> None:
+    trials = trials_of(PROGRAMS["classifier"]())
+    assert {trial.length for trial in trials} == {1, 2, 9, 40}
+    ids = trials[-1].inputs["ids"]
+    assert not ids[-1].any()
+    inner = ids[:-1, 1:-1]
+    assert 0 < np.count_nonzero(inner == 0) < inner.size / 2
+
+
+def test_wrong_results_have_a_deviation() -> None:
+    trials = trials_of(PROGRAMS["forecaster"]())
+    for wrong in (
+        lambda right: right + 1e-3,
+        lambda right: np.where(right == right.max(), np.nan, right),
+        lambda right: right[:, :1],
+    ):
+        found = iter([wrong(trial.expected["y"]) for trial in trials])
+        assert deviation(trials, lambda _, found=found: {"y": next(found)}).error > 1e-4
+
+
+def test_sizes_that_never_change_are_in_the_file(tmp_path: Path) -> None:
+    program = PROGRAMS["classifier"]()
+    trials = trials_of(program)
+    model = onnx_model(program, sizes_of(program, trials), {"task": "text"})
+    dims = {
+        value.name: [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        for value in (*model.graph.input, *model.graph.output)
+    }
+    assert dims["ids"] == ["batch", "time"]
+    assert dims["probabilities"] == ["batch", 4]
+    assert dims["logs"] == ["batch", "logs 1", 70]
+    assert model.metadata_props[0].value == '{"task": "text"}'
+
+
+def test_weights_that_nodes_share_are_written_once() -> None:
+    graph = Graph()
+    x, y = graph.input("x", -1, F), graph.input("y", -1, F)
+    first = graph.lstm(x, "lstm", F, H)
+    node = graph.nodes[first]
+    graph.nodes.append(type(node)("lstm", "again", {"x": y}, node.arrays, node.options))
+    program = graph.program(a=first, b=3)
+    model = onnx_model(program, {"a": (None,) * 3, "b": (None,) * 3}, {})
+    assert sum(len(array.dims) == 3 for array in model.graph.initializer) == 2
