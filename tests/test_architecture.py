@@ -14,7 +14,7 @@ ORDER = [
     {"optimization"},
     {"serving", "observe", "report"},
     {"tasks"},
-    {"compress", "export", "distributed"},
+    {"compress", "exports", "distributed"},
     {"training", "runtime"},
     {"models", "data", "layers"},
     {"keras_graph"},

@@ -14,14 +14,15 @@ def plain(value):
 
 
 def test_options_that_are_left_out_mean_the_same_in_both_faces():
-    from cellerate.cli import embed, evaluate, generate, pack
-    from cellerate.tasks import inference, packing
+    from cellerate.cli import embed, evaluate, export, generate, pack
+    from cellerate.tasks import exporting, inference, packing
 
     pairs = (
         (generate.generate, inference.generate),
         (embed.embed, inference.embed),
         (evaluate.evaluate, inference.evaluate),
         (pack.pack, packing.pack),
+        (export.export, exporting.export),
     )
     compared = 0
     for command, function in pairs:

@@ -270,6 +270,29 @@ def test_pack_writes_a_file_that_loads_without_keras_and_says_how_large_it_is(ce
     assert "int4" in one_error(err)
 
 
+@pytest.mark.parametrize("suffix", ["keras", "cell"])
+def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path, suffix):
+    model = made / "text.keras"
+    if suffix == "cell":
+        cellerate("pack", model, "-o", tmp_path / "t.cell")
+        model = tmp_path / "t.cell"
+    words = ["export", model, "-o", tmp_path / "t.onnx", "--stateful"]
+    code, out, err = cellerate(*words)
+    assert (code, err) == (0, "")
+    shown = re.sub(r"[\d.]+ kB", "SIZE", re.sub(r"\d\.\de-\d\d", "ERROR", out))
+    assert shown == (
+        f"{tmp_path}/t.onnx: SIZE, onnx, float32\n"
+        "inputs   ids, h_0, c_0\n"
+        "outputs  logits, h_0_next, c_0_next\n"
+        "checked  in ONNX Runtime, batches of 1 and 5 rows and 1, 2, 9 and 40 steps: error ERROR (at most 1e-05)\n"
+    )
+    code, out, _ = cellerate(*words, "--dtype", "int8", "--json")
+    found = json.loads(out)
+    assert found["output_bytes"] == (tmp_path / "t.onnx").stat().st_size
+    assert (found["precision"], found["tolerance"]) == ("int8", None)
+    assert 1e-5 < found["error"] < 0.1
+
+
 def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
     code, out, err = cellerate(
         "forecast", made / "series.keras", made / "s.csv", "-o", tmp_path / "f.csv", "--plot", tmp_path / "f.png"
@@ -514,6 +537,12 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (["evaluate", "{made}/text.keras", "t.txt", "--batch-size", "0"], 2, "batch_size"),
         (["evaluate", "{made}/embed.keras", "l.txt", "l.txt"], 2, "one file"),
         (["explain", "truncated.keras"], 4, "truncated.keras"),
+        (["export", "truncated.keras", "-o", "m.onnx"], 4, "truncated.keras"),
+        (["export", "{made}/text.keras", "-o", "m.bin"], 2, "ending in '.onnx'"),
+        (["export", "{made}/text.keras", "-o", "m.onnx", "--to", "tflite"], 2, "'tflite'"),
+        (["export", "{made}/text.keras", "-o", "m.onnx", "--dtype", "int4"], 2, "'int4'"),
+        (["export", "{made}/text.keras", "-o", "t.txt/m.onnx"], 6, "m.onnx"),
+        (["export", "{made}/embed.keras", "-o", "m.onnx", "--stateful"], 4, "not known step by step"),
     ],
     ids=lambda value: re.sub(r"\{made\}/", "", "-".join(value)) if isinstance(value, list) else None,
 )

@@ -1,15 +1,14 @@
 """Exports a trained model for other runtimes, and tries it there before anyone else does."""
 
 import dataclasses
-import importlib
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cellerate
-from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write, check_writable
+from cellerate.machine.environment import require
 from cellerate.program import Program
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.stepping import stepping
@@ -17,7 +16,7 @@ from cellerate.runtime.stepping import stepping
 if TYPE_CHECKING:
     import keras
 
-    from cellerate.export.trials import Deviation
+    from cellerate.exports.trials import Deviation
     from cellerate.models.storage import TaskRecord
 
 FORMATS = {"onnx": ".onnx"}
@@ -88,9 +87,10 @@ def export(
     target = Path(output)
     _check(target, to, precision)
     check_writable(target)
-    _need("onnx", "onnxruntime")
-    from cellerate.export.onnx import OnnxRuntime, onnx_model, quantise
-    from cellerate.export.trials import deviation, sizes_of, trials_of
+    for package in ("onnx", "onnxruntime"):
+        require(package, "onnx", "an export to ONNX")
+    from cellerate.exports.onnx import OnnxRuntime, onnx_model, quantise
+    from cellerate.exports.trials import deviation, sizes_of, trials_of
 
     cell = _cell(model, record)
     program = _stateful(cell.program) if stateful else cell.program
@@ -127,19 +127,6 @@ def _check(target: Path, to: str, precision: str) -> None:
         raise ConfigError(f"precision must be float32 or int8 in an export; got {precision!r}.")
 
 
-def _need(*packages: str) -> None:
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as error:
-            if error.name != package:
-                raise
-            raise BackendError(
-                f"an export to ONNX needs the package {package}, which is not installed: "
-                "pip install 'cellerate[onnx]'."
-            ) from error
-
-
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
         return read_cell(model)
@@ -154,9 +141,10 @@ def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | N
 
 
 def _stateful(program: Program) -> Program:
-    """The program with the states of its LSTMs going in and out, under names that every runtime takes."""
+    """The program with the states of its LSTMs going in and out: of the first one h_0 and c_0, and so on."""
     made = stepping(program)
-    names = {name: re.sub(r"\W+", "_", name) for name in made.states}
+    # Without the names of the layers, which Keras numbers anew in each process.
+    names = {name: "_".join(name.split()[:2]) for name in made.states}
     nodes = tuple(
         dataclasses.replace(node, name=names[node.name])
         if node.op == "input" and node.name in names

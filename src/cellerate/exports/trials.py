@@ -126,7 +126,7 @@ def _difference(found: np.ndarray, right: np.ndarray) -> float:
 
 def _inputs(program: Program, batch: int, length: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(batch * 1000 + length)
-    mask_values = {
+    mask_values: dict[int, Any] = {
         node.inputs["x"]: node.options["mask_value"] for node in program.nodes if node.op == "features_mask"
     }
     rows = _rows_of_tables(program)

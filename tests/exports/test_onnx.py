@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
-from cellerate.export.onnx import OnnxRuntime, onnx_model
-from cellerate.export.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
-from cellerate.export.trials import deviation, sizes_of, trials_of
+from cellerate.exports.onnx import OnnxRuntime, onnx_model
+from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
+from cellerate.exports.trials import deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.engine import Engine
 from support.graphs import Graph, draw

@@ -14,10 +14,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from cellerate.errors import ModelError
-from cellerate.export.onnx_graph import OnnxGraph, value_info
-from cellerate.export.onnx_lstm import LstmValues, add_lstm
-from cellerate.export.onnx_operations import Given, add_operation
-from cellerate.export.trials import Arrays
+from cellerate.exports.onnx_graph import OnnxGraph, value_info
+from cellerate.exports.onnx_lstm import LstmValues, add_lstm
+from cellerate.exports.onnx_operations import Given, add_operation
+from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
 from cellerate.runtime.operations import result_type
 

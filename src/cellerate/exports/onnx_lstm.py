@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from cellerate.errors import ModelError
-from cellerate.export.onnx_graph import OnnxGraph
+from cellerate.exports.onnx_graph import OnnxGraph
 from cellerate.program import Node
 
 # ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from cellerate.export.onnx_graph import TO_THE_END, OnnxGraph
+from cellerate.exports.onnx_graph import TO_THE_END, OnnxGraph
 from cellerate.program import Node
 
 

@@ -1,0 +1,152 @@
+"""Exporting trained models, and what another runtime gives for their files."""
+
+import json
+
+import keras
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import cellerate
+from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.exports.onnx import OnnxRuntime
+from cellerate.exports.trials import deviation, trials_of
+from cellerate.models.autoencoder import build_autoencoder
+from cellerate.models.forecast import build_forecast_model
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.models.text import build_text_model
+from cellerate.tasks.packing import packed
+
+pytestmark = [
+    pytest.mark.keras,
+    # Keras's own convert_to_numpy calls np.array on a framework's tensor, which NumPy 2 warns about.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+
+CHARACTERS = "abcdefghij"
+RECORD = TaskRecord("text", {"tokenizer": CharacterTokenizer(CHARACTERS).to_config()})
+
+
+def text_model():
+    return build_text_model(len(CHARACTERS), embedding=6, units=19, layers=2, layer_norm=True, seed=1)
+
+
+def session(path):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def ids_of(*shape, low=0):
+    return np.random.default_rng(0).integers(low, len(CHARACTERS), shape).astype(np.int32)
+
+
+def assert_near(found, right, limit=1e-5):
+    right = np.asarray(keras.ops.convert_to_numpy(right))
+    np.testing.assert_allclose(found, right, atol=limit * max(1, np.abs(right).max()), rtol=0)
+
+
+@pytest.mark.backends
+def test_text_model_gives_in_onnx_runtime_what_keras_gives(tmp_path):
+    model = text_model()
+    save_model(model, tmp_path / "m.keras", RECORD)
+    done = cellerate.export(tmp_path / "m.keras", tmp_path / "m.onnx")
+    assert (done.inputs, done.outputs, done.precision, done.tolerance) == (
+        ("ids",),
+        ("logits",),
+        "float32",
+        1e-5,
+    )
+    assert done.error <= 1e-5
+    for shape in ((1, 1), (3, 17), (2, 100)):
+        (found,) = session(tmp_path / "m.onnx").run(None, {"ids": ids_of(*shape)})
+        assert_near(found, model(ids_of(*shape), training=False))
+    about = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
+    assert (about["task"], about["payload"]) == ("text", RECORD.payload)
+
+
+@pytest.mark.backends
+def test_masked_bidirectional_model_gives_what_keras_gives_whatever_the_padding(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32", name="ids"),
+            keras.layers.Embedding(len(CHARACTERS), 7, mask_zero=True),
+            keras.layers.Bidirectional(keras.layers.LSTM(8, return_sequences=True)),
+            keras.layers.Bidirectional(keras.layers.LSTM(9)),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    cellerate.export(model, tmp_path / "m.onnx")
+    ids = ids_of(4, 12, low=1)
+    ids[0, 5:], ids[1, :5], ids[2, 3:7] = 0, 0, 0
+    (found,) = session(tmp_path / "m.onnx").run(None, {"ids": ids})
+    assert_near(found, model(ids, training=False))
+
+
+def test_forecaster_and_line_model_give_what_the_packed_ones_give(tmp_path):
+    forecaster = build_forecast_model(12, 3, 4, 2, target_columns=(0, 2), units=9, seed=0)
+    lines = build_autoencoder(len(CHARACTERS), embedding=6, units=7, latent=5, seed=0)
+    for model, record in ((forecaster, None), (lines, TaskRecord("embed", {}))):
+        done = cellerate.export(model, tmp_path / "m.onnx", record=record)
+        program = packed(model, record).cell.program
+        assert done.outputs == tuple(program.outputs)
+        assert deviation(trials_of(program), OnnxRuntime(tmp_path / "m.onnx").run).error <= 1e-5
+    assert "vector" in done.outputs
+
+
+def test_stateful_export_gives_for_parts_what_the_model_gives_for_the_whole(tmp_path):
+    model = text_model()
+    done = cellerate.export(model, tmp_path / "m.onnx", stateful=True)
+    run, ids = OnnxRuntime(tmp_path / "m.onnx").run, ids_of(2, 30)
+    state = {name: np.zeros((2, 19), np.float32) for name in done.inputs if name != "ids"}
+    assert sorted(state) == ["c_0", "c_1", "h_0", "h_1"]
+    found = []
+    for part in np.split(ids, [1, 2, 11], axis=1):
+        results = run({"ids": part, **state})
+        found.append(results["logits"])
+        state = {name: results[f"{name}_next"] for name in state}
+    assert_near(np.concatenate(found, axis=1), model(ids, training=False))
+
+
+def test_int8_export_is_smaller_and_near(tmp_path):
+    model = build_text_model(len(CHARACTERS), embedding=32, units=64, seed=1)
+    whole = cellerate.export(model, tmp_path / "m.onnx")
+    size = (tmp_path / "m.onnx").stat().st_size
+    small = cellerate.export(model, tmp_path / "m.onnx", precision="int8")
+    assert (tmp_path / "m.onnx").stat().st_size < 0.4 * size
+    assert whole.error < 1e-5 < small.error < 0.05
+    assert {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node} >= {"DynamicQuantizeLSTM"}
+
+
+def test_wrong_results_are_an_error_and_leave_the_older_file(tmp_path, monkeypatch):
+    (tmp_path / "m.onnx").write_bytes(b"older")
+    right = OnnxRuntime.run
+    monkeypatch.setattr(
+        OnnxRuntime, "run", lambda self, inputs: {n: a + 1e-4 for n, a in right(self, inputs).items()}
+    )
+    with pytest.raises(ModelError, match=r"its error is \d\.\de-05, and at most 1e-05 is right"):
+        cellerate.export(text_model(), tmp_path / "m.onnx")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
+
+
+def test_what_onnx_does_not_have_is_refused_by_name(tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(4, activation="gelu", name="odd")])
+    with pytest.raises(ModelError, match=r"^odd: ONNX's LSTM has no activation 'gelu'"):
+        cellerate.export(model, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_arguments_are_refused(tmp_path, monkeypatch):
+    model = text_model()
+    with pytest.raises(ConfigError, match=r"ending in '\.onnx'; got 'm\.pb'"):
+        cellerate.export(model, "m.pb")
+    with pytest.raises(ConfigError, match="to must be one of onnx; got 'coreml'"):
+        cellerate.export(model, "m.onnx", to="coreml")
+    with pytest.raises(ConfigError, match="float32 or int8 in an export; got 'bfloat16'"):
+        cellerate.export(model, "m.onnx", precision="bfloat16")
+    save_model(model, tmp_path / "m.keras", RECORD)
+    with pytest.raises(ConfigError, match="a file has its own"):
+        cellerate.export(tmp_path / "m.keras", tmp_path / "m.onnx", record=RECORD)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"pip install 'cellerate\[onnx\]'"):
+        cellerate.export(model, tmp_path / "m.onnx")
