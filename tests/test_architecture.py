@@ -73,7 +73,11 @@ def broken(module: str, imported: Iterable[str]) -> list[str]:
         top = name.split(".")[0]
         if top == "cellerate" and room(name) != room(module) and RANK[room(name)] <= RANK[room(module)]:
             found.append(f"{name} is not to its right")
-        if top in FRAMEWORKS and not re.fullmatch(rf"cellerate\.bridges\.{top}(_\w+)?", module):
+        # And the export to a framework's own format, which only that framework writes.
+        owners = rf"cellerate\.bridges\.{top}(_\w+)?"
+        if top == "tensorflow":
+            owners += r"|cellerate\.exports\.(savedmodel|tensorflow_operations)"
+        if top in FRAMEWORKS and not re.fullmatch(owners, module):
             found.append(f"{name} belongs into bridges/{top}.py")
         if top == "cuda" and not re.match(r"cellerate\.kernels\.(\w+\.)?cuda\.", module):
             found.append(f"{name} belongs into kernels/*/cuda")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cellerate.errors import OutputError
-from cellerate.files import atomic_write, check_writable, output_error
+from cellerate.files import atomic_folder, atomic_write, check_writable, output_error
 
 KILLED = """
 import os, signal, sys
@@ -112,3 +112,26 @@ def test_error_of_writing_that_nobody_foresaw_keeps_its_reason(error, reason):
 def test_path_that_is_a_folder_is_refused_before_anything_is_done(tmp_path):
     with pytest.raises(OutputError, match="a folder of that name is in the way"):
         check_writable(tmp_path)
+
+
+def test_folder_is_made_whole_or_not_at_all(tmp_path):
+    with atomic_folder(tmp_path / "a" / "1") as beside:
+        (beside / "inner").mkdir()
+        (beside / "inner" / "file").write_text("whole")
+        assert not (tmp_path / "a" / "1").exists()
+    assert (tmp_path / "a" / "1" / "inner" / "file").read_text() == "whole"
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "a" / "2") as beside:
+        (beside / "file").write_text("half")
+        raise ZeroDivisionError
+    with (
+        pytest.raises(OutputError, match="a folder of that name is in the way"),
+        atomic_folder(tmp_path / "a" / "1"),
+    ):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OutputError, match="a part of the path is a file"),
+        atomic_folder(tmp_path / "file" / "1"),
+    ):
+        pass
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["1", "a", "file", "file", "inner"]

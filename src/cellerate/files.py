@@ -8,6 +8,7 @@ import contextlib
 import csv
 import errno
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EEXIST: "a part of the path is a file, not a folder",
+    errno.ENOTEMPTY: "a folder of that name is in the way; choose another name",
     errno.EISDIR: "a folder of that name is in the way; choose another name",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
@@ -84,6 +86,42 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         if beside is not None:
             beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Gives a temporary folder beside `path`; on success it is flushed and renamed to `path`.
+
+    If anything goes wrong inside the block, the temporary folder is removed.
+
+    Args:
+        path: The folder to make. Missing parent folders are created.
+
+    Yields:
+        The folder to write into.
+
+    Raises:
+        OutputError: The folder could not be written, or there is something of this name.
+    """
+    target = Path(path)
+    beside: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=_unfinished(target), dir=target.parent))
+        yield beside
+        for written in (*beside.rglob("*"), beside):
+            _flush(written)
+        beside.chmod(0o777 & ~_umask())
+        beside.rename(target)
+        beside = None
+        _flush(target.parent)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise output_error(target, error) from error
+    finally:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -284,7 +284,7 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
         f"{tmp_path}/t.onnx: SIZE, onnx, float32\n"
         "inputs   ids, h_0, c_0\n"
         "outputs  logits, h_0_next, c_0_next\n"
-        "checked  in ONNX Runtime, batches of 1 and 5 rows and 1, 2, 9 and 40 steps: error ERROR (at most 1e-05)\n"
+        "checked  in ONNX Runtime, batches of 1 and 5 rows, 1, 2, 9 and 40 steps: error ERROR (at most 1e-05)\n"
     )
     code, out, _ = cellerate(*words, "--dtype", "int8", "--json")
     found = json.loads(out)

@@ -17,7 +17,7 @@ from cellerate.exports.trials import deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.engine import Engine
 from support.graphs import Graph, draw
-from support.programs import PROGRAMS, DrawnProgram, E, F, H, V, inputs_of
+from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
 
 # Rounding of float32, in sums of at most a few hundred products.
 ERROR = 3e-6
@@ -37,28 +37,6 @@ def error_of(program: Program, folder: Path) -> float:
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     return deviation(trials, OnnxRuntime(path).run).error
-
-
-def moves() -> Program:
-    """The operations that the other programs leave out, on numbers, ids and masks."""
-    graph = Graph()
-    x, ids = graph.input("x", 6, F), graph.input("ids", 6, dtype="int32")
-    crop = graph.add("crop", "crop", {"x": x}, begin=1, end=-1)
-    take = graph.add("take", "take", {"x": crop}, indices=(-1, 0, 0), axis=1)
-    first = graph.add("take", "first", {"x": ids}, indices=(1, 5), axis=-1)
-    rows = graph.add("embedding", "rows", {"ids": first}, {"embeddings": draw(V, E)})
-    mask = graph.add("ids_mask", "mask", {"ids": ids})
-    turned = graph.add("permute", "turned", {"x": take}, axes=(2, 1))
-    sums = graph.add("cumsum", "sums", {"x": turned}, axis=-1)
-    flat = graph.add("reshape", "flat", {"x": sums}, shape=(-1,))
-    wide = graph.add("add", "wide", {"0": flat, "1": graph.add("reshape", "rows", {"x": x}, shape=(2, 15))})
-    return graph.program(
-        wide=wide,
-        rows=rows,
-        twice=graph.add("concatenate", "twice", {"0": ids, "1": first}, axis=1),
-        mask=graph.add("reshape", "mask", {"x": mask}, shape=(3, 2)),
-        most=graph.add("max_over_time", "most", {"x": crop}),
-    )
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, "moves"])

@@ -85,6 +85,31 @@ def sequence_to_sequence() -> Program:
     )
 
 
+def moves(*, masks: bool = True) -> Program:
+    """The operations that the others leave out, on numbers, ids and masks; the length is fixed."""
+    graph = Graph()
+    x, ids = graph.input("x", 6, F), graph.input("ids", 6, dtype="int32")
+    crop = graph.add("crop", "crop", {"x": x}, begin=1, end=-1)
+    take = graph.add("take", "take", {"x": crop}, indices=(-1, 0, 0), axis=1)
+    first = graph.add("take", "first", {"x": ids}, indices=(1, 5), axis=-1)
+    rows = graph.add("embedding", "rows", {"ids": first}, {"embeddings": draw(V, E)})
+    turned = graph.add("permute", "turned", {"x": take}, axes=(2, 1))
+    sums = graph.add("cumsum", "sums", {"x": turned}, axis=-1)
+    flat = graph.add("reshape", "flat", {"x": sums}, shape=(-1,))
+    outputs = {
+        "wide": graph.add(
+            "add", "wide", {"0": flat, "1": graph.add("reshape", "x2", {"x": x}, shape=(2, 15))}
+        ),
+        "rows": rows,
+        "twice": graph.add("concatenate", "twice", {"0": ids, "1": first}, axis=1),
+        "most": graph.add("max_over_time", "most", {"x": crop}),
+    }
+    if masks:
+        mask = graph.add("ids_mask", "mask", {"ids": ids})
+        outputs["mask"] = graph.add("reshape", "mask", {"x": mask}, shape=(3, 2))
+    return graph.program(**outputs)
+
+
 def inputs_of(program: Program, batch: int, steps: int, seed: int = 0) -> Given:
     found = {}
     for name, number in program.inputs.items():

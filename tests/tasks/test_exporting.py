@@ -11,6 +11,7 @@ import pytest
 import cellerate
 from cellerate.data.tokenizer import CharacterTokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.exports.litert import LiteRt
 from cellerate.exports.onnx import OnnxRuntime
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.models.autoencoder import build_autoencoder
@@ -136,14 +137,79 @@ def test_what_onnx_does_not_have_is_refused_by_name(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_litert_model_gives_what_keras_gives_and_steps_with_states(tmp_path, batch_size):
+    model = text_model()
+    done = cellerate.export(model, tmp_path / "m.tflite", to="litert", batch_size=batch_size)
+    assert (done.inputs, done.outputs, done.tolerance) == (("ids",), ("logits",), 1e-4)
+    ids = ids_of(batch_size, 23)
+    found = LiteRt(tmp_path / "m.tflite", done.outputs).run({"ids": ids})["logits"]
+    assert_near(found, model(ids, training=False))
+    stepping = cellerate.export(
+        model, tmp_path / "s.tflite", to="litert", batch_size=batch_size, stateful=True
+    )
+    run = LiteRt(tmp_path / "s.tflite", stepping.outputs).run
+    state = {name: np.zeros((batch_size, 19), np.float32) for name in stepping.inputs if name != "ids"}
+    for t in range(5):
+        results = run({"ids": ids[:, t : t + 1], **state})
+        assert_near(results["logits"][:, 0], found[:, t])
+        state = {name: results[f"{name}_next"] for name in state}
+
+
+@pytest.mark.backends
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's own")
+def test_saved_model_has_versions_and_a_signature_that_steps(tmp_path):
+    from cellerate.exports.savedmodel import SavedModel
+
+    model = text_model()
+    for version in ("1", "2"):
+        done = cellerate.export(model, tmp_path / "m", to="savedmodel", record=RECORD)
+        assert done.path == tmp_path / "m" / version
+    assert json.loads((done.path / "assets.extra" / "cellerate.json").read_text())["task"] == "text"
+    ids = ids_of(3, 12)
+    whole = SavedModel(done.path, "serving_default").run({"ids": ids})["logits"]
+    assert_near(whole, model(ids, training=False))
+    run = SavedModel(done.path, "step").run
+    state = {f"{name}_{layer}": np.zeros((3, 19), np.float32) for name in "hc" for layer in range(2)}
+    first = run({"ids": ids[:, :5], **state})
+    second = run({"ids": ids[:, 5:], **{name: first[f"{name}_next"] for name in state}})
+    assert_near(np.concatenate([first["logits"], second["logits"]], axis=1), whole)
+
+
+@pytest.mark.backends
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's own")
+def test_saved_model_that_cannot_step_has_no_such_signature_and_wrong_results_leave_nothing(
+    tmp_path, monkeypatch
+):
+    from cellerate.exports.savedmodel import SavedModel
+
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.Bidirectional(keras.layers.LSTM(4))])
+    done = cellerate.export(model, tmp_path / "m", to="savedmodel")
+    with pytest.raises(KeyError):
+        SavedModel(done.path, "step")
+    with pytest.raises(ModelError, match="reads backwards"):
+        cellerate.export(model, tmp_path / "m", to="savedmodel", stateful=True)
+    right = SavedModel.run
+    monkeypatch.setattr(
+        SavedModel, "run", lambda self, inputs: {n: a + 1e-4 for n, a in right(self, inputs).items()}
+    )
+    with pytest.raises(ModelError, match=r"its error is [\d.e-]+, and at most 1e-05 is right"):
+        cellerate.export(model, tmp_path / "m", to="savedmodel")
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
+
+
 def test_wrong_arguments_are_refused(tmp_path, monkeypatch):
     model = text_model()
     with pytest.raises(ConfigError, match=r"ending in '\.onnx'; got 'm\.pb'"):
         cellerate.export(model, "m.pb")
-    with pytest.raises(ConfigError, match="to must be one of onnx; got 'coreml'"):
+    with pytest.raises(ConfigError, match="to must be one of onnx, savedmodel, litert; got 'coreml'"):
         cellerate.export(model, "m.onnx", to="coreml")
-    with pytest.raises(ConfigError, match="float32 or int8 in an export; got 'bfloat16'"):
+    with pytest.raises(ConfigError, match="float32 or int8 in an export to onnx; got 'bfloat16'"):
         cellerate.export(model, "m.onnx", precision="bfloat16")
+    with pytest.raises(ConfigError, match="precision must be float32 in an export to litert; got 'int8'"):
+        cellerate.export(model, "m.tflite", to="litert", precision="int8")
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+        cellerate.export(model, "m.tflite", to="litert", batch_size=0)
     save_model(model, tmp_path / "m.keras", RECORD)
     with pytest.raises(ConfigError, match="a file has its own"):
         cellerate.export(tmp_path / "m.keras", tmp_path / "m.onnx", record=RECORD)

@@ -21,6 +21,7 @@ _NOTES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog"
     r"|[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cpu_feature_guard\.cc|util\.cc)"
     r"|To enable the following instructions:"
+    r"|INFO: Created TensorFlow Lite"
 )
 
 
@@ -39,7 +40,7 @@ def start_backend(name: str | None) -> str:
     backend = select_backend(name)
     if backend != "tensorflow":
         sys.meta_path.insert(0, _NoTensorFlow())
-    with _without_notes():
+    with without_notes():
         importlib.import_module("keras")
         # TensorFlow complains about a missing GPU when it looks for devices.
         importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
@@ -61,8 +62,8 @@ class _NoTensorFlow(Loader):
 
 
 @contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    """Keeps TensorFlow's notes from stderr; passes on every other line, even if an import fails."""
+def without_notes() -> Iterator[None]:
+    """Keeps the notes of TensorFlow and LiteRT from stderr; passes on every other line, even if an import fails."""
     import tempfile
 
     sys.stderr.flush()

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
+from cellerate.cli.backend import start_backend, without_notes
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
+from cellerate.errors import ConfigError
 from cellerate.format import size
 
 
@@ -16,11 +17,14 @@ def export(
     model: Annotated[
         Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
     ],
-    to: Annotated[str, typer.Option(help="The format: onnx.")] = "onnx",
+    to: Annotated[str, typer.Option(help="The format: onnx, savedmodel for TensorFlow, or litert.")] = "onnx",
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The file to write; beside the model if not given.", show_default=False
+            "--output",
+            "-o",
+            help="The file to write, or the folder of versions; beside the model if not given.",
+            show_default=False,
         ),
     ] = None,
     precision: Annotated[
@@ -29,6 +33,7 @@ def export(
     stateful: Annotated[
         bool, typer.Option("--stateful", help="Let the states of the LSTMs go in and out, for streams.")
     ] = False,
+    batch_size: Annotated[int, typer.Option(help="Rows of a LiteRT model; the others take any number.")] = 1,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -39,20 +44,32 @@ def export(
         cellerate export book.keras --to onnx
 
         cellerate export ett.cell --to onnx --stateful -o stream.onnx
+
+        cellerate export book.keras --to savedmodel -o models/book
     """
-    if model.suffix != ".cell":
+    if to == "savedmodel":
+        if backend not in (None, "tensorflow"):
+            raise ConfigError(
+                f"an export to savedmodel is written by TensorFlow; got --backend {backend}. Leave it out."
+            )
+        start_backend("tensorflow")
+    elif model.suffix != ".cell":
         start_backend(backend)
     from cellerate.tasks.exporting import FORMATS
     from cellerate.tasks.exporting import export as export_model
 
     target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
-    done = export_model(model, target, to=to, precision=precision, stateful=stateful)
-    written = target.stat().st_size
+    with without_notes():
+        done = export_model(
+            model, target, to=to, precision=precision, stateful=stateful, batch_size=batch_size
+        )
+    parts = done.path.rglob("*") if done.path.is_dir() else [done.path]
+    written = sum(part.stat().st_size for part in parts if part.is_file())
     if json:
         emit_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
         return
-    emit(f"{target}: {size(written)}, {to}, {precision}")
+    emit(f"{done.path}: {size(written)}, {to}, {precision}")
     emit(f"inputs   {', '.join(done.inputs)}")
     emit(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
-    emit(f"checked  in ONNX Runtime, {done.tried}: error {done.error:.1e}{allowed}")
+    emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")

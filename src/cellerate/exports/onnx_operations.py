@@ -146,7 +146,6 @@ def _over_features(graph: OnnxGraph, given: Given) -> str:
 
 
 def _layer_norm(graph: OnnxGraph, node: Node, given: Given) -> str:
-    # Not the operator of that name: with it a runtime may compute 1 / sqrt(variance) less exactly.
     x, axes = given.values["x"], [-1]
     centred = graph.add("Sub", x, graph.add("ReduceMean", x, axes=axes))
     variance = graph.add("ReduceMean", graph.add("Mul", centred, centred), axes=axes)

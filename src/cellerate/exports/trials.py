@@ -10,8 +10,8 @@ from cellerate.errors import DataError, ModelError
 from cellerate.program import Program
 from cellerate.runtime.engine import Engine
 
-# Rows of a batch, and steps where they are free. No format is written for one of them alone.
-_BATCHES, _LENGTHS = (1, 5), (1, 2, 9, 40)
+# Steps where they are free. No format is written for one of them alone.
+_LENGTHS = (1, 2, 9, 40)
 _WHERE_FREE = 2**31 - 1
 Arrays = Mapping[str, np.ndarray]
 
@@ -45,17 +45,21 @@ class Deviation(NamedTuple):
     shapes: str
 
 
-def trials_of(program: Program) -> list[Trial]:
+def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[Trial]:
     """Batches that a program takes, with its results in float32.
 
     Masked inputs have masked steps anywhere, a row without any other step among them.
+
+    Args:
+        program: The program.
+        batches: How many rows, one after the other.
 
     Raises:
         ModelError: It takes none of the sizes that are tried.
     """
     engine = Engine(program)
     found, reason = [], ""
-    for batch, length in itertools.product(_BATCHES, _LENGTHS if _has_free_length(program) else (None,)):
+    for batch, length in itertools.product(batches, _LENGTHS if _has_free_length(program) else (None,)):
         inputs = _inputs(program, batch, length or 1)
         try:
             found.append(Trial(length, inputs, engine.run(inputs)))
@@ -98,7 +102,9 @@ def deviation(trials: list[Trial], run: Callable[[Arrays], Arrays]) -> Deviation
             worst = max(worst, _difference(found[name], right))
     rows = sorted({len(next(iter(trial.inputs.values()))) for trial in trials})
     lengths = sorted({trial.length for trial in trials if trial.length})
-    tried = f"batches of {_listed(rows)} rows" + (f" and {_listed(lengths)} steps" if lengths else "")
+    tried = f"batches of {_listed(rows)} {'row' if rows == [1] else 'rows'}"
+    if lengths:
+        tried += f", {_listed(lengths)} steps"
     return Deviation(worst, len(trials), tried)
 
 

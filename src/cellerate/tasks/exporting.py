@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
-from cellerate.files import atomic_write, check_writable
+from cellerate.files import atomic_folder, atomic_write, check_writable
 from cellerate.machine.environment import require
 from cellerate.program import Program
 from cellerate.runtime.cell import Cell, read_cell
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from cellerate.exports.trials import Deviation
     from cellerate.models.storage import TaskRecord
 
-FORMATS = {"onnx": ".onnx"}
-"""What `to` may be → the suffix of its files."""
-_TOLERANCE = 1e-5
+FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
+"""What `to` may be → the suffix of what is written: a file, or a folder if there is none."""
+_TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
+_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "savedmodel": ("tensorflow",), "litert": ("ai_edge_litert",)}
+_EXTRAS = {"onnx": "onnx", "savedmodel": "tensorflow", "litert": "litert"}
+_STEP = "step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Exported:
         error: The largest difference from our own runtime in float32, as a share of the largest number of the
             output, or of 1 where all are smaller.
         tolerance: What the error may be; None for int8, which rounds on purpose.
-        tried: On what it was tried.
+        tried: Where it was tried, and on what.
     """
 
     path: Path
@@ -57,17 +60,20 @@ def export(
     to: str = "onnx",
     precision: str = "float32",
     stateful: bool = False,
+    batch_size: int = 1,
     record: "TaskRecord | None" = None,
 ) -> Exported:
     """Writes a model for another runtime, whole or not at all, after it has given the right results there.
 
     Args:
         model: A Keras model, its file, or a `.cell` file. It is not changed.
-        output: The file, with the suffix of the format.
-        to: The format: "onnx".
-        precision: "float32", or "int8": weights of 8 bits, by ONNX Runtime's dynamic quantisation.
+        output: The file; for "savedmodel" a folder, in which the model becomes the next version: 1, 2, ...
+        to: The format: "onnx", "savedmodel" for TensorFlow and TensorFlow Serving, or "litert".
+        precision: "float32", or for "onnx" also "int8": weights of 8 bits, by ONNX Runtime's dynamic quantisation.
         stateful: Whether the states of the LSTMs go in and out, so that a long sequence can be given in parts: two
-            inputs and two outputs more for each LSTM.
+            inputs and two outputs more for each LSTM. In a SavedModel it is the signature "step", which is there
+            in any case if the model allows it; a LiteRT model then takes one step.
+        batch_size: The number of rows of a LiteRT model, which has no other; the other formats take any number.
         record: The record, as `load_model` returns it, of a model that is not given as a file.
 
     Returns:
@@ -86,45 +92,99 @@ def export(
     """
     target = Path(output)
     _check(target, to, precision)
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
+    for package in _PACKAGES[to]:
+        require(package, _EXTRAS[to], f"an export to {to}")
+    if to == "savedmodel":
+        return _saved_model(_cell(model, record), target, stateful)
     check_writable(target)
-    for package in ("onnx", "onnxruntime"):
-        require(package, "onnx", "an export to ONNX")
+    if to == "litert":
+        return _litert(_cell(model, record), target, stateful, batch_size)
+    return _onnx(_cell(model, record), target, precision, stateful)
+
+
+def _onnx(cell: Cell, target: Path, precision: str, stateful: bool) -> Exported:
     from cellerate.exports.onnx import OnnxRuntime, onnx_model, quantise
     from cellerate.exports.trials import deviation, sizes_of, trials_of
 
-    cell = _cell(model, record)
     program = _stateful(cell.program) if stateful else cell.program
     trials = trials_of(program)
     written = onnx_model(program, sizes_of(program, trials), _metadata(cell))
     with atomic_write(target) as beside:
         beside.write_bytes(written.SerializeToString())
         found = deviation(trials, OnnxRuntime(beside).run)
-        _check_error(found, _TOLERANCE)
+        _check_error(found, _TOLERANCE["onnx"])
         if precision == "int8":
             quantise(beside)
             found = deviation(trials, OnnxRuntime(beside).run)
             _check_error(found, 1.0)
+    return _exported(target, "onnx", precision, program, found, "ONNX Runtime")
+
+
+def _litert(cell: Cell, target: Path, stateful: bool, batch_size: int) -> Exported:
+    from cellerate.exports.litert import LiteRt, litert_model
+    from cellerate.exports.trials import deviation, trials_of
+
+    program = _one_step(_stateful(cell.program)) if stateful else cell.program
+    trials = trials_of(program, (batch_size,))
+    content = litert_model(program, batch_size, _metadata(cell))
+    with atomic_write(target) as beside:
+        beside.write_bytes(content)
+        found = deviation(trials, LiteRt(beside, program.outputs).run)
+        _check_error(found, _TOLERANCE["litert"])
+    return _exported(target, "litert", "float32", program, found, "LiteRT")
+
+
+def _saved_model(cell: Cell, target: Path, stateful: bool) -> Exported:
+    from cellerate.exports.savedmodel import SavedModel, write_saved_model
+    from cellerate.exports.trials import Deviation, deviation, trials_of
+
+    programs = {"serving_default": cell.program}
+    try:
+        programs[_STEP] = _stateful(cell.program)
+    except ModelError:
+        if stateful:
+            raise
+    trials = {name: trials_of(program) for name, program in programs.items()}
+    versions = [int(path.name) for path in target.glob("*") if path.name.isdecimal()]
+    version = target / str(max(versions, default=0) + 1)
+    with atomic_folder(version) as beside:
+        write_saved_model(programs, trials, _metadata(cell), beside)
+        worst = Deviation(0, 0, "")
+        for name, batches in trials.items():
+            worst = max(worst, deviation(batches, SavedModel(beside, name).run))
+        _check_error(worst, _TOLERANCE["savedmodel"])
+    return _exported(version, "savedmodel", "float32", cell.program, worst, "TensorFlow")
+
+
+def _exported(
+    path: Path, format_: str, precision: str, program: Program, found: "Deviation", where: str
+) -> Exported:
     return Exported(
-        path=target,
-        format=to,
+        path=path,
+        format=format_,
         precision=precision,
         inputs=tuple(program.inputs),
         outputs=tuple(program.outputs),
         error=found.error,
-        tolerance=_TOLERANCE if precision == "float32" else None,
-        tried=found.shapes,
+        tolerance=_TOLERANCE[format_] if precision == "float32" else None,
+        tried=f"in {where}, {found.shapes}",
     )
 
 
 def _check(target: Path, to: str, precision: str) -> None:
     if to not in FORMATS:
         raise ConfigError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
-    if target.suffix != FORMATS[to]:
+    if target.suffix != FORMATS[to] and FORMATS[to]:
         raise ConfigError(
             f"a model for {to} is written to a path ending in {FORMATS[to]!r}; got {str(target)!r}."
         )
-    if precision not in ("float32", "int8"):
-        raise ConfigError(f"precision must be float32 or int8 in an export; got {precision!r}.")
+    precisions = ("float32", "int8") if to == "onnx" else ("float32",)
+    if precision not in precisions:
+        raise ConfigError(
+            f"precision must be {' or '.join(precisions)} in an export to {to}; got {precision!r}."
+        )
 
 
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
@@ -156,6 +216,18 @@ def _stateful(program: Program) -> Program:
         for name, number in made.program.outputs.items()
     }
     return Program(nodes, outputs)
+
+
+def _one_step(program: Program) -> Program:
+    """The program for sequences of a single step."""
+    nodes = []
+    for node in program.nodes:
+        shape: Any = node.options.get("shape", ())
+        if node.op == "input" and -1 in shape[1:]:
+            sizes = (shape[0], *(1 if size == -1 else size for size in shape[1:]))
+            node = dataclasses.replace(node, options={**node.options, "shape": sizes})
+        nodes.append(node)
+    return Program(tuple(nodes), program.outputs)
 
 
 def _metadata(cell: Cell) -> dict[str, Any]:

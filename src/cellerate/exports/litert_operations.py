@@ -1,0 +1,348 @@
+"""Each operation of a program as operators of LiteRT. What an operation means is in `cellerate.program`."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from cellerate.errors import ModelError
+from cellerate.exports.litert_graph import LiteRtGraph, Value
+from cellerate.program import Node
+
+Given = Mapping[str, Value]
+"""What an operation reads: the name of an input → its tensor."""
+
+# LiteRT's LSTM has no mask, and without one the others have nothing to say.
+_OF_MASKS = ("ids_mask", "features_mask", "masked", "flip_mask")
+
+
+def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    """Adds an operation, not an "input", "lstm" or "lstm_state".
+
+    Raises:
+        ModelError: LiteRT has no operators for it.
+    """
+    if node.op in _OF_MASKS or "mask" in given:
+        raise masks_refused(node)
+    return _OPERATIONS[node.op](graph, node, given)
+
+
+def masks_refused(node: Node) -> ModelError:
+    """The error for a node that reads a mask, or makes one."""
+    return ModelError(
+        f"{node.name}: LiteRT's LSTM takes no mask, and this layer has one. Train the model without mask_zero and "
+        "Masking, or export it to onnx or savedmodel."
+    )
+
+
+def activate(graph: LiteRtGraph, name: str, x: Value) -> Value:
+    """An activation, one of `program.OUTPUT_ACTIVATIONS`."""
+    return x if name == "linear" else _ACTIVATIONS[name](graph, x)
+
+
+def product(graph: LiteRtGraph, x: Value, weight: Value, bias: Value) -> Value:
+    """X (..., K) times a weight (N, K), plus a bias."""
+    options = schema.FullyConnectedOptionsT()
+    options.keepNumDims = True
+    shape = (*x.shape[:-1], weight.shape[0])
+    return graph.add("FULLY_CONNECTED", [x, weight, bias], shape, options, version=5)
+
+
+def _named(op: str, **options: Any) -> Callable[[LiteRtGraph, Value], Value]:
+    def activation(graph: LiteRtGraph, x: Value) -> Value:
+        told = None
+        if options:
+            told = getattr(schema, "".join(part.capitalize() for part in op.split("_")) + "OptionsT")()
+            for name, value in options.items():
+                setattr(told, name, value)
+        return graph.unary(op, x, told)
+
+    return activation
+
+
+def _clip(graph: LiteRtGraph, x: Value, low: float, high: float) -> Value:
+    return graph.binary("MINIMUM", graph.binary("MAXIMUM", x, low), high)
+
+
+def _where(graph: LiteRtGraph, op: str, x: Value, limit: float, yes: Value | float, no: Value) -> Value:
+    chosen = graph.add(op, [x, graph.constant(limit)], x.shape, dtype="bool")
+    yes = yes if isinstance(yes, Value) else graph.constant(yes)
+    return graph.add("SELECT_V2", [chosen, yes, no], x.shape)
+
+
+def _softplus(graph: LiteRtGraph, x: Value) -> Value:
+    # max(x, 0) + log(1 + e^-|x|), which overflows nowhere.
+    small = graph.unary("EXP", graph.unary("NEG", graph.unary("ABS", x)))
+    return graph.binary("ADD", graph.unary("RELU", x), graph.unary("LOG", graph.binary("ADD", small, 1.0)))
+
+
+def _softsign(graph: LiteRtGraph, x: Value) -> Value:
+    return graph.binary("DIV", x, graph.binary("ADD", graph.unary("ABS", x), 1.0))
+
+
+def _selu(graph: LiteRtGraph, x: Value) -> Value:
+    below = graph.binary("MUL", graph.unary("ELU", graph.binary("MINIMUM", x, 0.0)), 1.6732632423543772)
+    return graph.binary("MUL", graph.binary("ADD", graph.unary("RELU", x), below), 1.0507009873554805)
+
+
+def _hard_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
+    return graph.binary("MUL", graph.unary("RELU6", graph.binary("ADD", x, 3.0)), 1 / 6)
+
+
+def _gelu(graph: LiteRtGraph, x: Value) -> Value:
+    options = schema.GeluOptionsT()
+    options.approximate = False
+    return graph.unary("GELU", x, options)
+
+
+def _silu(graph: LiteRtGraph, x: Value) -> Value:
+    return graph.binary("MUL", x, graph.unary("LOGISTIC", x))
+
+
+def _mish(graph: LiteRtGraph, x: Value) -> Value:
+    return graph.binary("MUL", x, graph.unary("TANH", _softplus(graph, x)))
+
+
+def _squareplus(graph: LiteRtGraph, x: Value) -> Value:
+    root = graph.unary("SQRT", graph.binary("ADD", graph.binary("MUL", x, x), 4.0))
+    return graph.binary("MUL", graph.binary("ADD", x, root), 0.5)
+
+
+def _sparse_plus(graph: LiteRtGraph, x: Value) -> Value:
+    more = graph.binary("ADD", x, 1.0)
+    curve = graph.binary("MUL", graph.binary("MUL", more, more), 0.25)
+    return _where(graph, "LESS", x, -1.0, 0.0, _where(graph, "LESS", x, 1.0, curve, x))
+
+
+def _sparse_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
+    return _clip(graph, graph.binary("ADD", graph.binary("MUL", x, 0.5), 0.5), 0.0, 1.0)
+
+
+def _softmax(graph: LiteRtGraph, x: Value) -> Value:
+    options = schema.SoftmaxOptionsT()
+    options.beta = 1.0
+    return graph.unary("SOFTMAX", x, options)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[LiteRtGraph, Value], Value]] = {
+    "tanh": _named("TANH"),
+    "sigmoid": _named("LOGISTIC"),
+    "relu": _named("RELU"),
+    "hard_sigmoid": _hard_sigmoid,
+    "softplus": _softplus,
+    "softsign": _softsign,
+    "elu": _named("ELU"),
+    "selu": _selu,
+    "exponential": _named("EXP"),
+    "relu6": _named("RELU6"),
+    "leaky_relu": _named("LEAKY_RELU", alpha=0.2),
+    "silu": _silu,
+    "gelu": _gelu,
+    "hard_silu": _named("HARD_SWISH"),
+    "hard_tanh": _named("RELU_N1_TO_1"),
+    "mish": _mish,
+    "celu": _named("ELU"),
+    "log_sigmoid": lambda graph, x: graph.unary("NEG", _softplus(graph, graph.unary("NEG", x))),
+    "hard_shrink": lambda graph, x: _where(graph, "LESS_EQUAL", graph.unary("ABS", x), 0.5, 0.0, x),
+    "soft_shrink": lambda graph, x: graph.binary("SUB", x, _clip(graph, x, -0.5, 0.5)),
+    "tanh_shrink": lambda graph, x: graph.binary("SUB", x, graph.unary("TANH", x)),
+    "squareplus": _squareplus,
+    "sparse_plus": _sparse_plus,
+    "sparse_sigmoid": _sparse_sigmoid,
+    "softmax": _softmax,
+    "log_softmax": _named("LOG_SOFTMAX"),
+}
+
+
+def _embedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    table, ids = graph.weight(node.arrays["embeddings"]), given["ids"]
+    return graph.add("GATHER", [table, ids], (*ids.shape, table.shape[1]), schema.GatherOptionsT())
+
+
+def _dense(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    bias = node.arrays.get("bias")
+    columns = node.arrays["kernel"].shape[1]
+    added = graph.constant(np.zeros(columns)) if bias is None else graph.weight(bias)
+    y = product(graph, given["x"], graph.weight(node.arrays["kernel"], np.transpose), added)
+    return activate(graph, str(node.options["activation"]), y)
+
+
+def _unembedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    table = node.arrays["embeddings"]
+    logits = product(graph, given["x"], graph.weight(table), graph.constant(np.zeros(len(table))))
+    soft_cap: Any = node.options["soft_cap"]
+    if soft_cap is None:
+        return logits
+    return graph.binary("MUL", graph.unary("TANH", graph.binary("DIV", logits, soft_cap)), soft_cap)
+
+
+def _reduce(graph: LiteRtGraph, op: str, x: Value, axis: int, *, keep: bool) -> Value:
+    options = schema.ReducerOptionsT()
+    options.keepDims = keep
+    place = axis % len(x.shape)
+    shape = (*x.shape[:place], *((1,) if keep else ()), *x.shape[place + 1 :])
+    return graph.add(op, [x, graph.constant([place], "int32")], shape, options)
+
+
+def _layer_norm(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x = given["x"]
+    centred = graph.binary("SUB", x, _reduce(graph, "MEAN", x, -1, keep=True))
+    variance = _reduce(graph, "MEAN", graph.binary("MUL", centred, centred), -1, keep=True)
+    epsilon: Any = node.options["epsilon"]
+    y = graph.binary("DIV", centred, graph.unary("SQRT", graph.binary("ADD", variance, epsilon)))
+    for name, op in (("gamma", "MUL"), ("beta", "ADD")):
+        if name in node.arrays:
+            y = graph.binary(op, y, graph.weight(node.arrays[name]))
+    return y
+
+
+def _affine(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    scaled = graph.binary("MUL", given["x"], graph.weight(node.arrays["scale"]))
+    return graph.binary("ADD", scaled, graph.weight(node.arrays["offset"]))
+
+
+def _all(given: Given) -> list[Value]:
+    return [given[str(number)] for number in range(len(given))]
+
+
+def _merge(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
+    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+
+    def merge(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+        most = max(len(value.shape) for value in given.values())
+        values = []
+        for value in _all(given):
+            while len(value.shape) < most:
+                value = _with_axis(graph, value)
+            values.append(value)
+        merged, *others = values
+        for other in others:
+            merged = graph.binary(op, merged, other)
+        return merged
+
+    return merge
+
+
+def _with_axis(graph: LiteRtGraph, x: Value) -> Value:
+    """An axis of size 1 after the batch."""
+    axis = graph.constant(1, "int32")
+    return graph.add("EXPAND_DIMS", [x, axis], (x.shape[0], 1, *x.shape[1:]), dtype=x.dtype)
+
+
+_sum = _merge("ADD")
+
+
+def _average(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    return graph.binary("DIV", _sum(graph, node, given), float(len(given)))
+
+
+def _concatenate(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    values = _all(given)
+    axis: Any = node.options["axis"]
+    options = schema.ConcatenationOptionsT()
+    options.axis = place = axis % len(values[0].shape)
+    shape = list(values[0].shape)
+    shape[place] = sum(value.shape[place] for value in values)
+    return graph.add("CONCATENATION", values, shape, options, dtype=values[0].dtype)
+
+
+def _reshape(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x, told = given["x"], node.options["shape"]
+    sizes: Any = (x.shape[0], *tuple(told))  # type: ignore[arg-type]
+    known = math.prod(size for size in sizes if size != -1)
+    shape = [math.prod(x.shape) // known if size == -1 else size for size in sizes]
+    return graph.reshape(x, shape, sizes)
+
+
+def _repeat_vector(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x, n = _with_axis(graph, given["x"]), node.options["n"]
+    times = graph.constant([1, n, *[1] * (len(x.shape) - 2)], "int32")  # type: ignore[list-item]
+    return graph.add("TILE", [x, times], (x.shape[0], n, *x.shape[2:]), dtype=x.dtype)  # type: ignore[arg-type]
+
+
+def crop(graph: LiteRtGraph, x: Value, begin: int, end: int | None) -> Value:
+    """The steps from `begin` to `end` on axis 1, as in NumPy."""
+    axes = range(len(x.shape))
+    options = schema.StridedSliceOptionsT()
+    # Bits of the axes that are taken whole.
+    options.beginMask = sum(1 << axis for axis in axes if axis != 1)
+    options.endMask = options.beginMask | (2 if end is None else 0)
+    ends = [0 if end is None or axis != 1 else end for axis in axes]
+    left = len(range(x.shape[1])[begin:end])
+    places = [[begin if axis == 1 else 0 for axis in axes], ends, [1 for _ in axes]]
+    inputs = [x, *(graph.constant(place, "int32") for place in places)]
+    return graph.add("STRIDED_SLICE", inputs, (x.shape[0], left, *x.shape[2:]), options, dtype=x.dtype)
+
+
+def _crop(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    begin: Any = node.options["begin"]
+    end: Any = node.options["end"]
+    return crop(graph, given["x"], begin, end)
+
+
+def _take(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x, axis = given["x"], node.options["axis"]
+    place: int = axis % len(x.shape)  # type: ignore[operator, assignment]
+    indices: Any = node.options["indices"]
+    if graph.free_length and place == 1 and min(indices) < 0:
+        raise ModelError(
+            f"{node.name}: LiteRT cannot take steps counted from the end; export the model to onnx or savedmodel."
+        )
+    options = schema.GatherOptionsT()
+    options.axis = place
+    chosen = graph.constant([index % x.shape[place] for index in indices], "int32")
+    shape = (*x.shape[:place], len(indices), *x.shape[place + 1 :])
+    return graph.add("GATHER", [x, chosen], shape, options, dtype=x.dtype)
+
+
+def _cumsum(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x, axis = given["x"], node.options["axis"]
+    inputs = [x, graph.constant(axis % len(x.shape), "int32")]  # type: ignore[operator, arg-type]
+    return graph.add("CUMSUM", inputs, x.shape, schema.CumsumOptionsT())
+
+
+def flip(graph: LiteRtGraph, x: Value, axis: int) -> Value:
+    """An axis backwards."""
+    return graph.add(
+        "REVERSE_V2", [x, graph.constant([axis % len(x.shape)], "int32")], x.shape, dtype=x.dtype
+    )
+
+
+def _flip(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    axis: Any = node.options["axis"]
+    return flip(graph, given["x"], axis)
+
+
+def _permute(graph: LiteRtGraph, node: Node, given: Given) -> Value:
+    x = given["x"]
+    axes: Any = (0, *tuple(node.options["axes"]))  # type: ignore[arg-type]
+    shape = [x.shape[axis] for axis in axes]
+    return graph.add("TRANSPOSE", [x, graph.constant(axes, "int32")], shape, dtype=x.dtype)
+
+
+_OPERATIONS: Mapping[str, Callable[[LiteRtGraph, Node, Given], Value]] = {
+    "embedding": _embedding,
+    "unembedding": _unembedding,
+    "dense": _dense,
+    "activation": lambda graph, node, given: activate(graph, str(node.options["activation"]), given["x"]),
+    "layer_norm": _layer_norm,
+    "affine": _affine,
+    "add": _sum,
+    "subtract": _merge("SUB"),
+    "multiply": _merge("MUL"),
+    "average": _average,
+    "maximum": _merge("MAXIMUM"),
+    "minimum": _merge("MINIMUM"),
+    "concatenate": _concatenate,
+    "reshape": _reshape,
+    "repeat_vector": _repeat_vector,
+    "crop": _crop,
+    "take": _take,
+    "cumsum": _cumsum,
+    "flip": _flip,
+    "permute": _permute,
+    "mean_over_time": lambda graph, node, given: _reduce(graph, "MEAN", given["x"], 1, keep=False),
+    "max_over_time": lambda graph, node, given: _reduce(graph, "REDUCE_MAX", given["x"], 1, keep=False),
+}
