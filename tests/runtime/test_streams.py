@@ -193,3 +193,36 @@ def test_model_without_an_lstm_is_refused() -> None:
     graph = Graph()
     with pytest.raises(ModelError, match="no LSTM"):
         stepping(graph.program(y=graph.affine(graph.input("x", -1, F), "affine", F)))
+
+
+def test_push_to_some_streams_leaves_the_others_and_gives_them_the_bits_they_would_get_alone() -> None:
+    model, x = packed(forecaster(sequences=True)), numbers(5, 6)
+    streams, right = model.streams(5), model.streams(5)
+    whole = right.push(x)
+    for rows in ([3, 0], [4], [1, 2, 0]):
+        streams.reset()
+        before = streams.state
+        parts = [streams.push(x[rows, :4], rows), streams.push(x[rows, 4:], np.array(rows))]
+        assert np.concatenate(parts, axis=1).tobytes() == whole[rows].tobytes()
+        others = sorted(set(range(5)) - set(rows))
+        assert np.array_equal(streams.state[others], before[others])
+        assert np.array_equal(streams.state[rows], right.state[rows])
+
+
+def test_states_are_taken_and_put_back() -> None:
+    model, x = packed(forecaster()), numbers(3, 4)
+    streams = model.streams(3)
+    streams.push(x)
+    taken = streams.states_of([2, 0])
+    assert np.array_equal(taken, streams.state[[2, 0]])
+    other = model.streams(4)
+    other.set_states([1, 3], taken)
+    assert np.array_equal(other.state[[1, 3]], taken) and not other.state[[0, 2]].any()
+    with pytest.raises(DataError, match=r"must be numbers of the shape \(1, 76\); got float32 \(2, 76\)"):
+        other.set_states([0], taken)
+    with pytest.raises(ConfigError, match="expected each stream once"):
+        other.set_states([1, 1], taken)
+    with pytest.raises(ConfigError, match="rows"):
+        other.push(x[:1], [4])
+    with pytest.raises(DataError, match="has 2 rows; expected 1"):
+        other.push(x[:2], [0])

@@ -234,7 +234,7 @@ class PackedModel(NextTokenModel):
             >>> streams = cellerate.load("any.cell").streams(100)
             >>> outputs = streams.push(new_steps)  # (100, k, features) to what predict would give up to here
         """
-        return Streams(*self._stepping, count, self._fingerprint)
+        return Streams(*self._stepping, count, self.fingerprint)
 
     @functools.cached_property
     def _stepping(self) -> tuple[Stepping, Engine]:

@@ -218,6 +218,8 @@ def chosen_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
     Raises:
         ConfigError: There is no such row.
     """
-    for row in rows:
-        check_whole("rows", row, 0, count - 1)
-    return np.asarray(rows, np.intp).reshape(-1)
+    found = np.asarray(rows)
+    if found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= count):
+        for row in rows:
+            check_whole("rows", row, 0, count - 1)
+    return found.astype(np.intp).reshape(-1)

@@ -53,30 +53,42 @@ class Streams:
         """(B, S) float32, h and c of each LSTM, one after another; a copy."""
         return np.concatenate(list(self._states.values()), axis=1)
 
-    def push(self, inputs: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray | dict[str, np.ndarray]:
-        """Reads the next steps of each stream.
+    def push(
+        self,
+        inputs: Mapping[str, np.ndarray] | np.ndarray,
+        rows: Sequence[int] | np.ndarray | None = None,
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Reads the next steps of streams.
 
         Args:
             inputs: The array of each input by its name, or one array if there is one input: (B, k, F) numbers or
                 (B, k) ids, k ≥ 1 steps of each of the B streams.
+            rows: (B,) which streams, each once; None for all. The others stay as they are.
 
         Returns:
             The output, or the outputs by name if there are several: of each of the k steps where the model gives
             sequences, otherwise of the last.
 
         Raises:
-            ConfigError: A name is not one of the model's.
+            ConfigError: A name is not one of the model's, there is no such stream, or one is named twice.
             DataError: An array has the wrong shape or type, or holds an id that the model does not know; then
                 nothing was read.
         """
         given = dict(by_name(inputs, self._stepping.inputs))
+        chosen = None if rows is None else _distinct_rows(rows, self.count)
+        count = self.count if chosen is None else len(chosen)
         for name, array in given.items():
-            if np.ndim(array) and len(array) != self.count:
+            if np.ndim(array) and len(array) != count:
                 raise DataError(
-                    f"input {name!r} has {len(array)} rows; expected {self.count}, one for each stream."
+                    f"input {name!r} has {len(array)} rows; expected {count}, one for each stream."
                 )
-        results = self._engine.run(given | self._states)
-        self._states = {name: results.pop(name) for name in self._states}
+        if chosen is None:
+            results = self._engine.run(given | self._states)
+            self._states = {name: results.pop(name) for name in self._states}
+        else:
+            results = self._engine.run(given | {name: array[chosen] for name, array in self._states.items()})
+            for name, array in self._states.items():
+                array[chosen] = results.pop(name)
         return next(iter(results.values())) if len(results) == 1 else results
 
     def clone(self) -> "Streams":
@@ -107,9 +119,7 @@ class Streams:
         Raises:
             ConfigError: There is no such stream, or one is named twice.
         """
-        chosen = chosen_rows(rows, self.count)
-        if len(np.unique(chosen)) != len(chosen):
-            raise ConfigError(f"rows is {chosen.tolist()}; expected each stream once.")
+        chosen = _distinct_rows(rows, self.count)
         left = self._with({name: array[chosen] for name, array in self._states.items()})
         self._states = {name: np.delete(array, chosen, axis=0) for name, array in self._states.items()}
         return left
@@ -127,6 +137,36 @@ class Streams:
         self._states = {name: array.copy() for name, array in self._states.items()}
         for array in self._states.values():
             array[chosen] = 0
+
+    def states_of(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(N, S) float32, what some streams remember, as in `state`; a copy.
+
+        Raises:
+            ConfigError: There is no such stream.
+        """
+        chosen = chosen_rows(rows, self.count)
+        return np.concatenate([array[chosen] for array in self._states.values()], axis=1)
+
+    def set_states(self, rows: Sequence[int] | np.ndarray, states: np.ndarray) -> None:
+        """Puts streams back to what `states_of` gave.
+
+        Args:
+            rows: (N,) which streams.
+            states: (N, S) numbers.
+
+        Raises:
+            ConfigError: There is no such stream, or one is named twice.
+            DataError: The states have another shape, or are no numbers.
+        """
+        chosen = _distinct_rows(rows, self.count)
+        units = list(self._stepping.states.values())
+        if states.shape != (len(chosen), sum(units)) or states.dtype.kind not in "fiu":
+            raise DataError(
+                f"states must be numbers of the shape {(len(chosen), sum(units))}; got {states.dtype} {states.shape}."
+            )
+        parts = np.split(states, np.cumsum(units)[:-1], axis=1)
+        for array, part in zip(self._states.values(), parts, strict=True):
+            array[chosen] = part
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the states into a file, whole or not at all; `restore` reads them back.
@@ -163,3 +203,11 @@ class Streams:
         other = Streams(self._stepping, self._engine, 0, self._fingerprint)
         other._states = states
         return other
+
+
+def _distinct_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """As `chosen_rows`, each of them once."""
+    chosen = chosen_rows(rows, count)
+    if len(np.unique(chosen)) != len(chosen):
+        raise ConfigError(f"rows is {chosen.tolist()}; expected each stream once.")
+    return chosen

@@ -101,7 +101,7 @@ class NextTokenModel:
         Raises:
             ModelError: The model is not a next-token chain; the message says why.
         """
-        return Stepper(self.steps, batch_size, fingerprint=self._fingerprint)
+        return Stepper(self.steps, batch_size, fingerprint=self.fingerprint)
 
     @overload
     def generate(self, prompt: str, **options: Unpack[_Options]) -> str: ...  # type: ignore[overload-overlap]
@@ -362,7 +362,7 @@ class NextTokenModel:
             )
 
     @functools.cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         """Tells models apart: what they compute and how they are kept."""
         digest = hashlib.sha256(self.precision.encode())
         for node in self.cell.program.nodes:
