@@ -1,0 +1,262 @@
+"""The threads that compute, and how requests in an event loop reach them: one for texts and one for sessions a model.
+
+Whatever waits is bounded: a request that finds no place is refused at once, before anything of it is computed.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import CellerateError
+from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.runtime.batcher import Batcher, Ticket, Update
+from cellerate.runtime.packed import PackedModel
+from cellerate.serving.sessions import Push, Sessions
+
+# After an error of the machine the next try waits, so that an error that stays does not take a core.
+_PAUSE_S = 0.1
+
+
+class BusyError(CellerateError):
+    """There is no place for a request now.
+
+    Attributes:
+        retry_after_s: When it may be worth another try.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(CellerateError):
+    """A request took longer than it may."""
+
+
+class TextWorker:
+    """Continues texts on one model, side by side, in a thread of its own.
+
+    Args:
+        model: A packed text model.
+        most_sequences: How many sequences may wait or be drawn at once.
+    """
+
+    def __init__(self, model: PackedModel, most_sequences: int = 1024) -> None:
+        self._batcher = Batcher(model.steps, model.tokenizer)
+        self._most = most_sequences
+        self._condition = threading.Condition()
+        self._listeners: dict[
+            Ticket, tuple[asyncio.AbstractEventLoop, asyncio.Queue[Update | Exception]]
+        ] = {}
+        self._closing = self._at_once = False
+        self._thread = threading.Thread(target=self._run, name="cellerate-texts", daemon=True)
+        self._thread.start()
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences wait or are drawn."""
+        return len(self._listeners)
+
+    async def complete(
+        self,
+        prompt: np.ndarray,
+        *,
+        max_tokens: int,
+        rules: SamplingRules,
+        stop: Sequence[str] = (),
+        deadline_s: float | None = None,
+    ) -> AsyncIterator[Update]:
+        """Continues a prompt. Whoever stops listening ends the sequence, at the end of the step that runs.
+
+        Args:
+            prompt: (N,) ids.
+            max_tokens: Maximum number of ids to draw.
+            rules: How to draw them.
+            stop: Texts that end it.
+            deadline_s: What it may take in seconds; None for any time.
+
+        Returns:
+            What it drew, step by step; the last one says why it ended.
+
+        Raises:
+            BusyError: There are too many sequences, or the worker is closing.
+            ConfigError, DataError, ModelError: As `Batcher.submit`, and what made the sequence fail.
+            DeadlineError: It took longer than `deadline_s`.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Update | Exception]()
+        with self._condition:
+            if self._closing or len(self._listeners) >= self._most:
+                raise BusyError(
+                    "the server is shutting down."
+                    if self._closing
+                    else f"{self._most} sequences are drawn or waiting already; try again.",
+                    retry_after_s=1,
+                )
+            ticket = self._batcher.submit(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
+            self._listeners[ticket] = loop, queue
+            self._condition.notify()
+        end = None if deadline_s is None else loop.time() + deadline_s
+        try:
+            while True:
+                try:
+                    # Not around the whole loop: a timeout would end what the listener does between two updates.
+                    async with asyncio.timeout_at(end):
+                        update = await queue.get()
+                except TimeoutError as error:
+                    raise DeadlineError(
+                        f"the request took longer than {deadline_s:g} s, and was ended."
+                    ) from error
+                if isinstance(update, Exception):
+                    raise update
+                if update.ticket.error is not None:
+                    raise update.ticket.error
+                yield update
+                if update.reason is not None:
+                    return
+        finally:
+            self._batcher.cancel(ticket)
+
+    async def close(self, drain_s: float) -> None:
+        """Refuses new sequences, lets those that run end for some seconds, then ends the rest with what they have."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        end = time.monotonic() + drain_s
+        while self._listeners and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        self._at_once = True
+        for ticket in list(self._listeners):
+            self._batcher.cancel(ticket)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._closing or not self._batcher.idle)
+                if self._closing and self._batcher.idle:
+                    return
+            try:
+                updates = self._batcher.step()
+            except Exception as error:
+                # The machine's error, not one of a sequence: those that wait for it are told, and the next may try.
+                self._tell([(ticket, error) for ticket in list(self._listeners)])
+                time.sleep(_PAUSE_S)
+                continue
+            self._tell([(update.ticket, update) for update in updates])
+
+    def _tell(self, news: Sequence[tuple[Ticket, Update | Exception]]) -> None:
+        """Hands results to those that wait for them, in one call an event loop."""
+        told: dict[asyncio.AbstractEventLoop, list[tuple[Any, Update | Exception]]] = {}
+        for ticket, each in news:
+            ended = isinstance(each, Exception) or each.reason is not None
+            listener = self._listeners.pop(ticket, None) if ended else self._listeners.get(ticket)
+            if ended:
+                self._batcher.cancel(ticket)
+            if listener is not None:
+                told.setdefault(listener[0], []).append((listener[1], each))
+        for loop, items in told.items():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                loop.call_soon_threadsafe(_put_all, items)
+
+
+class SessionWorker:
+    """Pushes steps to the sessions of one model, in a thread of its own: all that wait, in one call.
+
+    Args:
+        sessions: The sessions.
+        most_pushes: How many pushes may wait.
+        flush_every_s: How often states are written to the disk, against a crash.
+    """
+
+    def __init__(self, sessions: Sessions, most_pushes: int = 65_536, flush_every_s: float = 10) -> None:
+        self.sessions = sessions
+        self._most, self._flush_every = most_pushes, flush_every_s
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[Sequence[Push], asyncio.AbstractEventLoop, asyncio.Future[Any]]] = []
+        self._count = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="cellerate-sessions", daemon=True)
+        self._thread.start()
+
+    async def push(self, pushes: Sequence[Push]) -> list[dict[str, np.ndarray] | CellerateError]:
+        """As `Sessions.push`.
+
+        Raises:
+            BusyError: Too many pushes wait, or the worker is closing.
+            OutputError: The file of the sessions cannot be written.
+        """
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        with self._condition:
+            if self._closing or self._count + len(pushes) > self._most:
+                raise BusyError(
+                    "the server is shutting down."
+                    if self._closing
+                    else f"more than {self._most} pushes would wait; try again, or push less at once.",
+                    retry_after_s=1,
+                )
+            self._waiting.append((pushes, loop, done))
+            self._count += len(pushes)
+            self._condition.notify()
+        results: list[dict[str, np.ndarray] | CellerateError] = await done
+        return results
+
+    async def close(self) -> None:
+        """Reads what waits, writes all states to the disk, and ends."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.sessions.shut)
+
+    def _run(self) -> None:
+        flushed = time.monotonic()
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._closing, timeout=self._flush_every)
+                if self._closing and not self._waiting:
+                    return
+                taken, self._waiting = self._waiting, []
+                self._count = 0
+            if taken:
+                self._read(taken)
+            if time.monotonic() - flushed > self._flush_every:
+                with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
+                    self.sessions.flush()
+                flushed = time.monotonic()
+
+    def _read(
+        self, taken: Sequence[tuple[Sequence[Push], asyncio.AbstractEventLoop, asyncio.Future[Any]]]
+    ) -> None:
+        results: list[Any]
+        try:
+            found = iter(self.sessions.push([push for pushes, _, _ in taken for push in pushes]))
+            results = [[next(found) for _ in pushes] for pushes, _, _ in taken]
+        except Exception as error:
+            results = [error] * len(taken)
+        told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+        for (_, loop, done), result in zip(taken, results, strict=True):
+            told.setdefault(loop, []).append((done, result))
+        for loop, items in told.items():
+            with contextlib.suppress(RuntimeError):  # as above
+                loop.call_soon_threadsafe(_resolve_all, items)
+
+
+def _put_all(items: Sequence[tuple["asyncio.Queue[Any]", Any]]) -> None:
+    for queue, each in items:
+        queue.put_nowait(each)
+
+
+def _resolve_all(items: Sequence[tuple["asyncio.Future[Any]", Any]]) -> None:
+    for done, result in items:
+        if done.cancelled():
+            continue
+        if isinstance(result, Exception):
+            done.set_exception(result)
+        else:
+            done.set_result(result)

@@ -1,0 +1,202 @@
+"""Requests of an event loop on the threads that compute: order, cancelling, bounds, errors, and how it all ends."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.errors import BackendError, DataError
+from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.runtime.cell import Cell
+from cellerate.runtime.packed import PackedModel
+from cellerate.serving.sessions import MissingSessionError, Push, Sessions
+from cellerate.serving.workers import BusyError, DeadlineError, SessionWorker, TextWorker
+from support.graphs import Graph, draw
+
+CHARACTERS = "abcdefgh"
+
+
+def text_model() -> PackedModel:
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    rows = graph.add("embedding", "rows", {"ids": ids}, {"embeddings": draw(len(CHARACTERS), 5)})
+    head = graph.dense(graph.lstm(rows, "lstm", 5, 16), "logits", 16, len(CHARACTERS))
+    tokenizer = CharacterTokenizer(CHARACTERS).to_config()
+    return PackedModel(
+        Cell(graph.program(logits=head), "float32", {"task": "text", "payload": {"tokenizer": tokenizer}})
+    )
+
+
+MODEL = text_model()
+PROMPT = np.array([0, 1, 2], np.int32)
+
+
+async def text_of(worker: TextWorker, seed: int = 0, max_tokens: int = 50, **options: Any) -> str:
+    updates = worker.complete(PROMPT, max_tokens=max_tokens, rules=SamplingRules(seed=seed), **options)
+    return "".join([update.text async for update in updates])
+
+
+def right(seed: int, max_tokens: int = 50) -> str:
+    return MODEL.generate("abc", max_tokens=max_tokens, seed=seed)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_many_requests_get_what_each_would_get_alone() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        lengths = [1, 7, 50, 200] * 10
+        found = await asyncio.gather(*(text_of(worker, seed, n) for seed, n in enumerate(lengths)))
+        assert found == [right(seed, n) for seed, n in enumerate(lengths)]
+        assert worker.sequences == 0
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_who_stops_listening_frees_the_place() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL, most_sequences=2)
+        updates = worker.complete(PROMPT, max_tokens=10_000_000, rules=SamplingRules())
+        assert (await anext(updates)).text
+        other = asyncio.create_task(text_of(worker, max_tokens=10_000_000))
+        await until(lambda: worker.sequences == 2)
+        with pytest.raises(BusyError, match="2 sequences are drawn or waiting already") as refused:
+            await text_of(worker)
+        assert refused.value.retry_after_s > 0
+        await updates.aclose()
+        other.cancel()
+        await until(lambda: worker.sequences == 0)
+        assert await text_of(worker, 3) == right(3)
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_request_that_takes_too_long_ends() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        with pytest.raises(DeadlineError, match=r"longer than 0\.05 s"):
+            await text_of(worker, max_tokens=100_000_000, deadline_s=0.05)
+        await until(lambda: worker.sequences == 0)
+        assert await text_of(worker, 3, deadline_s=30) == right(3)
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_wrong_request_fails_alone() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        good = asyncio.create_task(text_of(worker, 5, 200))
+        with pytest.raises(DataError):
+            async for _ in worker.complete(np.array([99]), max_tokens=5, rules=SamplingRules()):
+                pass
+        assert await good == right(5, 200)
+        assert worker.sequences == 0
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_error_of_the_machine_reaches_all_and_the_next_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        step = worker._batcher.step
+        monkeypatch.setattr(
+            worker._batcher, "step", lambda: (_ for _ in ()).throw(BackendError("the GPU is gone."))
+        )
+        found = await asyncio.gather(*(text_of(worker, n) for n in range(3)), return_exceptions=True)
+        assert [str(each) for each in found] == ["the GPU is gone."] * 3
+        monkeypatch.setattr(worker._batcher, "step", step)
+        assert await text_of(worker, 3) == right(3)
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_close_lets_end_what_runs_and_ends_what_takes_longer() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        short = asyncio.create_task(text_of(worker, 1, 2000))
+        long = asyncio.create_task(text_of(worker, 2, 1_000_000_000))
+        await until(lambda: worker.sequences == 2)
+        closing = asyncio.create_task(worker.close(0.5))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="shutting down"):
+            await text_of(worker)
+        assert await short == right(1, 2000)
+        cut = await long
+        assert cut and right(2, len(cut)) == cut
+        await closing
+        assert not worker._thread.is_alive()
+
+    asyncio.run(main())
+
+
+def sessions(folder: Path | None = None) -> Sessions:
+    graph = Graph()
+    model = PackedModel(
+        Cell(graph.program(y=graph.lstm(graph.input("x", -1, 3), "lstm", 3, 5)), "float32", {})
+    )
+    return Sessions(model, None if folder is None else folder / "s.db")
+
+
+def test_pushes_of_many_tasks_keep_their_order_in_a_session() -> None:
+    async def main() -> None:
+        worker = SessionWorker(sessions())
+        names = [f"s{n}" for n in range(20)]
+        for name in names:
+            worker.sessions.open(name)
+        right = worker.sessions._model.predict(draw(30, 3)[np.newaxis])[0]
+
+        async def follow(name: str) -> None:
+            found = []
+            for t in range(0, 30, 2):
+                (result,) = await worker.push([Push(name, {"x": draw(30, 3)[t : t + 2]})])
+                assert isinstance(result, dict)
+                found.append(result["y"])
+            assert np.concatenate(found).tobytes() == right.tobytes()
+
+        await asyncio.gather(*map(follow, names))
+        (missing,) = await worker.push([Push("nobody", {"x": draw(1, 3)})])
+        assert isinstance(missing, MissingSessionError)
+        await worker.close()
+        with pytest.raises(BusyError, match="shutting down"):
+            await worker.push([])
+
+    asyncio.run(main())
+
+
+def test_too_many_pushes_are_refused_and_closing_reads_those_that_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = SessionWorker(sessions(tmp_path), most_pushes=3)
+        worker.sessions.open("a")
+        with pytest.raises(BusyError, match="more than 3 pushes would wait"):
+            await worker.push([Push("a", {"x": draw(1, 3)})] * 4)
+        waiting = asyncio.create_task(worker.push([Push("a", {"x": draw(2, 3)})] * 2))
+        await asyncio.sleep(0)
+        await worker.close()
+        assert all(isinstance(result, dict) for result in await waiting)
+
+    asyncio.run(main())
+    again = sessions(tmp_path)
+    assert len(again) == 1 and again.state("a").any()
+
+
+def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
+    async def main() -> None:
+        worker = SessionWorker(sessions(tmp_path), flush_every_s=0.05)
+        worker.sessions.open("a")
+        other = sessions(tmp_path)
+        await until(lambda: "a" in other._file)
+        await worker.close()
+
+    asyncio.run(main())
