@@ -69,7 +69,9 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
     if backwards:
         x, mask = graph.flip(x, 1), graph.flip(mask, 1)
     live = _Live(graph, mask)
-    outputs, h, c = _node(graph, node, live.first(x), given, lengths=live.lengths)
+    outputs, _, c = _node(graph, node, live.first(x), given, lengths=live.lengths)
+    # From the outputs, for OpenVINO gives the states behind all steps, whatever the lengths.
+    h = live.last(outputs)
     zero = graph.number(0)
     # Of a row without a live step, ONNX Runtime does not keep the state.
     any_live = graph.add("Unsqueeze", live.any, graph.sizes(1))
@@ -109,7 +111,9 @@ class _Live:
         total = add("Gather", counts, graph.number(-1, np.int64), axis=1)
         self.any = add("Greater", total, zero)
         self.begun = add("Greater", counts, zero)
-        self.lengths = graph.cast(add("Max", total, one), TensorProto.INT32)
+        length = add("Max", total, one)
+        self.lengths = graph.cast(length, TensorProto.INT32)
+        self._last = add("Unsqueeze", add("Sub", length, one), graph.sizes(1))
         places = add("Sub", counts, one)
         self._last_live = self._as_indices(add("Max", places, zero))
         # Step t goes to its place among the live ones; steps that are not live share one place behind them all.
@@ -123,6 +127,10 @@ class _Live:
     def first(self, x: str) -> str:
         """(B, T, F) with the live steps at the front."""
         return str(self._graph.add("GatherND", x, self._sources, batch_dims=1))
+
+    def last(self, outputs: str) -> str:
+        """(B, H), the output of the last live step; of a row without one, that of its first step."""
+        return str(self._graph.add("GatherND", outputs, self._last, batch_dims=1))
 
     def restored(self, outputs: str) -> str:
         """For each step the output of the last live one up to it."""
