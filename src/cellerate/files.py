@@ -65,27 +65,26 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     # An OSError that has nothing to do with writing (a missing *input* file, say) would be reported as one about
     # `path`, so callers read their inputs before they open the block.
     beside: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        handle, name = tempfile.mkstemp(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent)
-        os.close(handle)
-        beside = Path(name)
-        yield beside
-        _flush(beside)
-        # mkstemp makes the file private (0600); a result gets the permissions of any new file.
-        beside.chmod(0o666 & ~_umask())
-        beside.replace(target)
-        beside = None
-        _flush(target.parent)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise output_error(target, error) from error
-    finally:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
+    with _reported(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+            handle, name = tempfile.mkstemp(
+                prefix=_unfinished(target), suffix=target.suffix, dir=target.parent
+            )
+            os.close(handle)
+            beside = Path(name)
+            yield beside
+            _flush(beside)
+            # mkstemp makes the file private (0600); a result gets the permissions of any new file.
+            beside.chmod(0o666 & ~_umask())
+            beside.replace(target)
+            beside = None
+            _flush(target.parent)
+        finally:
+            if beside is not None:
+                beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -105,23 +104,20 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     beside: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=_unfinished(target), dir=target.parent))
-        yield beside
-        for written in (*beside.rglob("*"), beside):
-            _flush(written)
-        beside.chmod(0o777 & ~_umask())
-        beside.rename(target)
-        beside = None
-        _flush(target.parent)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise output_error(target, error) from error
-    finally:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+    with _reported(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=_unfinished(target), dir=target.parent))
+            yield beside
+            for written in (*beside.rglob("*"), beside):
+                _flush(written)
+            beside.chmod(0o777 & ~_umask())
+            beside.rename(target)
+            beside = None
+            _flush(target.parent)
+        finally:
+            if beside is not None:
+                shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -160,6 +156,17 @@ def cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cellerate"
+
+
+@contextlib.contextmanager
+def _reported(target: Path) -> Iterator[None]:
+    """Turns an `OSError` of the block into an `OutputError` about a path."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise output_error(target, error) from error
 
 
 def _unfinished(target: Path) -> str:
