@@ -28,7 +28,10 @@ def export(
         ),
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", "--dtype", help="How weights are kept: float32 or int8.")
+        str,
+        typer.Option(
+            "--precision", "--dtype", help="How weights are kept: float32; int8 in onnx, float16 in litert."
+        ),
     ] = "float32",
     stateful: Annotated[
         bool, typer.Option("--stateful", help="Let the states of the LSTMs go in and out, for streams.")

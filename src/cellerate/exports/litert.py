@@ -25,18 +25,23 @@ from cellerate.program import Node, Program
 _LENGTH, _LONGER = 8, 9
 
 
-def litert_model(program: Program, batch: int, metadata: Mapping[str, Any]) -> bytes:
+def litert_model(
+    program: Program, batch: int, metadata: Mapping[str, Any], precision: str = "float32"
+) -> bytes:
     """A program as a LiteRT model.
 
     Args:
         program: What to write.
         batch: The number of rows.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
+        precision: How matrices are kept: "float32" or "float16".
 
     Raises:
         ModelError: LiteRT cannot hold it; the message names the layer.
     """
-    built, longer = (_build(program, batch, length) for length in (_LENGTH, _LONGER))
+    built, longer = (
+        _build(program, batch, length, half=precision == "float16") for length in (_LENGTH, _LONGER)
+    )
     return built.graph.model(built.inputs, built.outputs, longer.graph.shapes(), metadata)
 
 
@@ -81,9 +86,9 @@ class _Lstm(NamedTuple):
     c: Value | None
 
 
-def _build(program: Program, batch: int, length: int) -> _Built:
+def _build(program: Program, batch: int, length: int, *, half: bool) -> _Built:
     shapes: dict[str, Any] = {name: program.nodes[n].options["shape"] for name, n in program.inputs.items()}
-    graph = LiteRtGraph(any(-1 in shape[1:] for shape in shapes.values()))
+    graph = LiteRtGraph(any(-1 in shape[1:] for shape in shapes.values()), half)
     values: dict[int, Value] = {}
     lstms: dict[int, _Lstm] = {}
     inputs: dict[str, Value] = {}

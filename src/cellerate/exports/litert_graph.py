@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 _TYPES = {
     "float32": schema.TensorType.FLOAT32,
     "int32": schema.TensorType.INT32,
+    "float16": schema.TensorType.FLOAT16,
     "bool": schema.TensorType.BOOL,
 }
 # Operators from here on are named by a second, wider field; the first one then holds this number.
@@ -33,10 +34,12 @@ class LiteRtGraph:
 
     Args:
         free_length: Whether axis 1 of an input may have another size later.
+        half: Whether matrices are kept in float16; they are widened when the model is loaded.
     """
 
-    def __init__(self, free_length: bool) -> None:
+    def __init__(self, free_length: bool, half: bool = False) -> None:
         self.free_length = free_length
+        self._half = half
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
         self._codes: dict[tuple[str, int], int] = {}
@@ -60,7 +63,10 @@ class LiteRtGraph:
         key = (id(array), form)
         if key not in self._constants:
             self._kept.append(array)
-            self._constants[key] = self._constant(array if form is None else form(array))
+            made = array if form is None else form(array)
+            self._constants[key] = (
+                self._halved(made) if self._half and made.ndim > 1 else self._constant(made)
+            )
         return self._constants[key]
 
     def constant(self, values: float | bool | Sequence[int] | np.ndarray, dtype: str = "float32") -> Value:
@@ -165,6 +171,13 @@ class LiteRtGraph:
         builder = flatbuffers.Builder(1 << 16)
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+    def _halved(self, array: np.ndarray) -> Value:
+        # A number beyond float16 becomes its largest one.
+        largest = np.finfo(np.float16).max
+        value = self._constant(np.clip(array, -largest, largest).astype(np.float16))
+        widened: Value = self.add("DEQUANTIZE", [value], value.shape)
+        return widened
 
     def _constant(self, array: np.ndarray) -> Value:
         array = np.ascontiguousarray(array)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
 """What `to` may be → the suffix of what is written: a file, or a folder if there is none."""
 _TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
+# Of narrower weights: what is beyond is no rounding any more.
+_NARROW = 1.0
+_PRECISIONS = {"onnx": ("float32", "int8"), "savedmodel": ("float32",), "litert": ("float32", "float16")}
 _PACKAGES = {"onnx": ("onnx", "onnxruntime"), "savedmodel": ("tensorflow",), "litert": ("ai_edge_litert",)}
 _EXTRAS = {"onnx": "onnx", "savedmodel": "tensorflow", "litert": "litert"}
 _STEP = "step"
@@ -34,12 +37,12 @@ class Exported:
     Attributes:
         path: Where.
         format: Its format.
-        precision: "float32" or "int8".
+        precision: "float32", "float16" or "int8".
         inputs: The names of its inputs.
         outputs: The names of its outputs.
         error: The largest difference from our own runtime in float32, as a share of the largest number of the
             output, or of 1 where all are smaller.
-        tolerance: What the error may be; None for int8, which rounds on purpose.
+        tolerance: What the error may be; None for narrower weights, which round on purpose.
         tried: Where it was tried, and on what.
     """
 
@@ -69,7 +72,8 @@ def export(
         model: A Keras model, its file, or a `.cell` file. It is not changed.
         output: The file; for "savedmodel" a folder, in which the model becomes the next version: 1, 2, ...
         to: The format: "onnx", "savedmodel" for TensorFlow and TensorFlow Serving, or "litert".
-        precision: "float32", or for "onnx" also "int8": weights of 8 bits, by ONNX Runtime's dynamic quantisation.
+        precision: "float32"; for "onnx" also "int8", weights of 8 bits by ONNX Runtime's dynamic quantisation; for
+            "litert" also "float16".
         stateful: Whether the states of the LSTMs go in and out, so that a long sequence can be given in parts: two
             inputs and two outputs more for each LSTM. In a SavedModel it is the signature "step", which is there
             in any case if the model allows it; a LiteRT model then takes one step.
@@ -100,7 +104,7 @@ def export(
         return _saved_model(_cell(model, record), target, stateful)
     check_writable(target)
     if to == "litert":
-        return _litert(_cell(model, record), target, stateful, batch_size)
+        return _litert(_cell(model, record), target, precision, stateful, batch_size)
     return _onnx(_cell(model, record), target, precision, stateful)
 
 
@@ -118,22 +122,22 @@ def _onnx(cell: Cell, target: Path, precision: str, stateful: bool) -> Exported:
         if precision == "int8":
             quantise(beside)
             found = deviation(trials, OnnxRuntime(beside).run)
-            _check_error(found, 1.0)
+            _check_error(found, _NARROW)
     return _exported(target, "onnx", precision, program, found, "ONNX Runtime")
 
 
-def _litert(cell: Cell, target: Path, stateful: bool, batch_size: int) -> Exported:
+def _litert(cell: Cell, target: Path, precision: str, stateful: bool, batch_size: int) -> Exported:
     from cellerate.exports.litert import LiteRt, litert_model
     from cellerate.exports.trials import deviation, trials_of
 
     program = _one_step(_stateful(cell.program)) if stateful else cell.program
     trials = trials_of(program, (batch_size,))
-    content = litert_model(program, batch_size, _metadata(cell))
+    content = litert_model(program, batch_size, _metadata(cell), precision)
     with atomic_write(target) as beside:
         beside.write_bytes(content)
         found = deviation(trials, LiteRt(beside, program.outputs).run)
-        _check_error(found, _TOLERANCE["litert"])
-    return _exported(target, "litert", "float32", program, found, "LiteRT")
+        _check_error(found, _TOLERANCE["litert"] if precision == "float32" else _NARROW)
+    return _exported(target, "litert", precision, program, found, "LiteRT")
 
 
 def _saved_model(cell: Cell, target: Path, stateful: bool) -> Exported:
@@ -180,7 +184,7 @@ def _check(target: Path, to: str, precision: str) -> None:
         raise ConfigError(
             f"a model for {to} is written to a path ending in {FORMATS[to]!r}; got {str(target)!r}."
         )
-    precisions = ("float32", "int8") if to == "onnx" else ("float32",)
+    precisions = _PRECISIONS[to]
     if precision not in precisions:
         raise ConfigError(
             f"precision must be {' or '.join(precisions)} in an export to {to}; got {precision!r}."
