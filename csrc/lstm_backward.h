@@ -11,9 +11,6 @@
 #include "lstm_gates.h"
 #include "lstm_layout.h"
 
-#define CELLERATE_STRING_OF(name) #name
-#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
-
 namespace cellerate::CELLERATE_TARGET {
 
 template <Storage kStorage, bool kPairs>

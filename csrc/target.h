@@ -28,9 +28,9 @@ struct Target {
 
 #ifdef CELLERATE_TARGET
 
-#include "dense_kernels.h"
-#include "lstm_backward.h"
-#include "lstm_forward.h"
+#define CELLERATE_STRING_OF(name) #name
+#define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
+
 #include "peak.h"
 #include "program_kernels.h"
 #include "step_model.h"
@@ -45,18 +45,34 @@ extern const StepKernels kStepKernels;
 #include "step_kernels.h"
 #endif
 
+// A target that differs from another one in products of bytes only uses that one's layers, which have none.
+#ifdef CELLERATE_LAYERS
+namespace cellerate::CELLERATE_LAYERS {
+extern const LstmKernels kLstmKernels;
+extern const DenseKernels kDenseKernels;
+}  // namespace cellerate::CELLERATE_LAYERS
+#else
+#define CELLERATE_LAYERS CELLERATE_TARGET
+#include "dense_kernels.h"
+#include "lstm_backward.h"
+#include "lstm_forward.h"
+
+namespace cellerate::CELLERATE_TARGET {
+extern const LstmKernels kLstmKernels{reserve_bytes, forward, backward};
+extern const DenseKernels kDenseKernels{forward, backward};
+}  // namespace cellerate::CELLERATE_TARGET
+#endif
+
 namespace cellerate::CELLERATE_TARGET {
 
-constexpr LstmKernels kLstmKernels{reserve_bytes, forward, backward};
-constexpr DenseKernels kDenseKernels{forward, backward};
 constexpr ProgramKernels kProgramKernels{pack_program, run_program};
 
 extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),
     .bfloat16_products = Simd::kBfloat16Products,
     .peak = peak,
-    .lstm = &kLstmKernels,
-    .dense = &kDenseKernels,
+    .lstm = &CELLERATE_LAYERS::kLstmKernels,
+    .dense = &CELLERATE_LAYERS::kDenseKernels,
     .steps = &CELLERATE_STEPS::kStepKernels,
     .programs = &kProgramKernels,
 };

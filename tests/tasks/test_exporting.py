@@ -135,7 +135,7 @@ def test_wrong_results_are_an_error_and_leave_the_older_file(tmp_path, monkeypat
     monkeypatch.setattr(
         OnnxRuntime, "run", lambda self, inputs: {n: a + 1e-4 for n, a in right(self, inputs).items()}
     )
-    with pytest.raises(ModelError, match=r"its error is \d\.\de-05, and at most 1e-05 is right"):
+    with pytest.raises(ModelError, match=r"its error is [\d.]+e-05, and at most 1e-05 is right"):
         cellerate.export(text_model(), tmp_path / "m.onnx")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
 
