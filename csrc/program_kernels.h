@@ -4,6 +4,7 @@
 // one matrix. The threads of a team divide its columns or its rows, and meet after every node.
 #pragma once
 
+#include "alike.h"
 #include "program_operations.h"
 
 namespace cellerate::CELLERATE_TARGET {
@@ -296,14 +297,18 @@ class ProgramJob : ProgramOperations {
 };
 
 template <Precision kPrecision>
-void run_program_as(const PackedProgram& program, const ProgramRun& run) {
-  ProgramJob<kPrecision> job(program, run);
-  Layout sizes(nullptr);
-  job.lay_out(sizes);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  job.lay_out(memory);
-  run_on(run.teams * run.members, job, true);
+void run_program_as(const std::byte* packed, const ProgramRun& run) {
+  if constexpr (kAlike<kPrecision>) {
+    CELLERATE_ALIKE::kProgramKernels.run(packed, run);
+  } else {
+    ProgramJob<kPrecision> job(*reinterpret_cast<const PackedProgram*>(packed), run);
+    Layout sizes(nullptr);
+    job.lay_out(sizes);
+    const Scratch scratch(sizes.bytes());
+    Layout memory(scratch.data());
+    job.lay_out(memory);
+    run_on(run.teams * run.members, job, true);
+  }
 }
 
 inline size_t pack_program(const ProgramGraph& graph, std::byte* memory) {
@@ -312,10 +317,10 @@ inline size_t pack_program(const ProgramGraph& graph, std::byte* memory) {
 }
 
 inline void run_program(const std::byte* packed, const ProgramRun& run) {
-  const auto& program = *reinterpret_cast<const PackedProgram*>(packed);
-  if (program.precision == Precision::kFloat32) return run_program_as<Precision::kFloat32>(program, run);
-  if (program.precision == Precision::kBfloat16) return run_program_as<Precision::kBfloat16>(program, run);
-  run_program_as<Precision::kInt8>(program, run);
+  const Precision precision = reinterpret_cast<const PackedProgram*>(packed)->precision;
+  if (precision == Precision::kFloat32) return run_program_as<Precision::kFloat32>(packed, run);
+  if (precision == Precision::kBfloat16) return run_program_as<Precision::kBfloat16>(packed, run);
+  run_program_as<Precision::kInt8>(packed, run);
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

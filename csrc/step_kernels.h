@@ -4,6 +4,7 @@
 // core keeps its own part of them in its cache. They meet at a barrier after every product.
 #pragma once
 
+#include "alike.h"
 #include "normalise.h"
 #include "step_exponentials.h"
 #include "step_pack.h"
@@ -428,14 +429,18 @@ class StepJob {
 };
 
 template <Precision kPrecision>
-void run_steps_as(const PackedChain& chain, const StepCall& call) {
-  StepJob<kPrecision> job(chain, call);
-  Layout sizes(nullptr);
-  job.lay_out(sizes);
-  const Scratch scratch(sizes.bytes());
-  Layout memory(scratch.data());
-  job.lay_out(memory);
-  run_on(call.threads, job, true);
+void run_steps_as(const std::byte* packed, const StepCall& call) {
+  if constexpr (kAlike<kPrecision>) {
+    CELLERATE_ALIKE::kStepKernels.run(packed, call);
+  } else {
+    StepJob<kPrecision> job(*reinterpret_cast<const PackedChain*>(packed), call);
+    Layout sizes(nullptr);
+    job.lay_out(sizes);
+    const Scratch scratch(sizes.bytes());
+    Layout memory(scratch.data());
+    job.lay_out(memory);
+    run_on(call.threads, job, true);
+  }
 }
 
 inline size_t pack_steps(const StepChain& chain, std::byte* memory) {
@@ -444,10 +449,10 @@ inline size_t pack_steps(const StepChain& chain, std::byte* memory) {
 }
 
 inline void run_steps(const std::byte* packed, const StepCall& call) {
-  const auto& chain = *reinterpret_cast<const PackedChain*>(packed);
-  if (chain.precision == Precision::kFloat32) return run_steps_as<Precision::kFloat32>(chain, call);
-  if (chain.precision == Precision::kBfloat16) return run_steps_as<Precision::kBfloat16>(chain, call);
-  run_steps_as<Precision::kInt8>(chain, call);
+  const Precision precision = reinterpret_cast<const PackedChain*>(packed)->precision;
+  if (precision == Precision::kFloat32) return run_steps_as<Precision::kFloat32>(packed, call);
+  if (precision == Precision::kBfloat16) return run_steps_as<Precision::kBfloat16>(packed, call);
+  run_steps_as<Precision::kInt8>(packed, call);
 }
 
 extern const StepKernels kStepKernels{pack_steps, run_steps, kExponentials};

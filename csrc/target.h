@@ -65,7 +65,7 @@ extern const DenseKernels kDenseKernels{forward, backward};
 
 namespace cellerate::CELLERATE_TARGET {
 
-constexpr ProgramKernels kProgramKernels{pack_program, run_program};
+extern const ProgramKernels kProgramKernels{pack_program, run_program};
 
 extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),

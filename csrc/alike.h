@@ -1,0 +1,27 @@
+// Which target runs the floats of this one. A target may name another one that multiplies them in the same way
+// (CELLERATE_ALIKE), so that the same instructions are not compiled twice.
+#pragma once
+
+#include "program.h"
+#include "step_model.h"
+
+#ifdef CELLERATE_ALIKE
+namespace cellerate::CELLERATE_ALIKE {
+extern const ProgramKernels kProgramKernels;
+extern const StepKernels kStepKernels;
+}  // namespace cellerate::CELLERATE_ALIKE
+namespace cellerate::CELLERATE_TARGET {
+// bfloat16 without products of its own is widened and multiplied as floats.
+template <Precision kPrecision>
+constexpr bool kAlike =
+    kPrecision == Precision::kFloat32 || (kPrecision == Precision::kBfloat16 && !Simd::kBfloat16Products);
+}  // namespace cellerate::CELLERATE_TARGET
+#else
+#define CELLERATE_ALIKE CELLERATE_TARGET
+namespace cellerate::CELLERATE_TARGET {
+extern const ProgramKernels kProgramKernels;
+extern const StepKernels kStepKernels;
+template <Precision>
+constexpr bool kAlike = false;
+}  // namespace cellerate::CELLERATE_TARGET
+#endif
