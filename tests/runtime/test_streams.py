@@ -166,6 +166,37 @@ def averaged() -> Graph:
     return graph
 
 
+def unfolded() -> Graph:
+    """The second LSTM reads what the first one's last output is cut into, anew each time."""
+    graph = Graph()
+    last = graph.lstm(graph.input("x", -1, F), "lstm", F, H, return_sequences=False)
+    cut = graph.add("reshape", "cut", {"x": last}, shape=(H, 1))
+    graph.lstm(cut, "behind", 1, H)
+    return graph
+
+
+def cropped() -> Graph:
+    """The last but one step is not known before the last."""
+    graph = Graph()
+    lstm = graph.lstm(graph.input("x", 6, F), "lstm", F, H)
+    graph.add("crop", "behind", {"x": lstm}, begin=4, end=None)
+    return graph
+
+
+def cropped_of_any_length() -> Graph:
+    graph = Graph()
+    lstm = graph.lstm(graph.input("x", -1, F), "lstm", F, H)
+    graph.add("crop", "behind", {"x": lstm}, begin=-2, end=None)
+    return graph
+
+
+def taken_before_the_last() -> Graph:
+    graph = Graph()
+    lstm = graph.lstm(graph.input("x", -1, F), "lstm", F, H)
+    graph.add("take", "behind", {"x": lstm}, indices=(5,), axis=1)
+    return graph
+
+
 def joined_in_time() -> Graph:
     graph = Graph()
     lstm = graph.lstm(graph.input("x", -1, F), "lstm", F, H)
@@ -182,11 +213,63 @@ def begun_by_another() -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("make", [backward, averaged, joined_in_time, begun_by_another])
+@pytest.mark.parametrize(
+    "make",
+    [
+        backward,
+        averaged,
+        unfolded,
+        cropped,
+        cropped_of_any_length,
+        taken_before_the_last,
+        joined_in_time,
+        begun_by_another,
+    ],
+)
 def test_model_that_looks_ahead_is_refused_with_its_layer(make: Any) -> None:
     graph = make()
     with pytest.raises(ModelError, match=r"^behind: .*use predict on whole sequences"):
         stepping(graph.program(y=len(graph.nodes) - 1))
+
+
+def test_result_of_the_last_step_may_be_put_into_any_shape() -> None:
+    graph = Graph()
+    last = graph.lstm(graph.input("x", 6, F), "lstm", F, H, return_sequences=False)
+    cut = graph.add("reshape", "cut", {"x": graph.dense(last, "head", H, 6)}, shape=(3, 2))
+    model = PackedModel(Cell(graph.program(y=cut), "float32", {}))
+    streams = model.streams(2)
+    x = numbers(2, 6)
+    for step in range(6):
+        found = streams.push(x[:, step : step + 1])
+    assert np.asarray(found).shape == (2, 3, 2)
+    assert np.array_equal(found, model.predict(x))
+
+
+@pytest.mark.parametrize(
+    "op, options",
+    [
+        ("crop", {"begin": 5, "end": None}),
+        ("crop", {"begin": -1, "end": None}),
+        ("crop", {"begin": 5, "end": 6}),
+        ("take", {"indices": (5,), "axis": 1}),
+        ("take", {"indices": (-1,), "axis": 1}),
+    ],
+)
+def test_forecast_from_the_last_row_takes_that_of_the_push(op: str, options: Any) -> None:
+    """As `train series` builds it: the difference to the last row's targets."""
+    graph = Graph()
+    x = graph.input("x", 6, F)
+    lstm = graph.lstm(x, "lstm", F, H, return_sequences=False)
+    chosen = graph.add("take", "targets", {"x": x}, indices=(2, 0), axis=2)
+    last = graph.add("reshape", "last", {"x": graph.add(op, "crop", {"x": chosen}, **options)}, shape=(1, 2))
+    made = graph.add("reshape", "made", {"x": graph.dense(lstm, "head", H, 6)}, shape=(3, 2))
+    model = PackedModel(Cell(graph.program(y=graph.add("add", "sum", {"0": made, "1": last})), "float32", {}))
+    streams, x_given = model.streams(2), numbers(2, 6)
+    for step in range(6):
+        found = streams.push(x_given[:, step : step + 1])
+    assert np.array_equal(found, model.predict(x_given))
+    streams = model.streams(2)
+    assert np.array_equal(streams.push(x_given), model.predict(x_given))
 
 
 def test_model_without_an_lstm_is_refused() -> None:

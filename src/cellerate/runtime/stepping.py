@@ -45,20 +45,23 @@ def stepping(program: Program) -> Stepping:
     nodes: list[Node] = []
     moved: dict[int, int] = {}
     states: dict[str, int] = {}
-    over_time: dict[int, bool] = {}
+    # How many steps each node has in the model itself: -1 for any number, 0 for those that are not over time.
+    steps: dict[int, int] = {}
     added: dict[str, int] = {}
     for number, node in enumerate(program.nodes):
         inputs = {name: moved[source] for name, source in node.inputs.items()}
         options = dict(node.options)
-        over_time[number] = any(over_time[source] for source in node.inputs.values())
+        read = [steps[source] for source in node.inputs.values() if steps[source]]
+        steps[number] = max(read, default=0)
         if node.op == "input":
             shape: Any = options["shape"]
-            over_time[number] = len(shape) == 3 or options["dtype"] == "int32"
-            if over_time[number] and len(shape) <= 3:
+            steps[number] = shape[1] if len(shape) == 3 or options["dtype"] == "int32" else 0
+            if steps[number] and len(shape) <= 3:
                 options["shape"] = (shape[0], -1, *shape[2:])
         elif node.op == "lstm":
-            _check_lstm(node)
-            over_time[number] = bool(options["return_sequences"])
+            _check_lstm(node, reads_time=bool(steps[node.inputs["x"]]))
+            if not options["return_sequences"]:
+                steps[number] = 0
             # Before its first step that is not masked both are zeros, and after it the same.
             if options["masked_output"] == "previous_output":
                 options["masked_output"] = "previous_state"
@@ -69,10 +72,13 @@ def stepping(program: Program) -> Stepping:
                 nodes.append(Node("input", name, options={"shape": (-1, units), "dtype": "float32"}))
                 inputs[f"{state}0"] = len(nodes) - 1
         elif node.op == "lstm_state":
-            over_time[number] = False
-        elif node.op not in _STEP_BY_STEP:
+            steps[number] = 0
+        elif steps[number] and (last := _of_last_step(node, steps[number])):
+            options |= last
+            steps[number] = 0
+        elif steps[number] and node.op not in _STEP_BY_STEP and not _takes_features(node):
             raise ModelError(_refusal(node, f"{node.op} needs the whole sequence"))
-        elif node.op == "concatenate" and over_time[number] and options["axis"] not in (-1, 2):
+        elif node.op == "concatenate" and steps[number] and options["axis"] not in (-1, 2):
             raise ModelError(_refusal(node, "it joins sequences along time"))
         nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
         moved[number] = len(nodes) - 1
@@ -86,7 +92,25 @@ def stepping(program: Program) -> Stepping:
     return Stepping(Program(tuple(nodes), own | added), tuple(program.inputs), tuple(own), states)
 
 
-def _check_lstm(node: Node) -> None:
+def _of_last_step(node: Node, steps: int) -> dict[str, Any]:
+    """What takes the last step of a push, for a node that takes the last of `steps`; empty for any other node."""
+    options: Any = node.options
+    # Of a sequence of any length (-1), only what counts from its end is surely the last step.
+    last = (-1, steps - 1) if steps > 0 else (-1,)
+    if node.op == "crop" and options["begin"] in last and options["end"] in (None, steps):
+        return {"begin": -1, "end": None}
+    if node.op == "take" and options["axis"] == 1 and options["indices"] in [(place,) for place in last]:
+        return {"indices": (-1,)}
+    return {}
+
+
+def _takes_features(node: Node) -> bool:
+    return node.op == "take" and node.options["axis"] == 2
+
+
+def _check_lstm(node: Node, *, reads_time: bool) -> None:
+    if not reads_time:
+        raise ModelError(_refusal(node, "it reads a sequence that the model makes itself"))
     if node.options["go_backwards"]:
         raise ModelError(_refusal(node, "it reads backwards, as in a Bidirectional layer"))
     if "h0" in node.inputs:
