@@ -13,7 +13,8 @@ import pytest
 from cellerate.errors import ConfigError, DataError
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.sessions import MissingSessionError, Push, Sessions
+from cellerate.serving.pushes import MissingSessionError, Push
+from cellerate.serving.sessions import Sessions
 from support.graphs import Graph, draw
 
 F, H = 3, 11

@@ -1,6 +1,7 @@
 """Requests of an event loop on the threads that compute: order, cancelling, bounds, errors, and how it all ends."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from cellerate.errors import BackendError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.sessions import MissingSessionError, Push, Sessions
+from cellerate.serving.pushes import MissingSessionError, Push
+from cellerate.serving.sessions import Sessions
 from cellerate.serving.workers import BusyError, DeadlineError, SessionWorker, TextWorker
 from support.graphs import Graph, draw
 
@@ -141,12 +143,14 @@ def test_close_lets_end_what_runs_and_ends_what_takes_longer() -> None:
     asyncio.run(main())
 
 
-def sessions(folder: Path | None = None) -> Sessions:
+def plain_model() -> PackedModel:
     graph = Graph()
-    model = PackedModel(
-        Cell(graph.program(y=graph.lstm(graph.input("x", -1, 3), "lstm", 3, 5)), "float32", {})
-    )
-    return Sessions(model, None if folder is None else folder / "s.db")
+    y = graph.lstm(graph.input("x", -1, 3), "lstm", 3, 5)
+    return PackedModel(Cell(graph.program(y=y), "float32", {}))
+
+
+def sessions(folder: Path | None = None) -> Sessions:
+    return Sessions(plain_model(), None if folder is None else folder / "s.db")
 
 
 def test_pushes_of_many_tasks_keep_their_order_in_a_session() -> None:
@@ -155,7 +159,7 @@ def test_pushes_of_many_tasks_keep_their_order_in_a_session() -> None:
         names = [f"s{n}" for n in range(20)]
         for name in names:
             worker.sessions.open(name)
-        right = worker.sessions._model.predict(draw(30, 3)[np.newaxis])[0]
+        right = plain_model().predict(draw(30, 3)[np.newaxis])[0]
 
         async def follow(name: str) -> None:
             found = []
@@ -195,8 +199,19 @@ def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
     async def main() -> None:
         worker = SessionWorker(sessions(tmp_path), flush_every_s=0.05)
         worker.sessions.open("a")
-        other = sessions(tmp_path)
-        await until(lambda: "a" in other._file)
+        # As a crash would leave them: the file is this worker's alone while it runs.
+        copy = tmp_path / "copy"
+        copy.mkdir()
+
+        def is_there() -> bool:
+            for path in tmp_path.glob("s.db*"):
+                shutil.copy(path, copy)
+            found = sessions(copy)
+            there = len(found) == 1
+            found.shut()
+            return there
+
+        await until(is_there)
         await worker.close()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,16 @@ import numpy as np
 
 from cellerate.errors import CellerateError, ConfigError, DataError
 from cellerate.runtime.packed import PackedModel
+from cellerate.serving.pushes import (
+    ExistingSessionError,
+    MissingSessionError,
+    Push,
+    TooManySessionsError,
+    check_name,
+    groups_of,
+    turns_of,
+)
+from cellerate.serving.session_streams import session_streams
 from cellerate.serving.state_file import StateFile
 
 # Sessions that ended by themselves and are remembered, to say so.
@@ -27,31 +37,6 @@ _MOST_ROWS = 4096
 _SWEEP = 0.01
 # The share of the sessions in memory that goes to the disk when there is no room.
 _SPILLED = 8
-_LONGEST_NAME = 256
-
-
-class MissingSessionError(DataError):
-    """There is no such session.
-
-    Attributes:
-        ended: Whether there was one, which ended because it was not used, or had no room.
-    """
-
-    def __init__(self, message: str, *, ended: bool) -> None:
-        super().__init__(message)
-        self.ended = ended
-
-
-class Push(NamedTuple):
-    """New steps for a session.
-
-    Attributes:
-        name: The session.
-        inputs: The array of each input by its name, (k, F) numbers or (k,) ids: the next k steps.
-    """
-
-    name: str
-    inputs: Mapping[str, np.ndarray]
 
 
 class _Place(NamedTuple):
@@ -69,6 +54,7 @@ class Sessions:
         model: The model; its layers must only look back.
         path: The file for states that are not in memory, an SQLite database; None for none, and then a session that
             finds no room ends.
+        most: How many sessions there may be.
         most_in_memory: How many states are kept in memory.
         time_to_live_s: A session that was not used for so many seconds ends.
         clock: Seconds that never go back, also over restarts if there is a file.
@@ -84,17 +70,19 @@ class Sessions:
         model: PackedModel,
         path: Path | None = None,
         *,
+        most: int = 1_000_000,
         most_in_memory: int = 100_000,
         time_to_live_s: float = 3600,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if most_in_memory < 1 or not time_to_live_s > 0:
+        if most < 1 or most_in_memory < 1 or not time_to_live_s > 0:
             raise ConfigError(
-                f"most_in_memory must be at least 1 and time_to_live_s above 0; got {most_in_memory} and "
-                f"{time_to_live_s}."
+                f"most and most_in_memory must be at least 1 and time_to_live_s above 0; got {most}, "
+                f"{most_in_memory} and {time_to_live_s}."
             )
-        self._streams = model.streams(0)
-        self._size = self._streams.state.shape[1]
+        self._most_of_all = most
+        self._streams = session_streams(model)
+        self._size = len(self._streams.initial_state)
         self._most, self._time_to_live, self._clock = most_in_memory, time_to_live_s, clock
         self._lock = threading.RLock()
         # Those in memory, the least recently used first.
@@ -103,7 +91,6 @@ class Sessions:
         # Those in memory whose state on disk is missing or older.
         self._changed: set[str] = set()
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._model = model
         self._file = None if path is None else StateFile(path, model.fingerprint, self._size)
         self._next_sweep = -math.inf
         self._count = 0 if self._file is None else len(self._file)
@@ -116,14 +103,18 @@ class Sessions:
         """Begins a session.
 
         Raises:
-            ConfigError: It is there already, or the name cannot be one.
+            ConfigError: The name cannot be one.
+            ExistingSessionError: It is there already.
+            TooManySessionsError: There are too many.
         """
-        _check_name(name)
+        check_name(name)
         with self._lock:
             self._end_unused()
             if self._is_there(name):
-                raise ConfigError(f"there is a session {name!r} already: close it first, or go on with it.")
-            self._begin(name, np.zeros((1, self._size), np.float32))
+                raise ExistingSessionError(
+                    f"there is a session {name!r} already: close it first, or go on with it."
+                )
+            self._begin(name, self._streams.initial_state[np.newaxis])
 
     def close(self, name: str) -> None:
         """Ends a session.
@@ -153,13 +144,29 @@ class Sessions:
         results: list[Any] = [None] * len(pushes)
         with self._lock:
             self._end_unused()
-            for turn in _turns(pushes):
-                for group in _groups(pushes, turn):
+            for turn in turns_of(pushes):
+                opened = self._begin_some(pushes, turn, results)
+                for group in groups_of(pushes, [number for number in turn if results[number] is None]):
                     for begin in range(0, len(group), min(_MOST_ROWS, self._most)):
                         part = group[begin : begin + min(_MOST_ROWS, self._most)]
                         for place, result in zip(part, self._read([pushes[n] for n in part]), strict=True):
                             results[place] = result
+                self._end_some(pushes, turn, results, opened)
         return results
+
+    def unused_s(self, name: str) -> float:
+        """For how many seconds a session was not used.
+
+        Raises:
+            MissingSessionError: There is none of this name.
+        """
+        with self._lock:
+            self._end_unused()
+            place = self._places.get(name)
+            used = place.used if place else self._file.used(name) if self._file is not None else None
+            if used is None:
+                raise self._missing(name)
+            return max(0.0, self._clock() - used)
 
     def state(self, name: str) -> np.ndarray:
         """(S,) float32, what a session remembers; a copy.
@@ -177,8 +184,9 @@ class Sessions:
         Raises:
             ConfigError: The name cannot be one.
             DataError: The state has another size, or is no numbers.
+            TooManySessionsError: There are too many.
         """
-        _check_name(name)
+        check_name(name)
         with self._lock:
             if state.shape != (self._size,) or state.dtype.kind != "f":
                 raise DataError(f"the state must be {self._size} numbers; got {state.dtype} {state.shape}.")
@@ -223,11 +231,35 @@ class Sessions:
             half = len(pushes) // 2
             return self._read(pushes[:half]) + self._read(pushes[half:])
         self._used([push.name for push in pushes])
-        if not isinstance(outputs, dict):
-            outputs = {self._model.outputs[0]: outputs}
         return [{name: array[n] for name, array in outputs.items()} for n in range(len(pushes))]
 
+    def _begin_some(self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any]) -> set[int]:
+        """Opens the sessions that begin with their push, and notes the errors of those that cannot."""
+        opened = set()
+        for number in turn:
+            if pushes[number].begin:
+                try:
+                    self.open(pushes[number].name)
+                    opened.add(number)
+                except CellerateError as error:
+                    results[number] = error
+        return opened
+
+    def _end_some(
+        self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any], opened: set[int]
+    ) -> None:
+        """Closes the sessions that end with their push, and those whose first push failed."""
+        for number in turn:
+            failed = isinstance(results[number], CellerateError)
+            ends = number in opened if failed else pushes[number].end
+            if ends and self._is_there(pushes[number].name):
+                self.close(pushes[number].name)
+
     def _begin(self, name: str, states: np.ndarray) -> None:
+        if self._count >= self._most_of_all:
+            raise TooManySessionsError(
+                f"there are {self._count} sessions already: close one that is not needed."
+            )
         self._put([name], states, changed=True)
         self._ended.pop(name, None)
         self._count += 1
@@ -282,7 +314,7 @@ class Sessions:
         if len(self._free) < count:
             here = self._streams.count
             more = min(max(count, here, 64), max(self._most - here, count))
-            self._streams.join(self._model.streams(more))
+            self._streams.grow(more)
             self._free += range(here + more - 1, here - 1, -1)
 
     def _used(self, names: Iterable[str]) -> None:
@@ -346,32 +378,3 @@ class Sessions:
             states = self._streams.states_of([place.row for place in places])
             self._file.save(part, states, [place.used for place in places])
             self._changed.difference_update(part)
-
-
-def _check_name(name: str) -> None:
-    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise ConfigError(
-            f"the name of a session must be 1 to {_LONGEST_NAME} characters that can be printed; got {name[:40]!r}."
-        )
-
-
-def _turns(pushes: Sequence[Push]) -> list[list[int]]:
-    """The pushes by turns, in each of them one a session at most, so that those of a session stay in order."""
-    turns: list[list[int]] = []
-    seen: dict[str, int] = {}
-    for number, push in enumerate(pushes):
-        turn = seen.get(push.name, 0)
-        seen[push.name] = turn + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(number)
-    return turns
-
-
-def _groups(pushes: Sequence[Push], turn: Sequence[int]) -> list[list[int]]:
-    """Those of the same names and shapes of inputs together, for they are read in one call."""
-    groups: dict[Any, list[int]] = {}
-    for number in turn:
-        shapes = tuple((name, np.shape(array)) for name, array in sorted(pushes[number].inputs.items()))
-        groups.setdefault(shapes, []).append(number)
-    return list(groups.values())

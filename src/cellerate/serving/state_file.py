@@ -35,6 +35,8 @@ class StateFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            # One server at a time: two would each keep their own idea of a session in memory.
+            self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.executescript(_TABLES)
@@ -43,6 +45,10 @@ class StateFile:
         except OSError as error:
             raise OutputError(f"the file of sessions {path} cannot be written: {error.strerror}.") from error
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorname == "SQLITE_BUSY":
+                raise OutputError(
+                    f"the file of sessions {path} is in use by another server: give this one another folder."
+                ) from error
             raise OutputError(f"the file of sessions {path} cannot be written: {error}.") from error
         except sqlite3.DatabaseError as error:
             raise DataError(
@@ -68,6 +74,11 @@ class StateFile:
         """(S,) float32, or None if there is none of this name."""
         found = self._base.execute("SELECT state FROM sessions WHERE name = ?", (name,)).fetchone()
         return None if found is None else np.frombuffer(found[0], "<f4")
+
+    def used(self, name: str) -> float | None:
+        """When a state was used last, or None if there is none of this name."""
+        found = self._base.execute("SELECT used FROM sessions WHERE name = ?", (name,)).fetchone()
+        return None if found is None else float(found[0])
 
     def unused_since(self, time: float) -> list[str]:
         """The names of states that were written before a time."""

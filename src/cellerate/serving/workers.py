@@ -5,10 +5,11 @@ Whatever waits is bounded: a request that finds no place is refused at once, bef
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from cellerate.errors import CellerateError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.batcher import Batcher, Ticket, Update
 from cellerate.runtime.packed import PackedModel
-from cellerate.serving.sessions import Push, Sessions
+from cellerate.serving.pushes import Push
+from cellerate.serving.sessions import Sessions
+
+_Found = TypeVar("_Found")
 
 # After an error of the machine the next try waits, so that an error that stays does not take a core.
 _PAUSE_S = 0.1
@@ -70,7 +74,7 @@ class TextWorker:
         rules: SamplingRules,
         stop: Sequence[str] = (),
         deadline_s: float | None = None,
-    ) -> AsyncIterator[Update]:
+    ) -> AsyncGenerator[Update]:
         """Continues a prompt. Whoever stops listening ends the sequence, at the end of the step that runs.
 
         Args:
@@ -165,7 +169,9 @@ class TextWorker:
 
 
 class SessionWorker:
-    """Pushes steps to the sessions of one model, in a thread of its own: all that wait, in one call.
+    """Works on the sessions of one model, in a thread of its own, in the order in which it was asked.
+
+    All pushes that wait are read in one call.
 
     Args:
         sessions: The sessions.
@@ -177,11 +183,16 @@ class SessionWorker:
         self.sessions = sessions
         self._most, self._flush_every = most_pushes, flush_every_s
         self._condition = threading.Condition()
-        self._waiting: list[tuple[Sequence[Push], asyncio.AbstractEventLoop, asyncio.Future[Any]]] = []
+        self._waiting: list[_Task] = []
         self._count = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="cellerate-sessions", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many pushes wait."""
+        return self._count
 
     async def push(self, pushes: Sequence[Push]) -> list[dict[str, np.ndarray] | CellerateError]:
         """As `Sessions.push`.
@@ -190,29 +201,42 @@ class SessionWorker:
             BusyError: Too many pushes wait, or the worker is closing.
             OutputError: The file of the sessions cannot be written.
         """
+        results: list[dict[str, np.ndarray] | CellerateError] = await self._done(pushes, None)
+        return results
+
+    async def run(self, call: Callable[[Sessions], _Found]) -> _Found:
+        """Calls with the sessions when it is its turn, and returns what the call returned.
+
+        Raises:
+            BusyError: Too many pushes wait, or the worker is closing.
+            CellerateError: What the call raised.
+        """
+        found: _Found = await self._done((), call)
+        return found
+
+    async def close(self) -> None:
+        """Does what waits, writes all states to the disk, and ends."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.sessions.shut)
+
+    async def _done(self, pushes: Sequence[Push], call: Callable[[Sessions], Any] | None) -> Any:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         with self._condition:
-            if self._closing or self._count + len(pushes) > self._most:
+            if self._closing or self._count + max(len(pushes), 1) > self._most:
                 raise BusyError(
                     "the server is shutting down."
                     if self._closing
                     else f"more than {self._most} pushes would wait; try again, or push less at once.",
                     retry_after_s=1,
                 )
-            self._waiting.append((pushes, loop, done))
-            self._count += len(pushes)
+            self._waiting.append(_Task(pushes, call, loop, done))
+            self._count += max(len(pushes), 1)
             self._condition.notify()
-        results: list[dict[str, np.ndarray] | CellerateError] = await done
-        return results
-
-    async def close(self) -> None:
-        """Reads what waits, writes all states to the disk, and ends."""
-        with self._condition:
-            self._closing = True
-            self._condition.notify()
-        await asyncio.to_thread(self._thread.join)
-        await asyncio.to_thread(self.sessions.shut)
+        return await done
 
     def _run(self) -> None:
         flushed = time.monotonic()
@@ -223,28 +247,49 @@ class SessionWorker:
                     return
                 taken, self._waiting = self._waiting, []
                 self._count = 0
-            if taken:
-                self._read(taken)
+            for calls, group in itertools.groupby(taken, lambda task: task.call is not None):
+                tasks = list(group)
+                _resolve(self._called(tasks) if calls else self._read(tasks))
             if time.monotonic() - flushed > self._flush_every:
                 with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
                     self.sessions.flush()
                 flushed = time.monotonic()
 
-    def _read(
-        self, taken: Sequence[tuple[Sequence[Push], asyncio.AbstractEventLoop, asyncio.Future[Any]]]
-    ) -> None:
-        results: list[Any]
+    def _called(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
+        results: list[tuple[_Task, Any]] = []
+        for task in tasks:
+            try:
+                assert task.call is not None  # noqa: S101 (as it was grouped)
+                results.append((task, task.call(self.sessions)))
+            except Exception as error:
+                results.append((task, error))
+        return results
+
+    def _read(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
         try:
-            found = iter(self.sessions.push([push for pushes, _, _ in taken for push in pushes]))
-            results = [[next(found) for _ in pushes] for pushes, _, _ in taken]
+            found = iter(self.sessions.push([push for task in tasks for push in task.pushes]))
+            return [(task, [next(found) for _ in task.pushes]) for task in tasks]
         except Exception as error:
-            results = [error] * len(taken)
-        told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-        for (_, loop, done), result in zip(taken, results, strict=True):
-            told.setdefault(loop, []).append((done, result))
-        for loop, items in told.items():
-            with contextlib.suppress(RuntimeError):  # as above
-                loop.call_soon_threadsafe(_resolve_all, items)
+            return [(task, error) for task in tasks]
+
+
+class _Task(NamedTuple):
+    """Pushes or a call, and who waits for them."""
+
+    pushes: Sequence[Push]
+    call: Callable[[Sessions], Any] | None
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[Any]"
+
+
+def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
+    """Hands results to those that wait for them, in one call an event loop."""
+    told: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for task, result in results:
+        told.setdefault(task.loop, []).append((task.done, result))
+    for loop, items in told.items():
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            loop.call_soon_threadsafe(_resolve_all, items)
 
 
 def _put_all(items: Sequence[tuple["asyncio.Queue[Any]", Any]]) -> None:

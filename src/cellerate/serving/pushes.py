@@ -1,0 +1,80 @@
+"""What is pushed to sessions, which pushes are read together, and what can be wrong with a session."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cellerate.errors import ConfigError, DataError
+
+_LONGEST_NAME = 256
+
+
+class MissingSessionError(DataError):
+    """There is no such session.
+
+    Attributes:
+        ended: Whether there was one, which ended because it was not used, or had no room.
+    """
+
+    def __init__(self, message: str, *, ended: bool) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
+class ExistingSessionError(ConfigError):
+    """There is a session of this name already."""
+
+
+class TooManySessionsError(ConfigError):
+    """There are as many sessions as there may be."""
+
+
+class Push(NamedTuple):
+    """New steps for a session.
+
+    Attributes:
+        name: The session.
+        inputs: The array of each input by its name, (k, F) numbers or (k,) ids: the next k steps.
+        begin: Whether the session begins with it.
+        end: Whether the session ends with it.
+    """
+
+    name: str
+    inputs: Mapping[str, np.ndarray]
+    begin: bool = False
+    end: bool = False
+
+
+def check_name(name: str) -> None:
+    """Raises if a session cannot have a name.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise ConfigError(
+            f"the name of a session must be 1 to {_LONGEST_NAME} characters that can be printed; got {name[:40]!r}."
+        )
+
+
+def turns_of(pushes: Sequence[Push]) -> list[list[int]]:
+    """The numbers of pushes by turns, in each of them one a session at most: those of a session stay in order."""
+    turns: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for number, push in enumerate(pushes):
+        turn = seen.get(push.name, 0)
+        seen[push.name] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(number)
+    return turns
+
+
+def groups_of(pushes: Sequence[Push], numbers: Sequence[int]) -> list[list[int]]:
+    """Those of the same names and shapes of inputs together, for they are read in one call."""
+    groups: dict[Any, list[int]] = {}
+    for number in numbers:
+        shapes = tuple((name, np.shape(array)) for name, array in sorted(pushes[number].inputs.items()))
+        groups.setdefault(shapes, []).append(number)
+    return list(groups.values())
