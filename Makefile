@@ -45,14 +45,14 @@ $(STAMPS)/demo: pyproject.toml $(NATIVE) | $(BIN)/python
 $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet 'pip>=25.1'
 	$(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet --group dev
+	$(BIN)/pip install --quiet --group dev --group clients
 	@mkdir -p $(STAMPS) && touch $@
 
 # Builds in build/dev and not in an environment of its own, so that a change compiles only what it touches.
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
 		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
-		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,tensorboard,plots]'
+		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,tensorboard,plots]'
 	@touch $@ $(STAMPS)/demo
 
 setup: $(STAMPS)/dev
@@ -81,7 +81,7 @@ $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 # The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
 # others, too, and the layers once more with XLA's optimizations, which `make test` leaves out.
 test-slow: $(STAMPS)/dev test-native
-	$(BIN)/pip install --quiet --group browser
+	$(BIN)/pip install --quiet --group browser --group contract
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
 		$(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
 

@@ -1,40 +1,19 @@
 """What a browser makes of a report: accessibility, both colour schemes, a phone, and nothing in the console.
 
-Needs a chromium (`CELLERATE_CHROMIUM` or one in the PATH) and `pip install --group browser`; without, it is skipped.
+Needs what the fixture `browser` needs.
 """
-
-import os
-import shutil
 
 import pytest
 
 from cellerate.report.compare import compare
 from cellerate.report.compare_page import comparison_html
 from cellerate.report.html import html
+from support.browser import browser
 
+__all__ = ["browser"]
 pytestmark = pytest.mark.slow
 
 BACKGROUNDS = {"light": "rgb(253, 253, 252)", "dark": "rgb(20, 22, 26)"}
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """A chromium; a machine without one skips."""
-    program = (
-        os.environ.get("CELLERATE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    )
-    if not program:
-        pytest.skip("needs a chromium: install one, or name one in CELLERATE_CHROMIUM")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="needs the packages of the group browser: pip install --group browser"
-    )
-    pytest.importorskip(
-        "axe_playwright_python", reason="needs the packages of the group browser: pip install --group browser"
-    )
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="session", params=["report", "comparison"])

@@ -23,6 +23,7 @@ from cellerate.cli import (
     optimize,
     pack,
     report,
+    serve,
     train_embed,
     train_series,
     train_text,
@@ -50,6 +51,7 @@ app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
 app.command("pack")(pack.pack)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)

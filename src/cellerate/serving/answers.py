@@ -1,0 +1,159 @@
+"""Answers of the server: JSON in and out, and what each error is in HTTP.
+
+Each protocol has its own shape of an error, and every error of a route comes in that route's shape.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
+from cellerate.serving.pushes import ExistingSessionError, MissingSessionError, TooManySessionsError
+from cellerate.serving.workers import BusyError, DeadlineError
+
+log = logging.getLogger("cellerate.serving")
+
+Handler = Callable[[Request], Awaitable[Response]]
+CLIENT_GONE = 499
+"""The status in the log for an answer that nobody reads, as nginx writes it."""
+# The routes of OpenAI's protocol; the errors of all others are {"error": message}, as in V2 and TensorFlow Serving.
+_OPENAI = re.compile(r"/v1/(completions|embeddings|models(/[^/:]+)?)")
+_Found = TypeVar("_Found")
+
+
+class RequestError(CellerateError):
+    """A request that HTTP has a status of its own for.
+
+    Attributes:
+        status: The status.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ClientGoneError(CellerateError):
+    """Nobody waits for the answer any more."""
+
+
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as JSON; NaN and infinity, which JSON has not, become null."""
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def decoded(body: bytes, form: type[_Found]) -> _Found:
+    """A body of JSON as what a route expects.
+
+    Raises:
+        RequestError: It is no JSON, or something in it has another type or is out of its range; the message says where.
+    """
+    try:
+        return msgspec.json.decode(body, type=form)
+    except msgspec.ValidationError as error:
+        raise RequestError(400, f"the body does not fit: {_sentence(error)}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(400, f"the body is no JSON: {_sentence(error)}") from error
+    except RecursionError as error:
+        raise RequestError(400, "the body is nested too deeply.") from error
+
+
+def array_of(what: str, value: Any) -> np.ndarray:
+    """An array from lists of JSON.
+
+    Raises:
+        ConfigError: Rows have different lengths, or something in it is no number.
+    """
+    try:
+        found = np.array(value)
+    except ValueError as error:
+        raise ConfigError(f"{what} has rows of different lengths.") from error
+    if found.dtype.kind not in "fiu" or found.ndim == 0 or found.size == 0:
+        raise ConfigError(f"{what} must be numbers; got {str(value)[:60]!r}.")
+    return found
+
+
+def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
+    """What an error is in HTTP: the status, the message and headers."""
+    match error:
+        case RequestError():
+            return error.status, str(error), {}
+        case HTTPException():
+            return error.status_code, f"{error.detail}.", dict(error.headers or {})
+        case BusyError():
+            return 503, str(error), {"retry-after": str(max(1, round(error.retry_after_s)))}
+        case DeadlineError():
+            return 504, str(error), {}
+        case MissingSessionError():
+            return 410 if error.ended else 404, str(error), {}
+        case ExistingSessionError():
+            return 409, str(error), {}
+        case TooManySessionsError():
+            return 429, str(error), {}
+        case ConfigError() | DataError() | ModelError():
+            return 400, str(error), {}
+    log.error("a request failed", exc_info=error)
+    return 500, "the server failed; its log says why.", {}
+
+
+def error_answer(error: BaseException, path: str) -> Response:
+    """An error as the protocol of a path says it."""
+    status, message, headers = status_of(error)
+    if not _OPENAI.fullmatch(path):
+        return json_answer({"error": message}, status, headers)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return json_answer(
+        {"error": {"message": message, "type": kind, "param": None, "code": None}}, status, headers
+    )
+
+
+def answering(handler: Handler) -> Handler:
+    """A handler whose errors are answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ClientGoneError, ClientDisconnect):
+            return Response(status_code=CLIENT_GONE)
+        except Exception as error:
+            return error_answer(error, request.url.path)
+
+    return answer
+
+
+async def unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
+    """Waits for work, and cancels it if the client goes meanwhile. The body must have been read.
+
+    Raises:
+        ClientGoneError: The client went.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError("the client went before its answer was ready.")
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,64 @@
+"""The routes of a server, as one ASGI application."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp
+
+from cellerate.serving.answers import answering, error_answer, json_answer
+from cellerate.serving.gate import Gate
+from cellerate.serving.metrics import Metrics
+from cellerate.serving.models import Models
+from cellerate.serving.openapi import document
+from cellerate.serving.operations import OPERATIONS
+from cellerate.serving.page_routes import page_routes
+from cellerate.serving.server_state import models_of
+
+
+def make_app(models: Models, keys: Sequence[str] = ()) -> ASGIApp:
+    """The application of a server.
+
+    Args:
+        models: What it serves.
+        keys: Any of these opens it; none for a server that asks for no key.
+    """
+    metrics = Metrics(models)
+    app = Starlette(
+        routes=[
+            *page_routes(),
+            Route("/openapi.json", _openapi),
+            *(
+                Route(each.path, answering(each.handler), methods=[each.method], name=each.name)
+                for each in OPERATIONS
+            ),
+        ],
+        middleware=[Middleware(Gate, limits=models.limits, metrics=metrics, keys=keys)],
+        exception_handlers={HTTPException: _of_no_route},
+    )
+    app.state.models, app.state.metrics = models, metrics
+    return app
+
+
+async def _openapi(request: Request) -> Response:
+    """`GET /openapi.json`."""
+    return json_answer(document(each.name for each in models_of(request)))
+
+
+async def _of_no_route(request: Request, error: Exception) -> Response:
+    """There is no such route, or not for this method."""
+    answer = error_answer(error, request.url.path)
+    if answer.status_code == 405:
+        # Starlette names the methods of one route of the path only.
+        methods = {
+            method
+            for route in request.app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL
+            for method in route.methods or ()
+        }
+        answer.headers["allow"] = ", ".join(sorted(methods))
+    return answer

@@ -1,0 +1,54 @@
+"""Bodies that are packed with gzip or deflate: unpacked within a bound, packed for those that ask."""
+
+import gzip
+import zlib
+
+from cellerate.serving.answers import RequestError
+
+# Smaller ones are not worth it.
+_LEAST = 1024
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def unpacked(body: bytes, encoding: str, most: int) -> bytes:
+    """A body as it was before `Content-Encoding`.
+
+    Args:
+        body: The body.
+        encoding: The header's value.
+        most: How many bytes may come out.
+
+    Raises:
+        RequestError: The encoding is another one, the body is damaged, or too much comes out.
+    """
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in _WINDOWS:
+        raise RequestError(415, f"the body is packed as {encoding!r:.40}; expected gzip or deflate.")
+    unpacker = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error as error:
+        raise RequestError(400, f"the body is damaged {encoding}: {error}.") from error
+    if len(found) > most:
+        raise RequestError(413, f"the body has more than {most} bytes when it is unpacked; send less.")
+    if not unpacker.eof:
+        raise RequestError(400, f"the body is damaged {encoding}: its end is missing.")
+    return found
+
+
+def packed(body: bytes, accepted: str) -> tuple[bytes, str | None]:
+    """A body packed as a client asks for, if it is worth it; and how, None if not.
+
+    Args:
+        body: The body.
+        accepted: The value of `Accept-Encoding`.
+    """
+    names = [each.split(";")[0].strip() for each in accepted.split(",")]
+    if len(body) < _LEAST:
+        return body, None
+    if "gzip" in names:
+        return gzip.compress(body, 1, mtime=0), "gzip"
+    if "deflate" in names:
+        return zlib.compress(body, 1), "deflate"
+    return body, None

@@ -1,0 +1,118 @@
+"""What every request passes before its route: keys, bounds, and a line in the log when it is answered.
+
+Written as plain ASGI: a middleware that wraps requests and responses would hide that a client has gone.
+"""
+
+import base64
+import binascii
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cellerate.serving.answers import RequestError, error_answer
+from cellerate.serving.limits import Limits
+from cellerate.serving.metrics import Metrics
+from cellerate.serving.workers import BusyError
+
+OPEN = ("/healthz", "/v2/health/live", "/v2/health/ready")
+"""What is answered without a key: the probes."""
+
+access_log = logging.getLogger("cellerate.serving.access")
+
+
+class Gate:
+    """Lets requests through to an app.
+
+    Args:
+        app: The app.
+        limits: How many requests it answers at once.
+        metrics: Where requests are counted.
+        keys: Any of these opens every route; none for a server without keys.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, keys: Sequence[str] = ()) -> None:
+        self._app, self._limits, self._metrics = app, limits, metrics
+        self._keys = [key.encode() for key in keys]
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, itself or through the app."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status, sent = time.perf_counter(), 0, 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        self._running += 1
+        self._metrics.running.set(self._running)
+        try:
+            refusal = self._refusal(scope)
+            if refusal is None:
+                await self._app(scope, receive, noting)
+            else:
+                await refusal(scope, receive, noting)
+        finally:
+            self._running -= 1
+            self._metrics.running.set(self._running)
+            self._note(scope, status, sent, time.perf_counter() - begin)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """What a request is answered that may not pass."""
+        path = scope["path"]
+        if path in OPEN:
+            return None
+        if self._keys and not self._has_key(Request(scope)):
+            answer = error_answer(
+                RequestError(401, "a key is needed: send it as `Authorization: Bearer KEY`."), path
+            )
+            # A browser asks for a password, and sends the key as that.
+            answer.headers["www-authenticate"] = 'Basic realm="cellerate"' if path == "/" else "Bearer"
+            return answer
+        if self._running > self._limits.requests:
+            self._metrics.refused.labels(_route(scope)).inc()
+            return error_answer(
+                BusyError(f"{self._limits.requests} requests are answered already; try again.", 1), path
+            )
+        return None
+
+    def _has_key(self, request: Request) -> bool:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
+            except binascii.Error:
+                return False
+        # All are compared, so that the time says nothing of which one was close.
+        return bool(sum(hmac.compare_digest(given.strip().encode(), key) for key in self._keys))
+
+    def _note(self, scope: Scope, status: int, sent: int, seconds: float) -> None:
+        route = _route(scope)
+        self._metrics.requests.labels(scope["method"], route, status).inc()
+        self._metrics.request_s.labels(route).observe(seconds)
+        if access_log.isEnabledFor(logging.INFO):
+            access_log.info(
+                {
+                    "client": (scope.get("client") or ("",))[0],
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "bytes": sent,
+                    "ms": round(seconds * 1e3, 2),
+                }
+            )
+
+
+def _route(scope: Scope) -> str:
+    """The route of a request as it was written down, not as it was asked for: paths of clients would never end."""
+    return str(getattr(scope.get("route"), "path", "none"))

@@ -1,0 +1,124 @@
+"""The routes that belong to no protocol, and those that belong to two."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, unless_gone
+from cellerate.serving.completions import CompletionRequest, complete
+from cellerate.serving.embeddings import EmbeddingRequest, embed
+from cellerate.serving.models import Served
+from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
+from cellerate.serving.tensorflow_routes import version_status
+
+
+class ForecastRequest(msgspec.Struct):
+    """A request for forecasts: rows of a series, or of several, in the units of the data."""
+
+    rows: list[Any]
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A text to turn into ids."""
+
+    model: str
+    prompt: str
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Ids to turn into text."""
+
+    model: str
+    tokens: list[int]
+
+
+async def health(request: Request) -> Response:
+    """`GET /healthz`."""
+    return json_answer({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """`GET /metrics`."""
+    return Response(metrics_of(request).text(), media_type="text/plain; version=0.0.4")
+
+
+async def models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return json_answer({"object": "list", "data": [_model(each) for each in models_of(request)]})
+
+
+async def model(request: Request) -> Response:
+    """`GET /v1/models/NAME`: what OpenAI's clients and TensorFlow Serving's expect, in one object."""
+    served = served_of(request)
+    return json_answer(_model(served) | {"model_version_status": version_status()})
+
+
+async def completions(request: Request) -> Response:
+    """`POST /v1/completions`."""
+    asked = decoded(await body_of(request), CompletionRequest)
+    models = models_of(request)
+    return await complete(asked, models.get(asked.model), request, models.limits, metrics_of(request))
+
+
+async def embeddings(request: Request) -> Response:
+    """`POST /v1/embeddings`."""
+    asked = decoded(await body_of(request), EmbeddingRequest)
+    models = models_of(request)
+    return await embed(asked, models.get(asked.model), request, models.limits, metrics_of(request))
+
+
+async def forecast(request: Request) -> Response:
+    """`POST /v1/models/NAME/forecast`."""
+    served, limits = served_of(request), models_of(request).limits
+    asked = decoded(await body_of(request), ForecastRequest)
+    rows = array_of("rows", asked.rows)
+    with metrics_of(request).call_s.labels(served.name).time():
+        found = await unless_gone(
+            request, served.calls.run(lambda: served.model.forecast(rows), limits.request_s)
+        )
+    metrics_of(request).inferences.labels(served.name).inc(len(rows) if rows.ndim == 3 else 1)
+    return json_answer({"model": served.name, "forecast": found.tolist()})
+
+
+async def tokenize(request: Request) -> Response:
+    """`POST /tokenize`, as vLLM has it."""
+    asked = decoded(await body_of(request), TokenizeRequest)
+    ids = _text_model(models_of(request).get(asked.model)).model.tokenizer.encode(asked.prompt)
+    limit = models_of(request).limits.prompt_tokens
+    return json_answer({"tokens": ids.tolist(), "count": len(ids), "max_model_len": limit})
+
+
+async def detokenize(request: Request) -> Response:
+    """`POST /detokenize`, as vLLM has it."""
+    asked = decoded(await body_of(request), DetokenizeRequest)
+    served = _text_model(models_of(request).get(asked.model))
+    return json_answer({"prompt": served.model.tokenizer.decode(asked.tokens)})
+
+
+def _text_model(served: Served) -> Served:
+    if served.texts is None:
+        raise RequestError(400, f"{served.name} is no text model; its task is {served.model.task!r}.")
+    return served
+
+
+def _model(served: Served) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "cellerate",
+        "task": served.model.task,
+        "precision": served.model.precision,
+        "sessions": served.sessions is not None,
+    }
+    if served.series is not None:
+        told["series"] = {
+            "features": served.series.reading["features"],
+            "targets": served.series.reading["targets"],
+            "window": served.series.window,
+            "horizon": served.series.horizon,
+            "quantiles": served.series.quantiles,
+        }
+    return told

@@ -1,0 +1,51 @@
+"""What a server allows: how much of everything a client may ask for, so that no request can take the machine."""
+
+import dataclasses
+
+from cellerate.settings import check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The bounds of a server. What is beyond them is refused with an error that names the bound.
+
+    Attributes:
+        body_bytes: A request's body, also after it was decompressed.
+        header_bytes: The head of a request, its first line and all headers.
+        chunks: The parts in which a body of unknown length comes.
+        receive_s: How long a client may take to send a request.
+        request_s: How long it may take to answer one.
+        requests: Requests at once.
+        sequences: Texts that are drawn or wait, a model.
+        sequences_per_request: Texts that one request asks for: its prompts times `n`.
+        prompt_tokens: A prompt, in ids.
+        max_tokens: What may be drawn for one text, in ids.
+        calls: Predictions, forecasts and embeddings that wait, a model.
+        pushes: Pushes to sessions that wait, a model.
+        sessions: Sessions, a model.
+        sessions_in_memory: Sessions whose state is kept in memory, a model.
+        session_ttl_s: A session that was not used for so long ends.
+
+    Raises:
+        ConfigError: A bound is not above 0.
+    """
+
+    body_bytes: int = 16 << 20
+    header_bytes: int = 32 << 10
+    chunks: int = 100_000
+    receive_s: float = 30
+    request_s: float = 600
+    requests: int = 4096
+    sequences: int = 1024
+    sequences_per_request: int = 128
+    prompt_tokens: int = 100_000
+    max_tokens: int = 100_000
+    calls: int = 1024
+    pushes: int = 65_536
+    sessions: int = 1_000_000
+    sessions_in_memory: int = 100_000
+    session_ttl_s: float = 3600
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_number(field.name, getattr(self, field.name), above=0, whole=field.type is int)

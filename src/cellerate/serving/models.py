@@ -1,0 +1,180 @@
+"""The models of a server by their names, each with the threads that compute on it."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cellerate.errors import ConfigError, ModelError
+from cellerate.runtime.forecasting import ForecastSettings, forecast_settings
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.serving.answers import RequestError
+from cellerate.serving.calls import CallWorker
+from cellerate.serving.limits import Limits
+from cellerate.serving.sessions import Sessions
+from cellerate.serving.workers import SessionWorker, TextWorker
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Served:
+    """A model that is served. Made by `open_model`.
+
+    Attributes:
+        name: What clients call it.
+        path: Its file.
+        model: The model.
+        created: When it was loaded, in seconds since 1970.
+        texts: Continues texts; None if it is no text model.
+        sessions: Keeps the states of streams; None if a layer needs steps that are still to come.
+        series: How a forecaster reads a series; None for other models.
+        no_sessions: Why it keeps none, or "".
+        calls: Computes whole calls.
+    """
+
+    def __init__(self, name: str, path: Path, model: PackedModel, limits: Limits, state: Path | None) -> None:
+        self.name, self.path, self.model = name, path, model
+        self.created = int(time.time())
+        self.series: ForecastSettings | None = None
+        if model.task == "series":
+            self.series = forecast_settings(model.cell.header.get("payload"), str(path))
+        self.no_sessions = ""
+        self.sessions: SessionWorker | None = None
+        try:
+            kept = Sessions(
+                model,
+                None if state is None else state / f"{name}-{model.fingerprint[:16]}.sessions",
+                most=limits.sessions,
+                most_in_memory=limits.sessions_in_memory,
+                time_to_live_s=limits.session_ttl_s,
+            )
+        except ModelError as error:
+            self.no_sessions = str(error)
+        else:
+            self.sessions = SessionWorker(kept, limits.pushes)
+        self.texts = TextWorker(model, limits.sequences) if model.task == "text" else None
+        self.calls = CallWorker(limits.calls)
+
+    async def close(self, drain_s: float = 0) -> None:
+        """Lets what runs end for some seconds, then ends the rest, and writes the sessions to the disk."""
+        await self.end_texts(drain_s)
+        await self.calls.close()
+        if self.sessions is not None:
+            await self.sessions.close()
+
+    async def end_texts(self, drain_s: float) -> None:
+        """Refuses new texts, and lets those that run end for some seconds; then they end with what they have."""
+        if self.texts is not None:
+            await self.texts.close(drain_s)
+
+
+class Models:
+    """The models of a server.
+
+    Args:
+        paths: `.cell` files by the names of the models.
+        limits: What each allows.
+        state: The folder for the states of sessions; None for none.
+        device: Where texts are computed, as `cellerate.load` takes it.
+
+    Raises:
+        CellerateError: A model cannot be served; the message says why.
+    """
+
+    def __init__(
+        self, paths: dict[str, Path], limits: Limits, state: Path | None = None, device: str = "cpu"
+    ) -> None:
+        self.limits = limits
+        self._state, self._device = state, device
+        self._served = {name: self._open(name, path) for name, path in paths.items()}
+        self._reloading = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[Served]:
+        """The models, in the order of their files."""
+        return iter(self._served.values())
+
+    def get(self, name: str) -> Served:
+        """The model of a name.
+
+        Raises:
+            RequestError: There is none.
+        """
+        if name not in self._served:
+            raise RequestError(
+                404, f"there is no model {name[:100]!r} here; there is {', '.join(self._served)}."
+            )
+        return self._served[name]
+
+    async def reload(self, name: str, drain_s: float = 30) -> bool:
+        """Reads a model's file again. What runs on the old model ends on it, what comes later takes the new one.
+
+        Returns:
+            Whether the file holds another model than before; if it is the same, nothing changes.
+
+        Raises:
+            RequestError: There is no such model, or the file holds another one while there are sessions.
+            CellerateError: The file cannot be used; the old model stays.
+        """
+        async with self._reloading:
+            old = self.get(name)
+            model = await asyncio.to_thread(_loaded, old.path, self._device)
+            if model.fingerprint == old.model.fingerprint:
+                return False
+            if old.sessions is not None and len(old.sessions.sessions):
+                raise RequestError(
+                    409,
+                    f"{old.path} holds another model now, and {len(old.sessions.sessions)} sessions belong to the old "
+                    "one, which stays: close them, or start the server again.",
+                )
+            self._served[name] = await asyncio.to_thread(
+                Served, name, old.path, model, self.limits, self._state
+            )
+        await old.close(drain_s)
+        return True
+
+    async def end_texts(self, drain_s: float) -> None:
+        """As `Served.end_texts`, for all models at once."""
+        await asyncio.gather(*(served.end_texts(drain_s) for served in self))
+
+    async def close(self) -> None:
+        """Closes all models at once."""
+        await asyncio.gather(*(served.close() for served in self))
+
+    def _open(self, name: str, path: Path) -> Served:
+        return Served(name, path, _loaded(path, self._device), self.limits, self._state)
+
+
+def named_paths(arguments: Sequence[str]) -> dict[str, Path]:
+    """The files by the names of their models, from NAME=FILE or FILE.
+
+    Raises:
+        ConfigError: A name cannot be one or comes twice, or a file is no `.cell` file.
+    """
+    found: dict[str, Path] = {}
+    for argument in arguments:
+        name, equals, file = argument.partition("=")
+        path = Path(file if equals else argument)
+        name = name if equals else path.stem
+        if path.suffix != ".cell":
+            raise ConfigError(f"{path} is no .cell file: make one with `cellerate pack {path}`.")
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot be the name of a model: give letters, digits, '.', '_' and '-', such as "
+                f"book={os.fspath(path)}."
+            )
+        if name in found:
+            raise ConfigError(f"two models are called {name!r}: give one another name, as in other={path}.")
+        found[name] = path
+    return found
+
+
+def _loaded(path: Path, device: str) -> PackedModel:
+    """Opens a model and computes on it once, so that the first request does not wait for what is made at first use."""
+    model = load(path, device=device)
+    if model.task == "text":
+        model.steps.read(model.steps.initial_state(), np.zeros((1, 1), np.int32))
+    return model

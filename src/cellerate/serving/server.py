@@ -1,0 +1,139 @@
+"""Running a server: it listens, answers, reads models again on SIGHUP, and ends without losing what it accepted."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+
+from cellerate.errors import CellerateError, OutputError
+from cellerate.serving.answers import log
+from cellerate.serving.app import make_app
+from cellerate.serving.models import Models
+from cellerate.serving.protocol import protocol_within
+
+# After texts were ended, what their answers may still take to be sent.
+_LAST_WORDS_S = 5
+
+
+def serve(
+    models: Models,
+    *,
+    host: str,
+    port: int,
+    keys: Sequence[str] = (),
+    drain_s: float = 30,
+    started: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        models: What to serve; they are closed at the end.
+        host: The address to listen on.
+        port: The port; 0 for a free one.
+        keys: Any of these opens the server; none for a server that asks for no key.
+        drain_s: How long texts may go on after the signal; then they end with what they have.
+        started: Called with the server's address once it listens.
+
+    Raises:
+        OutputError: It cannot listen there.
+    """
+    listener = _listener(host, port)
+    # What is loaded by now stays: a collection that looks through it makes everyone wait.
+    gc.collect()
+    gc.freeze()
+    config = uvicorn.Config(
+        make_app(models, keys),
+        http=protocol_within(models.limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(drain_s + _LAST_WORDS_S),
+        backlog=2048,
+    )
+    shown = f"[{host}]" if ":" in host else host
+    _Server(config, models, drain_s, lambda: started(f"http://{shown}:{listener.getsockname()[1]}")).run(
+        [listener]
+    )
+
+
+class JsonLines(logging.Formatter):
+    """Lines of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as a line."""
+        told = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        told |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, models: Models, drain_s: float, started: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._models, self._drain_s, self._tell = models, drain_s, started
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends on SIGINT and SIGTERM as uvicorn does, but without sending them to the process again: it is done."""
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = asyncio.create_task(self._reload())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        self._tell()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets what was accepted be answered; texts that take too long end with what they have."""
+        ending = asyncio.create_task(self._models.end_texts(self._drain_s))
+        await super().shutdown(sockets)
+        await ending
+        await self._models.close()
+
+    async def _reload(self) -> None:
+        for served in list(self._models):
+            try:
+                changed = await self._models.reload(served.name)
+                log.info("read %s again: %s", served.path, "another model" if changed else "the same model")
+            except CellerateError as error:
+                log.error("%s was not read again: %s", served.path, error)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OutputError(f"the server cannot listen on {host}:{port}: {error.strerror}.") from error
+    return listener

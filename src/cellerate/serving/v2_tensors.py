@@ -1,0 +1,183 @@
+"""Tensors of the Open Inference Protocol V2: as JSON, or as bytes behind the JSON.
+
+Source: https://github.com/kserve/open-inference-protocol, and Triton's extension for binary tensor data.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from cellerate.serving.answers import RequestError, decoded
+
+DATATYPES = {
+    "BOOL": np.dtype("?"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+"""The types of tensors; those of text (BYTES) and bfloat16 (BF16) are refused."""
+
+_MOST_AXES = 8
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class InputTensor(msgspec.Struct):
+    """A tensor of a request."""
+
+    name: str
+    shape: Annotated[list[Size], msgspec.Meta(max_length=_MOST_AXES)]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class OutputTensor(msgspec.Struct):
+    """A tensor that a request asks for."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct):
+    """A request to compute."""
+
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1)]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[OutputTensor] | None = None
+
+
+def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, np.ndarray]]:
+    """The request in a body, and its tensors by name.
+
+    Args:
+        body: JSON, and behind it the bytes of binary tensors.
+        header_length: How long the JSON is, the value of `Inference-Header-Content-Length`; None if it is all.
+
+    Raises:
+        RequestError: It is no such request, or a tensor does not fit what is said of it.
+    """
+    length = len(body)
+    if header_length is not None:
+        if not header_length.isascii() or not header_length.isdigit() or int(header_length) > len(body):
+            raise RequestError(
+                400,
+                f"Inference-Header-Content-Length is {header_length!r:.40}; expected 0 to {len(body)}, the body's.",
+            )
+        length = int(header_length)
+    asked = decoded(body[:length], InferRequest)
+    place, tensors = length, {}
+    for tensor in asked.inputs:
+        if tensor.name in tensors:
+            raise RequestError(400, f"input {tensor.name!r:.100} comes twice.")
+        if tensor.datatype not in DATATYPES:
+            raise RequestError(
+                400,
+                f"input {tensor.name!r:.100} has the datatype {tensor.datatype!r:.40}; expected one of "
+                f"{', '.join(DATATYPES)}.",
+            )
+        dtype, size = DATATYPES[tensor.datatype], tensor.parameters.get("binary_data_size")
+        if size is None:
+            tensors[tensor.name] = _of_json(tensor, dtype)
+            continue
+        needed = math.prod(tensor.shape) * dtype.itemsize
+        if size != needed or isinstance(size, bool) or place + needed > len(body):
+            raise RequestError(
+                400,
+                f"input {tensor.name!r:.100} of shape {tensor.shape} needs {needed} bytes; binary_data_size is "
+                f"{size!r:.40}, and {len(body) - place} bytes are left.",
+            )
+        tensors[tensor.name] = np.frombuffer(body, dtype, math.prod(tensor.shape), place).reshape(
+            tensor.shape
+        )
+        place += needed
+    if place != len(body):
+        raise RequestError(400, f"{len(body) - place} bytes are left behind the last tensor.")
+    return asked, tensors
+
+
+def written_response(
+    asked: InferRequest, told: Mapping[str, Any], outputs: Mapping[str, np.ndarray]
+) -> tuple[list[bytes], int | None]:
+    """An answer with tensors.
+
+    Args:
+        asked: The request, which says of each output whether it comes as bytes.
+        told: What the answer says beside the outputs.
+        outputs: The outputs by name.
+
+    Returns:
+        Its parts, and how long the JSON is if there are bytes behind it.
+    """
+    as_bytes = {each.name: each.parameters.get("binary_data") for each in asked.outputs or ()}
+    default = asked.parameters.get("binary_data_output", False)
+    described, tail = [], []
+    for name, array in outputs.items():
+        # The core computes in float32; ids that a model gives out are int32.
+        datatype = "INT32" if array.dtype.kind in "iu" else "FP32"
+        made = np.ascontiguousarray(array, DATATYPES[datatype])
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(made.shape)}
+        wanted = as_bytes.get(name)
+        if default is True if wanted is None else wanted is True:
+            tensor["parameters"] = {"binary_data_size": made.nbytes}
+            tail.append(made.tobytes())
+        else:
+            tensor["data"] = made.reshape(-1).tolist()
+        described.append(tensor)
+    head = msgspec.json.encode({**told, "outputs": described})
+    return [head, *tail], len(head) if tail else None
+
+
+def _of_json(tensor: InputTensor, dtype: np.dtype) -> np.ndarray:
+    wrong = (
+        f"input {tensor.name!r:.100} must have data of {math.prod(tensor.shape)} {tensor.datatype}, for its shape is "
+        f"{tensor.shape}"
+    )
+    if tensor.data is None:
+        raise RequestError(400, f"{wrong}; got none.")
+    try:
+        found = np.array(tensor.data)
+    except ValueError as error:
+        raise RequestError(400, f"{wrong}; got rows of different lengths.") from error
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "fiu"}[dtype.kind]
+    if found.size == 0:
+        found = found.astype(dtype)
+    elif found.dtype.kind not in kinds:
+        raise RequestError(400, f"{wrong}; got {found.dtype}.")
+    if found.size != math.prod(tensor.shape):
+        raise RequestError(400, f"{wrong}; got {found.size}.")
+    if dtype.kind in "iu" and found.size and not _holds(dtype, found):
+        raise RequestError(400, f"{wrong}; got numbers that {tensor.datatype} cannot hold.")
+    with np.errstate(over="ignore"):
+        return found.astype(dtype).reshape(tensor.shape)
+
+
+def _holds(dtype: np.dtype, values: np.ndarray) -> bool:
+    bounds = np.iinfo(dtype)
+    return int(values.min()) >= bounds.min and int(values.max()) <= bounds.max
+
+
+def chosen_outputs(asked: InferRequest, known: Sequence[str]) -> list[str] | None:
+    """The names of the outputs that a request asks for; None for all.
+
+    Raises:
+        RequestError: The model has no such output.
+    """
+    if not asked.outputs:
+        return None
+    names = list(dict.fromkeys(each.name for each in asked.outputs))
+    for name in names:
+        if name not in known:
+            raise RequestError(400, f"there is no output {name!r:.100}; there is {', '.join(known)}.")
+    return names

@@ -1,0 +1,182 @@
+"""Triton's official client against a server, and what the protocol says beside."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from cellerate.runtime.packed import load
+from support.graphs import draw
+from support.servers import Server, plain_cell, serving, text_cell
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models")
+    return plain_cell(folder / "plain.cell"), text_cell(folder / "text.cell")
+
+
+@pytest.fixture(scope="module")
+def server(files: Any) -> Iterator[Server]:
+    with serving(*files) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    made = triton.InferenceServerClient(server.address.removeprefix("http://"))
+    yield made
+    made.close()
+
+
+def tensor(array: np.ndarray, name: str = "x", *, binary: bool = True) -> triton.InferInput:
+    kind = {"f": "FP32", "i": "INT32"}[array.dtype.kind]
+    made = triton.InferInput(name, list(array.shape), kind)
+    made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def test_server_and_models_describe_themselves(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("plain")
+    assert client.is_model_ready("plain", "1")
+    assert not client.is_model_ready("plain", "2")
+    assert not client.is_model_ready("other")
+    told = client.get_server_metadata()
+    assert told["name"] == "cellerate"
+    assert "sequence(string_id)" in told["extensions"]
+    about = client.get_model_metadata("plain")
+    assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, -1, 3]}]
+    assert [each["name"] for each in about["outputs"]] == ["each", "last"]
+    assert [each["name"] for each in client.get_model_repository_index()] == ["plain", "text"]
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["binary-in", "json-in"])
+@pytest.mark.parametrize("got", [True, False], ids=["binary-out", "json-out"])
+@pytest.mark.parametrize("packing", [None, "gzip", "deflate"])
+def test_outputs_are_the_models_in_every_form(client, files, sent, got, packing):
+    x = draw(5, 40, 3)
+    right = load(files[0]).predict(x)
+    found = client.infer(
+        "plain",
+        [tensor(x, binary=sent)],
+        outputs=[triton.InferRequestedOutput(name, binary_data=got) for name in ("last", "each")],
+        request_id="seven",
+        request_compression_algorithm=packing,
+        response_compression_algorithm=packing,
+    )
+    for name in ("each", "last"):
+        np.testing.assert_array_equal(found.as_numpy(name), right[name])
+    told = found.get_response()
+    assert told["id"] == "seven"
+    assert told["model_name"] == "plain"
+    assert [each["name"] for each in told["outputs"]] == ["last", "each"]
+
+
+def test_without_a_list_of_outputs_all_come(client, files):
+    x = draw(1, 3, 3)
+    found = client.infer("plain", [tensor(x)])
+    assert [each["name"] for each in found.get_response()["outputs"]] == ["each", "last"]
+    np.testing.assert_array_equal(found.as_numpy("last"), load(files[0]).predict(x, ["last"]))
+
+
+def test_ids_of_a_text_model_go_in_as_integers(client, files):
+    ids = np.array([[0, 1, 2, 7]], np.int32)
+    found = client.infer("text", [tensor(ids, "ids")])
+    np.testing.assert_array_equal(found.as_numpy("logits"), load(files[1]).predict(ids))
+
+
+@pytest.mark.parametrize("sequence", [42, 2**63 + 5, "a stream"])
+def test_sequence_is_a_session(client, files, sequence):
+    x = draw(1, 12, 3)
+    right = load(files[0]).predict(x)
+    got = []
+    for first, last in ((0, 1), (1, 8), (8, 12)):
+        found = client.infer(
+            "plain",
+            [tensor(x[:, first:last])],
+            sequence_id=sequence,
+            sequence_start=first == 0,
+            sequence_end=last == 12,
+        )
+        got.append(found.as_numpy("each"))
+    np.testing.assert_array_equal(np.concatenate(got, axis=1), right["each"])
+    with pytest.raises(InferenceServerException, match="there is no session"):
+        client.infer("plain", [tensor(x)], sequence_id=sequence)
+
+
+def test_sequence_that_never_began_is_an_error_and_no_zeros(client):
+    with pytest.raises(InferenceServerException, match="there is no session '9'"):
+        client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9)
+    client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9, sequence_start=True)
+    with pytest.raises(InferenceServerException, match="there is a session '9' already"):
+        client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9, sequence_start=True)
+    with pytest.raises(InferenceServerException, match="takes one row"):
+        client.infer("plain", [tensor(draw(2, 2, 3))], sequence_id=9)
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    one = {"name": "x", "shape": [1, 1, 3], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}
+    return {"inputs": [one | changes]}
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (body(data=[1.0]), "must have data of 3 FP32, for its shape is [1, 1, 3]; got 1."),
+        (body(data=[[1.0], [2.0, 3.0]]), "got rows of different lengths"),
+        (body(data=None), "got none"),
+        (body(data=["a", "b", "c"]), "got <U1"),
+        (body(datatype="BYTES"), "has the datatype 'BYTES'"),
+        (body(datatype="INT8", data=[1, 2, 300]), "numbers that INT8 cannot hold"),
+        (body(datatype="INT8", data=[1, 2, 0.5]), "got float64"),
+        (body(name="y"), "inputs holds 'y'"),
+        (body(shape=[1, 3]), "x"),
+        (body(shape=[-1, 3]), "shape"),
+        (body(parameters={"binary_data_size": 12}, data=None), "binary_data_size is 12, and 0 bytes are left"),
+        ({"inputs": []}, "inputs"),
+        ({"inputs": [body()["inputs"][0]] * 2}, "comes twice"),
+        ({**body(), "outputs": [{"name": "none"}]}, "there is no output 'none'; there is each, last"),
+        ({**body(), "parameters": {"sequence_id": 1.5}}, "sequence_id is 1.5"),
+        ({**body(), "parameters": {"sequence_id": 1, "sequence_start": 1}}, "sequence_start is 1"),
+        ([], "the body does not fit"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_computed_is_an_error_that_says_why(server, given, message):
+    with server.client() as http:
+        answer = http.post("/v2/models/plain/infer", json=given)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize("length", ["5", "-1", "x", "99999"])
+def test_wrong_length_of_the_json_is_an_error(server, length):
+    with server.client() as http:
+        answer = http.post(
+            "/v2/models/plain/infer",
+            content=json.dumps(body()),
+            headers={"inference-header-content-length": length},
+        )
+    assert answer.status_code == 400, answer.text
+
+
+def test_body_that_unpacks_to_too_much_is_refused(server):
+    bomb = zlib.compress(bytes(64 << 20))
+    with server.client() as http:
+        for content, encoding, status in (
+            (bomb, "deflate", 413),
+            (gzip.compress(b"{}")[:-4], "gzip", 400),
+            (b"nothing", "gzip", 400),
+            (b"{}", "br", 415),
+        ):
+            answer = http.post(
+                "/v2/models/plain/infer", content=content, headers={"content-encoding": encoding}
+            )
+            assert answer.status_code == status, answer.text
