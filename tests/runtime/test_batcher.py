@@ -168,6 +168,38 @@ def test_a_model_of_few_rows_takes_them_in_turn(batcher, submit, alone, monkeypa
         assert_same(ticket, alone(prompt, 20))
 
 
+def test_more_than_are_worth_computing_at_once_take_turns(model, submit, alone, counts, monkeypatch):
+    monkeypatch.setattr(StepModel, "rows_at_once", 2)
+    batcher = Batcher(model.steps, model.tokenizer, most_active=5)
+    tickets = [submit(batcher, "a" * (6 - place), 100) for place in range(6)]
+    # Two prompts are read a step, and whoever was read is drawn at once; then those that waited longest.
+    drawn = [[tickets.index(update.ticket) for update in batcher.step()] for _ in range(6)]
+    assert drawn == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
+    assert counts[:3] == [[8, 8], [16, 16], [16, 16]]
+    run(batcher)
+    assert {len(step) for step in counts} <= {1, 2}
+    for place, ticket in enumerate(tickets):
+        assert_same(ticket, alone("a" * (6 - place), 100))
+
+
+def test_one_that_comes_while_others_take_turns_is_drawn_at_the_next_step(model, submit, counts, monkeypatch):
+    monkeypatch.setattr(StepModel, "rows_at_once", 2)
+    batcher = Batcher(model.steps, model.tokenizer, most_active=100)
+    for _ in range(6):
+        submit(batcher, "abc", 1000)
+    for _ in range(12):
+        batcher.step()
+    late = submit(batcher, "a", 8)
+    (update, _) = batcher.step()
+    assert update.ticket is late
+    assert update.reason == "length"
+    assert counts[-1] == [8, 8]
+    # The more take turns, the shorter each: 256 ids by three turns.
+    for _ in range(9):
+        batcher.step()
+    assert counts[-1] == [85, 85]
+
+
 def test_each_step_draws_twice_as_many_ids(batcher, submit, counts):
     submit(batcher, "abc", 1000)
     run(batcher)

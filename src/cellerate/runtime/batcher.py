@@ -74,6 +74,7 @@ class Ticket:
         self._cancellation = cancellation
         self._unwanted = False
         self._joins_others = False
+        self._next_drawn = _FIRST_DRAWN
         self._state = self._logits = np.empty(0, np.float32)
         self._ids = [np.empty(0, np.int32)]
         self._log_probabilities = [np.empty(0, np.float32)]
@@ -158,6 +159,9 @@ class Batcher:
     Args:
         steps: The model.
         tokenizer: What its ids mean; None for ids without text, and without stop texts.
+        most_active: How many sequences may be drawn at once. Beyond the model's `rows_at_once` they take turns, those
+            that waited longest first, so that all go on and none waits for the end of another; None for
+            `rows_at_once`, which is quickest for all together.
 
     Example:
         >>> batcher = Batcher(steps, tokenizer)
@@ -167,14 +171,18 @@ class Batcher:
         ...         print(update.text, end="")
     """
 
-    def __init__(self, steps: Steps, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, steps: Steps, tokenizer: Tokenizer | None = None, *, most_active: int | None = None
+    ) -> None:
         self._steps, self._tokenizer = steps, tokenizer
+        self._most_active = most_active or 0
         self._stepping = threading.Lock()
         # Guards the three lists. A step holds it only while it changes them, not while it draws.
         self._lock = threading.Lock()
         self._submitted: list[Ticket] = []
         self._waiting: list[Ticket] = []
         self._active: list[Ticket] = []
+        # As many ids as those drawn last get next.
         self._next_drawn = _FIRST_DRAWN
         # The sequences drawn last, with the states and logits of all of them.
         self._together: tuple[list[Ticket], np.ndarray, np.ndarray] | None = None
@@ -265,42 +273,51 @@ class Batcher:
     def _join(self) -> list[Update]:
         """Reads waiting prompts if there is room; returns the updates of those that failed."""
         steps, waiting = self._steps, self._waiting
-        room = steps.rows_at_once - len(self._active)
+        most = max(self._most_active, steps.rows_at_once)
+        room = min(most - len(self._active), steps.rows_at_once)
         # A few free places are not worth a call that reads a few prompts.
         if not waiting or room < 1 or (room < steps.rows_at_once // 4 and len(waiting) > room):
             return []
         joining = waiting[:room]
-        # A sequence that joins others should show its first words as soon as they did.
-        if any(one._joins_others for one in joining):
-            self._next_drawn = _FIRST_DRAWN
+        # A sequence that joins others should show its first words as soon as they did; one that waited for room since
+        # they began goes on with as many ids as they.
         read, failed = [], []
         for one, found in zip(joining, _each(joining, self._read), strict=True):
             if isinstance(found, Exception):
                 failed.append(one._fail(found))
             else:
                 one._state, one._logits = found
+                one._next_drawn = _FIRST_DRAWN if one._joins_others else self._next_drawn
                 read.append(one)
         with self._lock:
             del waiting[: len(joining)]
-            self._active += read
+            self._active = read + self._active
         return failed
 
     def _draw(self) -> list[Update]:
-        """Draws some ids for each active sequence."""
-        least = min(one._left for one in self._active)
-        count = min(self._next_drawn, max(_LEAST_DRAWN, least))
-        results = _each(self._active, lambda tickets: self._draw_rows(tickets, count))
-        self._next_drawn = min(2 * self._next_drawn, self._steps.most_drawn)
+        """Draws some ids for each of the active sequences whose turn it is."""
+        rows = self._steps.rows_at_once
+        group, others = self._active[:rows], self._active[rows:]
+        least = min(one._left for one in group)
+        # The more take turns, the shorter each turn.
+        most = max(_LEAST_DRAWN, self._steps.most_drawn // -(-len(self._active) // rows))
+        wanted = min(one._next_drawn for one in group)
+        count = min(most, max(_LEAST_DRAWN, least), wanted)
+        results = _each(group, lambda tickets: self._draw_rows(tickets, count))
+        self._next_drawn = min(2 * wanted, self._steps.most_drawn)
         updates = []
-        for one, found in zip(self._active, results, strict=True):
+        for one, found in zip(group, results, strict=True):
+            one._next_drawn = min(2 * one._next_drawn, self._steps.most_drawn)
             if isinstance(found, Exception):
                 updates.append(one._fail(found))
             else:
                 drawn, one._state, one._logits = found
                 updates.append(one._take(drawn))
-        if any(update.reason is not None for update in updates):
+        ended = any(update.reason is not None for update in updates)
+        if ended or others:
             with self._lock:
-                self._active = [one for one in self._active if one.reason is None]
+                self._active = others + [one for one in group if one.reason is None]
+        if ended:
             self._together = None
         return updates
 

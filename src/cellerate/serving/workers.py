@@ -51,7 +51,7 @@ class TextWorker:
     """
 
     def __init__(self, model: PackedModel, most_sequences: int = 1024) -> None:
-        self._batcher = Batcher(model.steps, model.tokenizer)
+        self._batcher = Batcher(model.steps, model.tokenizer, most_active=most_sequences)
         self._most = most_sequences
         self._condition = threading.Condition()
         self._listeners: dict[
