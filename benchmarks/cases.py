@@ -18,6 +18,7 @@ import loader
 import lstm
 import optimizing
 import quality
+import serving
 import training
 
 # The inputs lie outside the repository; CELLERATE_BENCH_DATA names another folder with the same files.
@@ -116,6 +117,11 @@ def smaller(quick: bool) -> dict[str, Any]:
     return compression.run(DATA, ("speed",), quick=quick)
 
 
+def served(quick: bool) -> dict[str, Any]:
+    """The server under load: sessions, texts, a Keras server with the same texts, and more than it has places for."""
+    return serving.run(quick=quick)
+
+
 CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "kernel": native,
     "step": step,
@@ -133,6 +139,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "embed": embed,
     "compression": compressed,
     "smaller": smaller,
+    "serving": served,
 }
 
 
@@ -153,9 +160,10 @@ EXPECTED_S: dict[str, int] = {
     "embed": 500,
     "compression": 3000,
     "smaller": 45,
+    "serving": 300,
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
-LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression")
+LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression", "serving")
 """Cases that train models to the end to see how good they become, or run many; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)
 """Cases that measure this machine, in 40 minutes in all."""

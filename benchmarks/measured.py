@@ -34,6 +34,11 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "optimize": (*_ALL, *_programs("optimizing")),
     **dict.fromkeys(("series", "embed"), (*_TRAINING, *_programs("cases"))),
     "compression": (*_ALL, *_programs("compression")),
+    "serving": (
+        *_PACKED,
+        "src/cellerate/serving",
+        *_programs("serving", "serving_client", "serving_peer", "generation_model", "generation_peers"),
+    ),
     "smaller": (*_PACKED, "src/cellerate/models", *_programs("compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""

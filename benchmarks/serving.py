@@ -1,0 +1,209 @@
+"""The server under load, its client on the same cores: sessions that push, texts that stream, and more than it can do.
+
+- Sessions: 10,000 streams of a forecaster of two layers of 64 in int8, a row a second each, beside 100,000 idle ones.
+  A request carries the pushes of 100 streams, as a gateway of sensors would send them; its time counts from the
+  moment when it was due.
+- Texts: 256 streams of one layer of 512 in int8. Some are compared with what the model draws alone.
+- The same texts, fewer, through a server that people write around Keras: `predict_on_batch` a character.
+- Twice as many streams as there are places: what is refused, and how soon.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.program import Node, Program
+from cellerate.runtime.cell import narrowed, write_cell
+from cellerate.runtime.packed import load
+
+HERE = Path(__file__).parent
+FEATURES, UNITS, TEXT_UNITS = 7, 64, 512
+PROMPT = "the "
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """Measures all four.
+
+    Args:
+        quick: Fewer and shorter; to see that it works.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        streams_cell(folder / "streams.cell")
+        _built(folder)
+        (folder / "int8.cell").rename(folder / "text.cell")
+        return {
+            "sessions": sessions(folder, quick=quick),
+            "texts": texts(folder, quick=quick),
+            "keras": keras_texts(folder, quick=quick),
+            "overload": overload(folder, quick=quick),
+        }
+
+
+def streams_cell(path: Path) -> None:
+    """A forecaster of two LSTMs, in int8; its numbers are drawn, which changes nothing about its speed."""
+    draw = np.random.default_rng(0)
+
+    def lstm(name: str, x: int, inputs: int, *, sequences: bool) -> Node:
+        arrays = {
+            "kernel": draw.normal(size=(inputs, 4 * UNITS)) / np.sqrt(inputs),
+            "recurrent_kernel": draw.normal(size=(UNITS, 4 * UNITS)) / np.sqrt(UNITS),
+            "bias": np.zeros(4 * UNITS),
+        }
+        options: dict[str, Any] = {
+            "activation": "tanh",
+            "recurrent_activation": "sigmoid",
+            "masked_output": "previous_output",
+            "go_backwards": False,
+            "return_sequences": sequences,
+        }
+        return Node(
+            "lstm", name, {"x": x}, {key: each.astype(np.float32) for key, each in arrays.items()}, options
+        )
+
+    head = {
+        "kernel": draw.normal(size=(UNITS, 1)).astype(np.float32),
+        "bias": np.zeros(1, np.float32),
+    }
+    nodes = (
+        Node("input", "x", options={"shape": (-1, -1, FEATURES), "dtype": "float32"}),
+        lstm("lower", 0, FEATURES, sequences=True),
+        lstm("upper", 1, UNITS, sequences=False),
+        Node("dense", "next", {"x": 2}, head, {"activation": "linear"}),
+    )
+    write_cell(path, narrowed(Program(nodes, {"next": 3}), "int8"), precision="int8")
+
+
+def sessions(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """See the module."""
+    idle, streams = (2000, 1000) if quick else (100_000, 10_000)
+    with server(folder, "streams.cell") as port:
+        found = client(
+            kind="sessions",
+            port=port,
+            idle=idle,
+            connections=100,
+            streams=streams,
+            features=FEATURES,
+            seconds=3 if quick else 60,
+        )
+    latencies = found.pop("latencies_s")
+    if found["failed"]:
+        raise SystemExit(f"{found['failed']} of {found['pushes']} pushes failed")
+    return found | {"idle": idle, "streams": streams, **quantiles(latencies)}
+
+
+def texts(folder: Path, *, quick: bool, streams: int = 256) -> dict[str, Any]:
+    """See the module."""
+    with server(folder, "text.cell") as port:
+        asked: dict[str, Any] = {"kind": "texts", "port": port, "streams": streams, "prompt": PROMPT}
+        client(**asked, tokens=200, rounds=1)  # warms up
+        found = client(**asked, tokens=400 if quick else 2000, rounds=1 if quick else 4)
+    model = load(folder / "text.cell")
+    for seed, text in found.pop("some").items():
+        alone = model.generate(PROMPT, max_tokens=len(text), seed=int(seed))
+        if text != alone or not text:
+            raise SystemExit(f"the text of seed {seed} is not what the model draws alone")
+    if found.pop("refused_s"):
+        raise SystemExit("texts were refused")
+    return {
+        "streams": streams,
+        "characters_per_s": found["characters"] / found["seconds"],
+        "characters_per_event": found["characters"] / found["events"],
+        "first": quantiles(found["first_s"]),
+    }
+
+
+def keras_texts(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """The same requests at a server around Keras's `predict_on_batch`, which answers one after another."""
+    results = {}
+    for backend in ("jax",) if quick else ("jax", "tensorflow", "torch"):
+        command = [sys.executable, str(HERE / "serving_peer.py"), str(folder / "model.keras")]
+        with running(command, {"KERAS_BACKEND": backend}) as port:
+            asked: dict[str, Any] = {"kind": "texts", "port": port, "prompt": PROMPT}
+            client(**asked, streams=1, tokens=20, rounds=1)
+            found = client(**asked, streams=16, tokens=50 if quick else 200, rounds=1)
+        results[backend] = found["characters"] / found["seconds"]
+    return {"characters_per_s": results}
+
+
+def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """Twice as many streams as there are places, then a single one."""
+    places = 32 if quick else 256
+    with server(folder, "text.cell", "--sequences", str(places)) as port:
+        asked: dict[str, Any] = {"kind": "texts", "port": port, "prompt": PROMPT}
+        client(**asked, streams=4, tokens=100, rounds=1)
+        found = client(**asked, streams=2 * places, tokens=1000, rounds=2)
+        after = client(**asked, streams=1, tokens=200, rounds=5)
+    return {
+        "places": places,
+        "answered": len(found["first_s"]),
+        "refused": len(found["refused_s"]),
+        "refusal": quantiles(found["refused_s"]),
+        "first_afterwards": quantiles(after["first_s"]),
+    }
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """The median, the 99th percentile and the most, of seconds."""
+    if not values:
+        return {}
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"p50_s": float(p50), "p99_s": float(p99), "most_s": max(values)}
+
+
+def client(**asked: Any) -> dict[str, Any]:
+    """Runs the client, and gives what it measured."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "serving_client.py"), json.dumps(asked)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def server(folder: Path, cell: str, *options: str) -> "contextlib.AbstractContextManager[int]":
+    """Our server, as users run it."""
+    program = str(Path(sys.executable).parent / "cellerate")
+    command = [program, "serve", str(folder / cell), "--port", "0", "--no-access-log"]
+    return running([*command, "--state", str(folder / "state"), *options], {})
+
+
+@contextlib.contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[int]:
+    """A server in a process of its own; gives its port."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"http://[^ ]*:(\d+)", line):
+                yield int(found[1])
+                break
+        else:
+            raise SystemExit("a server did not start")
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _built(folder: Path) -> None:
+    """The text model, in a process of its own: Keras would stay in memory beside the server."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import generation_model; from pathlib import Path; "
+    )
+    code += f"generation_model.build(Path({str(folder)!r}), {TEXT_UNITS})"
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    print(f"built in {time.perf_counter() - begin:.0f} s", flush=True)
