@@ -204,8 +204,33 @@ class Sessions:
         Raises:
             OutputError: The file cannot be written.
         """
+        names = self.unsaved()
+        while self.flush_some(names):
+            pass
+
+    def unsaved(self) -> list[str]:
+        """The sessions whose states are not on disk yet; none without a file."""
         with self._lock:
-            self._save(sorted(self._changed))
+            return sorted(self._changed) if self._file is not None else []
+
+    def flush_some(self, names: list[str], most: int = _MOST_ROWS) -> bool:
+        """Writes some of the states that are not on disk yet.
+
+        Args:
+            names: Which; those that are looked at are taken out.
+            most: How many are looked at.
+
+        Returns:
+            Whether there are more in `names`.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        with self._lock:
+            some = names[-most:]
+            del names[-most:]
+            self._save([name for name in some if name in self._changed])
+        return bool(names)
 
     def shut(self) -> None:
         """Flushes, and lets go of the file."""

@@ -24,6 +24,8 @@ _Found = TypeVar("_Found")
 
 # After an error of the machine the next try waits, so that an error that stays does not take a core.
 _PAUSE_S = 0.1
+# States that are written between two batches of pushes: a few milliseconds.
+_FLUSHED_AT_ONCE = 128
 
 
 class BusyError(CellerateError):
@@ -239,10 +241,12 @@ class SessionWorker:
         return await done
 
     def _run(self) -> None:
-        flushed = time.monotonic()
+        next_flush = time.monotonic() + self._flush_every
+        unsaved: list[str] = []
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._waiting or self._closing, timeout=self._flush_every)
+                wait_s = 0.0 if unsaved else max(0.0, next_flush - time.monotonic())
+                self._condition.wait_for(lambda: self._waiting or self._closing, timeout=wait_s)
                 if self._closing and not self._waiting:
                     return
                 taken, self._waiting = self._waiting, []
@@ -250,10 +254,12 @@ class SessionWorker:
             for calls, group in itertools.groupby(taken, lambda task: task.call is not None):
                 tasks = list(group)
                 _resolve(self._called(tasks) if calls else self._read(tasks))
-            if time.monotonic() - flushed > self._flush_every:
-                with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
-                    self.sessions.flush()
-                flushed = time.monotonic()
+            if not unsaved and time.monotonic() >= next_flush:
+                next_flush = time.monotonic() + self._flush_every
+                unsaved = self.sessions.unsaved()
+            with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
+                # A few at a time, for pushes wait meanwhile.
+                self.sessions.flush_some(unsaved, _FLUSHED_AT_ONCE)
 
     def _called(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
         results: list[tuple[_Task, Any]] = []
