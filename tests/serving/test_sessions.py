@@ -224,7 +224,7 @@ sessions = Sessions(load(sys.argv[1]), Path(sys.argv[2]))
 for n in range(50):
     sessions.open(f"s{n}")
 sessions.push([Push(f"s{n}", {"x": np.full((3, 3), n, np.float32)}) for n in range(50)])
-sessions.flush()
+sessions.flush_some(sessions.unsaved())
 sessions.push([Push(f"s{n}", {"x": np.full((3, 3), n, np.float32)}) for n in range(50)])
 os.kill(os.getpid(), signal.SIGKILL)
 """

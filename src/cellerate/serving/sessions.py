@@ -198,16 +198,6 @@ class Sessions:
             else:
                 self._begin(name, state[np.newaxis])
 
-    def flush(self) -> None:
-        """Writes every state that is not on disk yet; without a file nothing.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
-        names = self.unsaved()
-        while self.flush_some(names):
-            pass
-
     def unsaved(self) -> list[str]:
         """The sessions whose states are not on disk yet; none without a file."""
         with self._lock:
@@ -233,9 +223,9 @@ class Sessions:
         return bool(names)
 
     def shut(self) -> None:
-        """Flushes, and lets go of the file."""
+        """Writes every state that is not on disk yet, and lets go of the file."""
         with self._lock:
-            self.flush()
+            self._save(self.unsaved())
             if self._file is not None:
                 self._file.close()
 
