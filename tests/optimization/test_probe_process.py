@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -34,7 +35,9 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
         assert probe_process.ask("open") is True
         assert probe_process._process.pid == first
 
-        os.kill(first, signal.SIGKILL)
+        # It ends in the middle of a question, which it cannot answer while it is stopped.
+        os.kill(first, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (first, signal.SIGKILL)).start()
         with pytest.raises(ProbeError, match="no memory left") as raised:
             probe_process.ask("judge", part="validation", timeout_s=120)
         assert raised.value.memory
