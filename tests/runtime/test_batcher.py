@@ -150,13 +150,56 @@ def test_a_few_free_places_wait_for_more(batcher, submit, read, monkeypatch):
     monkeypatch.setattr(StepModel, "rows_at_once", 8)
     for place in range(8):
         submit(batcher, "a" * (9 - place), 8 if place == 0 else 300)
-    for _ in range(4):
-        submit(batcher, "a", 300)
+    for prompt in "abcd":
+        submit(batcher, prompt, 300)
     batcher.step()
     batcher.step()
     assert read == [[9, 8, 7, 6, 5, 4, 3, 2]]
     run(batcher)
     assert [len(lengths) for lengths in read] == [8, 4]
+
+
+def test_others_are_drawn_while_a_long_prompt_is_read_in_parts(batcher, submit, alone, read, monkeypatch):
+    monkeypatch.setattr(StepModel, "most_drawn", 4)
+    long, short = submit(batcher, "abcdefghij", 20), submit(batcher, "b", 20)
+    steps = [[update.ticket for update in batcher.step()] for _ in range(3)]
+    assert [[long, short].index(ticket) for step in steps for ticket in step] == [1, 1, 0, 1]
+    assert read == [[4, 1], [4], [2]]
+    run(batcher)
+    assert_same(long, alone("abcdefghij", 20))
+    assert_same(short, alone("b", 20))
+
+
+def test_what_is_left_of_a_long_prompt_is_read_behind_those_that_wait(batcher, submit, read, monkeypatch):
+    monkeypatch.setattr(StepModel, "rows_at_once", 1)
+    monkeypatch.setattr(StepModel, "most_drawn", 4)
+    submit(batcher, "abcdef", 1)
+    submit(batcher, "xyz", 1)
+    run(batcher)
+    assert read == [[4], [3], [2]]
+
+
+def test_a_cancelled_prompt_is_not_read_to_its_end(batcher, submit, read, monkeypatch):
+    monkeypatch.setattr(StepModel, "most_drawn", 4)
+    ticket = submit(batcher, "abcdefghij", 8)
+    batcher.step()
+    batcher.cancel(ticket)
+    run(batcher)
+    assert (ticket.reason, ticket.text, read) == ("cancelled", "", [[4]])
+
+
+def test_texts_that_begin_alike_are_read_once_and_drawn_as_alone(model, submit, alone, read, monkeypatch):
+    monkeypatch.setattr(StepModel, "most_drawn", 4)
+    prompts = ["abcdefgh", "abcdefgh", "abcdefgx", "abcd"]
+    apart = [alone(prompt, 20) for prompt in prompts]
+    read.clear()
+    batcher = Batcher(model.steps, model.tokenizer, prompt_cache_bytes=1 << 20)
+    for round_number in range(2):
+        tickets = [submit(batcher, prompt, 20) for prompt in prompts]
+        run(batcher)
+        assert read == [[4], [4, 4]], round_number
+        for ticket, one in zip(tickets, apart, strict=True):
+            assert_same(ticket, one)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])

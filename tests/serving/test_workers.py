@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from cellerate.data.tokenizer import CharacterTokenizer
 from cellerate.errors import BackendError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.runtime.batcher import Batcher, Ticket
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.packed import PackedModel
 from cellerate.serving.pushes import MissingSessionError, Push
@@ -58,6 +60,40 @@ def test_many_requests_get_what_each_would_get_alone() -> None:
         found = await asyncio.gather(*(text_of(worker, seed, n) for seed, n in enumerate(lengths)))
         assert found == [right(seed, n) for seed, n in enumerate(lengths)]
         assert worker.sequences == 0
+        await worker.close(1)
+
+    asyncio.run(main())
+
+
+def test_nothing_is_lost_of_what_is_drawn_before_anybody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = Batcher.submit
+
+    def slow(*args: Any, **options: Any) -> Ticket:
+        ticket = submit(*args, **options)
+        time.sleep(0.02)  # the thread that draws goes on meanwhile
+        return ticket
+
+    async def main() -> None:
+        worker = TextWorker(MODEL)
+        beside = asyncio.create_task(text_of(worker, 9, 100_000_000))
+        await until(lambda: worker.sequences == 1)
+        monkeypatch.setattr(Batcher, "submit", slow)
+        for seed in range(20):
+            async with asyncio.timeout(10):
+                assert await text_of(worker, seed, 3) == right(seed, 3)
+        beside.cancel()
+        await worker.close(0)
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
+    async def main() -> None:
+        worker = TextWorker(MODEL, prompt_cache_bytes=1 << 20)
+        assert await text_of(worker, 1) == right(1)
+        assert worker.recalled == 0
+        assert await text_of(worker, 2) == right(2)
+        assert worker.recalled == len(PROMPT)
         await worker.close(1)
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.arguments import MOST_STEPS, check_whole, ids_array
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import Cancellation, Drawn, Request, SamplingRules
+from cellerate.runtime.prompts import Prompt, PromptReader
 from cellerate.runtime.streaming import TextStream
 
 Reason = Literal["length", "stop", "cancelled", "failed"]
@@ -59,7 +60,7 @@ class Ticket:
 
     def __init__(
         self,
-        prompt: np.ndarray,
+        prompt: Prompt,
         max_tokens: int,
         rules: SamplingRules,
         tokenizer: Tokenizer | None,
@@ -103,7 +104,7 @@ class Ticket:
     def _request(self, count: int) -> Request:
         previous: np.ndarray | tuple[()] = ()
         if self._rules.repetition_penalty != 1:
-            previous = np.concatenate([self._prompt, *self._ids])
+            previous = np.concatenate([self._prompt.ids, *self._ids])
         return Request(
             min(count, self._left), self._rules, self._drawn, previous, cancellation=self._cancellation
         )
@@ -153,8 +154,9 @@ class Batcher:
     Steps wait for each other, so one thread is enough to drive the batcher. A server submits and cancels from its
     handlers, and calls `step` in a separate thread while the batcher is not `idle`.
 
-    Of the sequences submitted before the same step, the longest prompts are read first: prompts of similar length
-    are then read together, and those that take longest begin first. All of them go before sequences submitted later.
+    Prompts are read in parts of the model's `most_drawn`, so that the sequences beside a long one go on. Of those
+    submitted before the same step the longest begin first: prompts of similar length are then read together, and
+    those that take longest begin first. What is left of a long one is read behind the prompts that wait already.
 
     Args:
         steps: The model.
@@ -162,6 +164,8 @@ class Batcher:
         most_active: How many sequences may be drawn at once. Beyond the model's `rows_at_once` they take turns, those
             that waited longest first, so that all go on and none waits for the end of another; None for
             `rows_at_once`, which is quickest for all together.
+        prompt_cache_bytes: What the states after prompts may take, so that a prompt that begins like an earlier one is
+            read from there on; 0 for none. Prompts that are read in the same step share what they share anyway.
 
     Example:
         >>> batcher = Batcher(steps, tokenizer)
@@ -172,9 +176,15 @@ class Batcher:
     """
 
     def __init__(
-        self, steps: Steps, tokenizer: Tokenizer | None = None, *, most_active: int | None = None
+        self,
+        steps: Steps,
+        tokenizer: Tokenizer | None = None,
+        *,
+        most_active: int | None = None,
+        prompt_cache_bytes: int = 0,
     ) -> None:
         self._steps, self._tokenizer = steps, tokenizer
+        self._reader = PromptReader(steps, prompt_cache_bytes)
         self._most_active = most_active or 0
         self._stepping = threading.Lock()
         # Guards the three lists. A step holds it only while it changes them, not while it draws.
@@ -186,6 +196,11 @@ class Batcher:
         self._next_drawn = _FIRST_DRAWN
         # The sequences drawn last, with the states and logits of all of them.
         self._together: tuple[list[Ticket], np.ndarray, np.ndarray] | None = None
+
+    @property
+    def recalled(self) -> int:
+        """How many ids of prompts did not have to be read, because the state after them was remembered."""
+        return self._reader.recalled
 
     @property
     def idle(self) -> bool:
@@ -222,7 +237,7 @@ class Batcher:
         if self._tokenizer is None and stop:
             raise ConfigError(f"stop is {stop!r}, and without a tokenizer there is no text: leave it out.")
         rules = rules or SamplingRules()
-        ticket = Ticket(ids, int(max_tokens), rules, self._tokenizer, stop, cancellation)
+        ticket = Ticket(self._reader.begin(ids), int(max_tokens), rules, self._tokenizer, stop, cancellation)
         with self._lock:
             ticket._joins_others = bool(self._active)
             self._submitted.append(ticket)
@@ -236,7 +251,7 @@ class Batcher:
         ticket._unwanted = True
 
     def step(self) -> list[Update]:
-        """Reads the prompts that there is room for, and draws some ids for each sequence.
+        """Reads a part of the prompts that there is room for, and draws some ids for each sequence.
 
         A sequence that fails ends with its error, and the others go on.
 
@@ -250,7 +265,7 @@ class Batcher:
         with self._stepping:
             with self._lock:
                 if self._submitted:
-                    new = sorted(self._submitted, key=lambda one: len(one._prompt))
+                    new = sorted(self._submitted, key=lambda one: len(one._prompt.ids))
                     self._waiting += reversed(new)
                     self._submitted.clear()
             updates = self._leave_unread() + self._join() if self._waiting else []
@@ -261,7 +276,7 @@ class Batcher:
             return updates
 
     def _leave_unread(self) -> list[Update]:
-        """Ends the sequences that were cancelled before their prompts were read."""
+        """Ends the sequences that were cancelled before their prompts were read to the end."""
         unwanted = {one: None for one in self._waiting if one._cancelled}
         if not unwanted:
             return []
@@ -271,7 +286,7 @@ class Batcher:
         return [one._take(nothing) for one in unwanted]
 
     def _join(self) -> list[Update]:
-        """Reads waiting prompts if there is room; returns the updates of those that failed."""
+        """Reads a part of waiting prompts if there is room; returns the updates of those that failed."""
         steps, waiting = self._steps, self._waiting
         most = max(self._most_active, steps.rows_at_once)
         room = min(most - len(self._active), steps.rows_at_once)
@@ -279,18 +294,20 @@ class Batcher:
         if not waiting or room < 1 or (room < steps.rows_at_once // 4 and len(waiting) > room):
             return []
         joining = waiting[:room]
-        # A sequence that joins others should show its first words as soon as they did; one that waited for room since
-        # they began goes on with as many ids as they.
-        read, failed = [], []
+        read, failed, unread = [], [], []
         for one, found in zip(joining, _each(joining, self._read), strict=True):
             if isinstance(found, Exception):
                 failed.append(one._fail(found))
+            elif not found.is_read:
+                unread.append(one)
             else:
-                one._state, one._logits = found
+                one._state, one._logits = found.state, found.logits
+                # A sequence that joins others should show its first words as soon as they did; one that waited for
+                # room since they began goes on with as many ids as they.
                 one._next_drawn = _FIRST_DRAWN if one._joins_others else self._next_drawn
                 read.append(one)
         with self._lock:
-            del waiting[: len(joining)]
+            waiting[:] = waiting[len(joining) :] + unread
             self._active = read + self._active
         return failed
 
@@ -336,14 +353,11 @@ class Batcher:
         self._together = (list(tickets), state, logits)
         return list(zip(drawn, state, logits, strict=True))
 
-    def _read(self, tickets: Sequence[Ticket]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Reads prompts together; returns the state and the logits after each."""
-        lengths = np.array([len(one._prompt) for one in tickets])
-        ids = np.zeros((len(tickets), lengths.max()), np.int32)
-        for row, one in enumerate(tickets):
-            ids[row, : len(one._prompt)] = one._prompt
-        state, logits = self._steps.read(self._steps.initial_state(len(tickets)), ids, lengths)
-        return list(zip(state, logits, strict=True))
+    def _read(self, tickets: Sequence[Ticket]) -> list[Prompt]:
+        """Reads the next part of prompts together."""
+        prompts = [one._prompt for one in tickets]
+        self._reader.read(prompts)
+        return prompts
 
 
 def _each(

@@ -17,6 +17,7 @@ class Limits:
         request_s: How long it may take to answer one.
         requests: Requests at once.
         sequences: Texts that are drawn or wait, a model.
+        prompt_cache_bytes: The states after prompts that are remembered, a model.
         sequences_per_request: Texts that one request asks for: its prompts times `n`.
         prompt_tokens: A prompt, in ids.
         max_tokens: What may be drawn for one text, in ids.
@@ -27,7 +28,7 @@ class Limits:
         session_ttl_s: A session that was not used for so long ends.
 
     Raises:
-        ConfigError: A bound is not above 0.
+        ConfigError: A bound is not above 0, or `prompt_cache_bytes` is below 0.
     """
 
     body_bytes: int = 16 << 20
@@ -37,6 +38,7 @@ class Limits:
     request_s: float = 600
     requests: int = 4096
     sequences: int = 1024
+    prompt_cache_bytes: int = 64 << 20
     sequences_per_request: int = 128
     prompt_tokens: int = 100_000
     max_tokens: int = 100_000
@@ -48,4 +50,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_number(field.name, getattr(self, field.name), above=0, whole=field.type is int)
+            # A cache may be left out, everything else a server needs.
+            may_be_0 = field.name == "prompt_cache_bytes"
+            check_number(
+                field.name,
+                getattr(self, field.name),
+                at_least=0 if may_be_0 else None,
+                above=None if may_be_0 else 0,
+                whole=field.type is int,
+            )

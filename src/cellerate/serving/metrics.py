@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cellerate.serving.models import Models
@@ -95,6 +95,9 @@ class _OfModels(Collector):
             return GaugeMetricFamily(name, text, labels=["model_name"])
 
         texts = gauge("num_requests_running", "Texts that are drawn or wait.")
+        recalled = CounterMetricFamily(
+            "prefix_cache_hits", "Ids of prompts that were remembered, and not read.", labels=["model_name"]
+        )
         sessions = gauge("sessions", "Sessions, in memory and on disk.")
         waiting = gauge("session_pushes_waiting", "Pushes to sessions that wait.")
         calls = gauge("pending_request_count", "Predictions, forecasts and embeddings that wait or run.")
@@ -102,7 +105,8 @@ class _OfModels(Collector):
             calls.add_metric([served.name], served.calls.waiting)
             if served.texts is not None:
                 texts.add_metric([served.name], served.texts.sequences)
+                recalled.add_metric([served.name], served.texts.recalled)
             if served.sessions is not None:
                 sessions.add_metric([served.name], len(served.sessions.sessions))
                 waiting.add_metric([served.name], served.sessions.waiting)
-        return iter((texts, sessions, waiting, calls))
+        return iter((texts, recalled, sessions, waiting, calls))

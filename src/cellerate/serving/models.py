@@ -56,7 +56,9 @@ class Served:
             self.no_sessions = str(error)
         else:
             self.sessions = SessionWorker(kept, limits.pushes)
-        self.texts = TextWorker(model, limits.sequences) if model.task == "text" else None
+        self.texts: TextWorker | None = None
+        if model.task == "text":
+            self.texts = TextWorker(model, limits.sequences, limits.prompt_cache_bytes)
         self.calls = CallWorker(limits.calls)
 
     async def close(self, drain_s: float = 0) -> None:

@@ -50,10 +50,13 @@ class TextWorker:
     Args:
         model: A packed text model.
         most_sequences: How many sequences may wait or be drawn at once.
+        prompt_cache_bytes: What the remembered states after prompts may take.
     """
 
-    def __init__(self, model: PackedModel, most_sequences: int = 1024) -> None:
-        self._batcher = Batcher(model.steps, model.tokenizer, most_active=most_sequences)
+    def __init__(self, model: PackedModel, most_sequences: int = 1024, prompt_cache_bytes: int = 0) -> None:
+        self._batcher = Batcher(
+            model.steps, model.tokenizer, most_active=most_sequences, prompt_cache_bytes=prompt_cache_bytes
+        )
         self._most = most_sequences
         self._condition = threading.Condition()
         self._listeners: dict[
@@ -67,6 +70,11 @@ class TextWorker:
     def sequences(self) -> int:
         """How many sequences wait or are drawn."""
         return len(self._listeners)
+
+    @property
+    def recalled(self) -> int:
+        """How many ids of prompts did not have to be read, because the state after them was remembered."""
+        return self._batcher.recalled
 
     async def complete(
         self,
@@ -158,13 +166,14 @@ class TextWorker:
     def _tell(self, news: Sequence[tuple[Ticket, Update | Exception]]) -> None:
         """Hands results to those that wait for them, in one call an event loop."""
         told: dict[asyncio.AbstractEventLoop, list[tuple[Any, Update | Exception]]] = {}
-        for ticket, each in news:
-            ended = isinstance(each, Exception) or each.reason is not None
-            listener = self._listeners.pop(ticket, None) if ended else self._listeners.get(ticket)
-            if ended:
-                self._batcher.cancel(ticket)
-            if listener is not None:
-                told.setdefault(listener[0], []).append((listener[1], each))
+        with self._condition:  # so that whoever has just submitted is listening
+            for ticket, each in news:
+                ended = isinstance(each, Exception) or each.reason is not None
+                listener = self._listeners.pop(ticket, None) if ended else self._listeners.get(ticket)
+                if ended:
+                    self._batcher.cancel(ticket)
+                if listener is not None:
+                    told.setdefault(listener[0], []).append((listener[1], each))
         for loop, items in told.items():
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
                 loop.call_soon_threadsafe(_put_all, items)

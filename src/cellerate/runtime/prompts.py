@@ -1,0 +1,136 @@
+"""Prompts while they are read: in parts, so that nobody waits for the end of a long one, and equal beginnings once."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from cellerate.kernels.decoder.contract import Steps
+
+
+class Prompt:
+    """A prompt and what of it is read. `PromptReader.begin` makes it.
+
+    Attributes:
+        ids: (N,) int32.
+        position: How many of them are read.
+        state: (S,) float32, the state after them.
+        logits: (V,) float32, those of the next id once all are read.
+    """
+
+    def __init__(self, ids: np.ndarray, part: int, state: np.ndarray) -> None:
+        self.ids, self.position, self.state = ids, 0, state
+        self.logits = np.empty(0, np.float32)
+        self._part = part
+        digest = hashlib.blake2b(digest_size=16)
+        # Of each part: a key of everything up to its end.
+        self._keys: list[bytes] = []
+        for begin in range(0, len(ids), part):
+            digest.update(ids[begin : begin + part].tobytes())
+            self._keys.append(digest.digest())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of it is read."""
+        return self.position == len(self.ids)
+
+    @property
+    def next_part(self) -> np.ndarray:
+        """The ids to read next."""
+        return self.ids[self.position : self.position + self._part]
+
+    @property
+    def next_key(self) -> bytes:
+        """A key of everything up to the end of the next part."""
+        return self._keys[self.position // self._part]
+
+    def ends(self) -> list[tuple[int, bytes]]:
+        """The ends of the parts that are not read yet, with their keys, the last one first."""
+        first = self.position // self._part
+        ends = [min(len(self.ids), (place + 1) * self._part) for place in range(first, len(self._keys))]
+        return list(zip(ends, self._keys[first:], strict=True))[::-1]
+
+    def reaches(self, position: int, state: np.ndarray, logits: np.ndarray | None) -> None:
+        """Notes that it is read up to a position."""
+        self.position, self.state = position, state
+        if logits is not None:
+            self.logits = logits
+
+
+class PromptReader:
+    """Reads prompts a part at a time. Those that begin alike share what they share.
+
+    Equal parts after equal beginnings are read once if they are read in the same call. What was read in earlier calls
+    is remembered within a bound, the least recently used forgotten first; for an LSTM that is one state, however long
+    the text before it. A remembered state has the bits that reading gives.
+
+    Args:
+        steps: The model.
+        most_bytes: What the remembered states may take; 0 for none.
+    """
+
+    def __init__(self, steps: Steps, most_bytes: int = 0) -> None:
+        self._steps, self._most_bytes = steps, most_bytes
+        self._initial = steps.initial_state()[0]
+        # States after beginnings of prompts; the logits only where a prompt ended, for they may be many.
+        self._known: OrderedDict[bytes, tuple[np.ndarray, np.ndarray | None]] = OrderedDict()
+        self._bytes = 0
+        self.recalled = 0
+        """How many ids did not have to be read, because their state was remembered."""
+
+    def begin(self, ids: np.ndarray) -> Prompt:
+        """A prompt of (N,) int32 ids of which nothing is read yet; N is at least 1."""
+        return Prompt(ids, self._steps.most_drawn, self._initial)
+
+    def read(self, prompts: Sequence[Prompt]) -> None:
+        """Reads the next part of each prompt that is not read to its end; after an error all are as before.
+
+        Raises:
+            CellerateError: As `Steps.read`.
+        """
+        for prompt in prompts:
+            self._recall(prompt)
+        alike: dict[tuple[int, bytes], list[Prompt]] = {}
+        for prompt in prompts:
+            if not prompt.is_read:
+                alike.setdefault((prompt.position, prompt.next_key), []).append(prompt)
+        if not alike:
+            return
+        firsts = [same[0] for same in alike.values()]
+        parts = [prompt.next_part for prompt in firsts]
+        lengths = np.array([len(part) for part in parts])
+        ids = np.zeros((len(parts), lengths.max()), np.int32)
+        for row, part in enumerate(parts):
+            ids[row, : len(part)] = part
+        states, logits = self._steps.read(np.stack([prompt.state for prompt in firsts]), ids, lengths)
+        for row, ((position, key), same) in enumerate(alike.items()):
+            for prompt in same:
+                prompt.reaches(position + len(parts[row]), states[row], logits[row])
+            self._remember(key, states[row], logits[row] if any(prompt.is_read for prompt in same) else None)
+
+    def _recall(self, prompt: Prompt) -> None:
+        """Goes on from the longest beginning that is remembered."""
+        for end, key in prompt.ends():
+            state, logits = self._known.get(key, (None, None))
+            if state is None or (logits is None and end == len(prompt.ids)):
+                continue
+            self._known.move_to_end(key)
+            self.recalled += end - prompt.position
+            prompt.reaches(end, state, logits)
+            return
+
+    def _remember(self, key: bytes, state: np.ndarray, logits: np.ndarray | None) -> None:
+        size = state.nbytes + (0 if logits is None else logits.nbytes)
+        if size > self._most_bytes:
+            return
+        # Copies, for a row would keep all the rows that were read with it.
+        self._forget(key)
+        self._known[key] = state.copy(), None if logits is None else logits.copy()
+        self._bytes += size
+        while self._bytes > self._most_bytes:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, key: bytes) -> None:
+        state, logits = self._known.pop(key, (None, None))
+        self._bytes -= sum(each.nbytes for each in (state, logits) if each is not None)
