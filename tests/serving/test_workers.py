@@ -251,3 +251,18 @@ def test_states_reach_the_disk_by_themselves(tmp_path: Path) -> None:
         await worker.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_unused_sessions_end_although_nobody_asks_for_anything(tmp_path: Path, on_disk: bool) -> None:
+    async def main() -> None:
+        path = tmp_path / "s.db" if on_disk else None
+        kept = Sessions(plain_model(), path, time_to_live_s=0.2, most_in_memory=2)
+        worker = SessionWorker(kept, flush_every_s=0.05)
+        for name in "abc":
+            kept.open(name)
+        await until(lambda: len(kept) == 0)
+        assert kept.unsaved() == []
+        await worker.close()
+
+    asyncio.run(main())

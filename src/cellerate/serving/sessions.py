@@ -109,7 +109,7 @@ class Sessions:
         """
         check_name(name)
         with self._lock:
-            self._end_unused()
+            self.end_unused()
             if self._is_there(name):
                 raise ExistingSessionError(
                     f"there is a session {name!r} already: close it first, or go on with it."
@@ -143,7 +143,7 @@ class Sessions:
         """
         results: list[Any] = [None] * len(pushes)
         with self._lock:
-            self._end_unused()
+            self.end_unused()
             for turn in turns_of(pushes):
                 opened = self._begin_some(pushes, turn, results)
                 for group in groups_of(pushes, [number for number in turn if results[number] is None]):
@@ -161,7 +161,7 @@ class Sessions:
             MissingSessionError: There is none of this name.
         """
         with self._lock:
-            self._end_unused()
+            self.end_unused()
             place = self._places.get(name)
             used = place.used if place else self._file.used(name) if self._file is not None else None
             if used is None:
@@ -190,13 +190,32 @@ class Sessions:
         with self._lock:
             if state.shape != (self._size,) or state.dtype.kind != "f":
                 raise DataError(f"the state must be {self._size} numbers; got {state.dtype} {state.shape}.")
-            self._end_unused()
+            self.end_unused()
             if self._is_there(name):
                 self._bring([name])
                 self._streams.set_states([self._places[name].row], state[np.newaxis])
                 self._used([name])
             else:
                 self._begin(name, state[np.newaxis])
+
+    def end_unused(self) -> None:
+        """Ends the sessions that were not used for too long; now and then the other calls do so, too."""
+        with self._lock:
+            now = self._clock()
+            if now < self._next_sweep:
+                return
+            self._next_sweep = now + self._time_to_live * _SWEEP
+            since, unused = now - self._time_to_live, []
+            for name, place in self._places.items():
+                if place.used >= since:
+                    break
+                unused.append(name)
+            reason = f"it was not used for {self._time_to_live:g} s"
+            if self._file is not None:
+                # Of those in memory, the time on disk is an older one.
+                unused += [name for name in self._file.unused_since(since) if name not in self._places]
+            if unused:
+                self._end(unused, reason)
 
     def unsaved(self) -> list[str]:
         """The sessions whose states are not on disk yet; none without a file."""
@@ -348,23 +367,6 @@ class Sessions:
             self._changed.discard(name)
 
     # --- how sessions end
-
-    def _end_unused(self) -> None:
-        now = self._clock()
-        if now < self._next_sweep:
-            return
-        self._next_sweep = now + self._time_to_live * _SWEEP
-        since, unused = now - self._time_to_live, []
-        for name, place in self._places.items():
-            if place.used >= since:
-                break
-            unused.append(name)
-        reason = f"it was not used for {self._time_to_live:g} s"
-        if self._file is not None:
-            # Of those in memory, the time on disk is an older one.
-            unused += [name for name in self._file.unused_since(since) if name not in self._places]
-        if unused:
-            self._end(unused, reason)
 
     def _end(self, names: Sequence[str], reason: str) -> None:
         self._forget(names)

@@ -265,6 +265,8 @@ class SessionWorker:
                 _resolve(self._called(tasks) if calls else self._read(tasks))
             if not unsaved and time.monotonic() >= next_flush:
                 next_flush = time.monotonic() + self._flush_every
+                with contextlib.suppress(CellerateError):  # as below
+                    self.sessions.end_unused()
                 unsaved = self.sessions.unsaved()
             with contextlib.suppress(CellerateError):  # the next push that needs the disk says it
                 # A few at a time, for pushes wait meanwhile.
