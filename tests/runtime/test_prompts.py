@@ -1,5 +1,7 @@
 """Prompts that are read in parts, and what is remembered of those read before."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -68,8 +70,7 @@ def test_other_texts_recall_nothing(steps):
 
 
 def test_the_least_recently_used_is_forgotten(steps):
-    one = steps.state_size * 4 + steps.outputs * 4
-    reader = PromptReader(steps, 2 * one)
+    reader = PromptReader(steps, 2 * (600 + 4 * steps.state_size + 4 * steps.outputs))
     first, second, third = ids(1), ids(2), ids(3)
     read(reader, first)
     read(reader, second)
@@ -93,11 +94,18 @@ def test_without_room_nothing_is_remembered(steps, most_bytes):
 def test_what_is_remembered_stays_below_its_bound(steps):
     reader = PromptReader(steps, 50_000)
     draw = np.random.default_rng(0)
-    for _ in range(300):
-        read(reader, draw.integers(1, steps.vocabulary_size, 9).astype(np.int32))
-        held = [each for entry in reader._known.values() for each in entry if each is not None]
-        assert sum(each.nbytes for each in held) == reader._bytes <= 50_000
-        assert all(each.base is None for each in held)
+    tracemalloc.start()
+    try:
+        for _ in range(300):
+            read(reader, draw.integers(1, steps.vocabulary_size, 9).astype(np.int32))
+            held = [each for entry in reader._known.values() for each in entry if each is not None]
+            assert all(each.base is None for each in held)
+        with_it = tracemalloc.get_traced_memory()[0]
+        del held
+        reader._known.clear()
+        assert 10_000 < with_it - tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_prompt_that_fails_leaves_all_as_they_were(steps, monkeypatch):

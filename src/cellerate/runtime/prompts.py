@@ -8,6 +8,9 @@ import numpy as np
 
 from cellerate.kernels.decoder.contract import Steps
 
+# What an entry of the memory takes besides its numbers: two arrays, a tuple, a key and its place.
+_ENTRY_BYTES = 600
+
 
 class Prompt:
     """A prompt and what of it is read. `PromptReader.begin` makes it.
@@ -121,7 +124,7 @@ class PromptReader:
             return
 
     def _remember(self, key: bytes, state: np.ndarray, logits: np.ndarray | None) -> None:
-        size = state.nbytes + (0 if logits is None else logits.nbytes)
+        size = _size(state, logits)
         if size > self._most_bytes:
             return
         # Copies, for a row would keep all the rows that were read with it.
@@ -132,5 +135,10 @@ class PromptReader:
             self._forget(next(iter(self._known)))
 
     def _forget(self, key: bytes) -> None:
-        state, logits = self._known.pop(key, (None, None))
-        self._bytes -= sum(each.nbytes for each in (state, logits) if each is not None)
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._bytes -= _size(*found)
+
+
+def _size(state: np.ndarray, logits: np.ndarray | None) -> int:
+    return _ENTRY_BYTES + state.nbytes + (0 if logits is None else logits.nbytes)

@@ -38,7 +38,7 @@ class Limits:
     request_s: float = 600
     requests: int = 4096
     sequences: int = 1024
-    prompt_cache_bytes: int = 64 << 20
+    prompt_cache_bytes: int = 32 << 20
     sequences_per_request: int = 128
     prompt_tokens: int = 100_000
     max_tokens: int = 100_000
