@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from cellerate.runtime.packed import load
 from cellerate.runtime.sampling import sample, sampling_rules
-from support.servers import CHARACTERS, Server, embed_cell, serving, text_cell
+from support.servers import CHARACTERS, Server, embed_cell, plain_cell, serving, text_cell
 
 PROMPT = "abc"
 
@@ -225,3 +226,36 @@ def test_text_becomes_ids_and_back(server):
         assert found == {"tokens": [7, 2, 0], "count": 3, "max_model_len": 100_000}
         back = http.post("/detokenize", json={"model": "text", "tokens": [7, 2, 0]})
         assert back.json() == {"prompt": "hca"}
+        # There is just one text model beside the others, so its name may be left out.
+        assert http.post("/tokenize", json={"prompt": "hca", "add_special_tokens": False}).json() == found
+        info = http.get("/tokenizer_info").json()
+        assert (info["tokenizer_class"], info["vocab_size"], info["eos_token"]) == (
+            "CharacterTokenizer",
+            8,
+            None,
+        )
+
+
+def test_without_a_name_there_must_be_one_text_model(tmp_path):
+    with serving(text_cell(tmp_path / "a.cell"), text_cell(tmp_path / "b.cell")) as two, two.client() as http:
+        for answer in (http.get("/tokenizer_info"), http.post("/tokenize", json={"prompt": "a"})):
+            assert answer.status_code == 400
+            assert "a, b: name one" in answer.text
+    with serving(plain_cell(tmp_path / "c.cell")) as none, none.client() as http:
+        assert "none" in http.get("/tokenizer_info").text
+
+
+def test_choices_of_a_prompt_read_it_once(server, client):
+    def recalled() -> float:
+        with server.client() as http:
+            return float(
+                re.search(r'prefix_cache_hits_total\{model_name="text"} (\S+)', http.get("/metrics").text)[1]
+            )
+
+    before = recalled()
+    prompt = "habfg" * 7
+    first = client.completions.create(model="text", prompt=prompt, max_tokens=9, n=3, seed=1)
+    assert recalled() == before
+    again = client.completions.create(model="text", prompt=prompt, max_tokens=9, n=3, seed=1)
+    assert recalled() == before + 3 * len(prompt)
+    assert [each.text for each in again.choices] == [each.text for each in first.choices]

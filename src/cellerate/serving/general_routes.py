@@ -21,17 +21,17 @@ class ForecastRequest(msgspec.Struct):
 
 
 class TokenizeRequest(msgspec.Struct):
-    """A text to turn into ids."""
+    """A text to turn into ids; without a model, by the only text model there is."""
 
-    model: str
     prompt: str
+    model: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
-    """Ids to turn into text."""
+    """Ids to turn into text; without a model, by the only text model there is."""
 
-    model: str
     tokens: list[int]
+    model: str | None = None
 
 
 async def health(request: Request) -> Response:
@@ -85,7 +85,7 @@ async def forecast(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`, as vLLM has it."""
     asked = decoded(await body_of(request), TokenizeRequest)
-    ids = _text_model(models_of(request).get(asked.model)).model.tokenizer.encode(asked.prompt)
+    ids = _text_model(request, asked.model).model.tokenizer.encode(asked.prompt)
     limit = models_of(request).limits.prompt_tokens
     return json_answer({"tokens": ids.tolist(), "count": len(ids), "max_model_len": limit})
 
@@ -93,11 +93,34 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`, as vLLM has it."""
     asked = decoded(await body_of(request), DetokenizeRequest)
-    served = _text_model(models_of(request).get(asked.model))
+    served = _text_model(request, asked.model)
     return json_answer({"prompt": served.model.tokenizer.decode(asked.tokens)})
 
 
-def _text_model(served: Served) -> Served:
+async def tokenizer_info(request: Request) -> Response:
+    """`GET /tokenizer_info`, as vLLM has it, of the only text model there is; no id stands for an end."""
+    tokenizer = _text_model(request, None).model.tokenizer
+    return json_answer(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocabulary_size,
+            "model_max_length": models_of(request).limits.prompt_tokens,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "chat_template")),
+        }
+    )
+
+
+def _text_model(request: Request, name: str | None) -> Served:
+    models = models_of(request)
+    if name is None:
+        found = [served for served in models if served.texts is not None]
+        if len(found) != 1:
+            names = ", ".join(served.name for served in found) or "none"
+            raise RequestError(
+                400, f"model is missing, and there is not just one text model here but {names}: name one."
+            )
+        return found[0]
+    served = models.get(name)
     if served.texts is None:
         raise RequestError(400, f"{served.name} is no text model; its task is {served.model.task!r}.")
     return served

@@ -78,6 +78,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/embeddings", general.embeddings, _OPENAI, "A vector a line.", EmbeddingRequest),
     Operation("POST", "/tokenize", general.tokenize, _OTHER, "A text as ids.", general.TokenizeRequest),
     Operation("POST", "/detokenize", general.detokenize, _OTHER, "Ids as a text.", general.DetokenizeRequest),
+    Operation("GET", "/tokenizer_info", general.tokenizer_info, _OTHER, "What the ids are."),
     # Before the route of a model, whose name would match with the verb behind it.
     Operation(
         "POST",
