@@ -161,11 +161,15 @@ def test_too_many_texts_are_refused_at_once_and_later_answered(path):
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "1"
             assert time.monotonic() - begin < 1
+            # A refusal reads nothing of the request, however long, and the connection stays of use.
+            assert http.post("/v1/completions", content=b"{" * 3_000_000).status_code == 503
+            assert http.get("/healthz").status_code == 200
         # The reader of the stream has gone: its places are free soon.
         end = time.monotonic() + 10
         while http.post("/v1/completions", json=ASK).status_code == 503:
             assert time.monotonic() < end
             time.sleep(0.01)
+        assert http.post("/v1/completions", content=b"{").status_code == 400
 
 
 def test_client_that_goes_frees_its_places(path):

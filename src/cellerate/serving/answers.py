@@ -124,7 +124,7 @@ def answering(handler: Handler) -> Handler:
         except (ClientGoneError, ClientDisconnect):
             return Response(status_code=CLIENT_GONE)
         except Exception as error:
-            return error_answer(error, request.url.path)
+            return error_answer(error, request.scope["path"])
 
     return answer
 

@@ -12,6 +12,7 @@ from cellerate.serving.embeddings import EmbeddingRequest, embed
 from cellerate.serving.models import Served
 from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
 from cellerate.serving.tensorflow_routes import version_status
+from cellerate.serving.workers import BusyError
 
 
 class ForecastRequest(msgspec.Struct):
@@ -57,6 +58,7 @@ async def model(request: Request) -> Response:
 
 async def completions(request: Request) -> Response:
     """`POST /v1/completions`."""
+    _check_place(request)
     asked = decoded(await body_of(request), CompletionRequest)
     models = models_of(request)
     return await complete(asked, models.get(asked.model), request, models.limits, metrics_of(request))
@@ -108,6 +110,25 @@ async def tokenizer_info(request: Request) -> Response:
             **dict.fromkeys(("bos_token", "eos_token", "pad_token", "chat_template")),
         }
     )
+
+
+def _check_place(request: Request) -> None:
+    """Refuses a text before its request is read if no model has a place: the less a refusal costs, the more is drawn.
+
+    Raises:
+        BusyError: There is none.
+    """
+    busy: BusyError | None = None
+    for served in models_of(request):
+        if served.texts is not None:
+            try:
+                served.texts.check_place()
+            except BusyError as error:
+                busy = error
+            else:
+                return
+    if busy is not None:
+        raise busy
 
 
 def _text_model(request: Request, name: str | None) -> Served:

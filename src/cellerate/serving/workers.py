@@ -76,6 +76,20 @@ class TextWorker:
         """How many ids of prompts did not have to be read, because the state after them was remembered."""
         return self._batcher.recalled
 
+    def check_place(self) -> None:
+        """Says whether another sequence has a place now.
+
+        Raises:
+            BusyError: There are too many sequences, or the worker is closing.
+        """
+        if self._closing or len(self._listeners) >= self._most:
+            raise BusyError(
+                "the server is shutting down."
+                if self._closing
+                else f"{self._most} sequences are drawn or waiting already; try again.",
+                retry_after_s=1,
+            )
+
     async def complete(
         self,
         prompt: np.ndarray,
@@ -104,13 +118,7 @@ class TextWorker:
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Update | Exception]()
         with self._condition:
-            if self._closing or len(self._listeners) >= self._most:
-                raise BusyError(
-                    "the server is shutting down."
-                    if self._closing
-                    else f"{self._most} sequences are drawn or waiting already; try again.",
-                    retry_after_s=1,
-                )
+            self.check_place()
             ticket = self._batcher.submit(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
             self._listeners[ticket] = loop, queue
             self._condition.notify()
