@@ -5,7 +5,9 @@
   moment when it was due.
 - Texts: 256 streams of one layer of 512 in int8. Some are compared with what the model draws alone.
 - The same texts, fewer, through a server that people write around Keras: `predict_on_batch` a character.
-- Twice as many streams as there are places: what is refused, and how soon.
+- 1,000 streams open at once.
+- Texts asked for at random moments, twice as often as can be drawn: how soon the others are refused, whether those
+  that are drawn are right, and when all is as before.
 """
 
 import contextlib
@@ -29,10 +31,12 @@ from cellerate.runtime.packed import load
 HERE = Path(__file__).parent
 FEATURES, UNITS, TEXT_UNITS = 7, 64, 512
 PROMPT = "the "
+NORMAL_S = 0.1
+"""A text whose first characters come within this time is one of a server that is not overloaded."""
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Measures all four.
+    """Measures all five.
 
     Args:
         quick: Fewer and shorter; to see that it works.
@@ -46,6 +50,7 @@ def run(*, quick: bool) -> dict[str, Any]:
             "sessions": sessions(folder, quick=quick),
             "texts": texts(folder, quick=quick),
             "keras": keras_texts(folder, quick=quick),
+            "many": many(folder, quick=quick),
             "overload": overload(folder, quick=quick),
         }
 
@@ -109,18 +114,11 @@ def texts(folder: Path, *, quick: bool, streams: int = 256) -> dict[str, Any]:
         asked: dict[str, Any] = {"kind": "texts", "port": port, "streams": streams, "prompt": PROMPT}
         client(**asked, tokens=200, rounds=1)  # warms up
         found = client(**asked, tokens=400 if quick else 2000, rounds=1 if quick else 4)
-    model = load(folder / "text.cell")
-    for seed, text in found.pop("some").items():
-        alone = model.generate(PROMPT, max_tokens=len(text), seed=int(seed))
-        if text != alone or not text:
-            raise SystemExit(f"the text of seed {seed} is not what the model draws alone")
-    if found.pop("refused_s"):
-        raise SystemExit("texts were refused")
     return {
         "streams": streams,
         "characters_per_s": found["characters"] / found["seconds"],
         "characters_per_event": found["characters"] / found["events"],
-        "first": quantiles(found["first_s"]),
+        **_checked(folder, found),
     }
 
 
@@ -137,21 +135,50 @@ def keras_texts(folder: Path, *, quick: bool) -> dict[str, Any]:
     return {"characters_per_s": results}
 
 
-def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
-    """Twice as many streams as there are places, then a single one."""
-    places = 32 if quick else 256
-    with server(folder, "text.cell", "--sequences", str(places)) as port:
+def many(folder: Path, *, quick: bool, streams: int = 1000) -> dict[str, Any]:
+    """Many streams open at once, all from the same moment."""
+    streams = 100 if quick else streams
+    with server(folder, "text.cell") as port:
         asked: dict[str, Any] = {"kind": "texts", "port": port, "prompt": PROMPT}
-        client(**asked, streams=4, tokens=100, rounds=1)
-        found = client(**asked, streams=2 * places, tokens=1000, rounds=2)
-        after = client(**asked, streams=1, tokens=200, rounds=5)
+        client(**asked, streams=100, tokens=200, rounds=1)
+        found = client(**asked, streams=streams, tokens=1000, rounds=1)
+    return {"streams": streams, **_checked(folder, found)}
+
+
+def overload(folder: Path, *, quick: bool) -> dict[str, Any]:
+    """Texts asked for at random moments, twice as often as can be drawn; then single ones."""
+    places, tokens = 256, 500
+    with server(folder, "text.cell", "--sequences", str(places)) as port:
+        asked: dict[str, Any] = {"port": port, "tokens": tokens, "prompt": PROMPT}
+        client(kind="texts", streams=places, rounds=1, **asked)
+        peak = client(kind="texts", streams=places, rounds=1 if quick else 5, **asked)
+        rate = peak["texts"] / peak["seconds"]
+        found = client(kind="arrivals", rate=2 * rate, seconds=3 if quick else 30, after_s=10, **asked)
+    if found["texts"] + len(found["refused_s"]) != found["requests"]:
+        raise SystemExit("requests were neither answered nor refused")
+    slow = [when + (first or 0.0) for when, first in found["probes"] if first is None or first > NORMAL_S]
     return {
         "places": places,
-        "answered": len(found["first_s"]),
+        "characters": tokens,
+        "peak_texts_per_s": rate,
+        "asked_texts_per_s": 2 * rate,
+        "requests": found["requests"],
         "refused": len(found["refused_s"]),
         "refusal": quantiles(found["refused_s"]),
-        "first_afterwards": quantiles(after["first_s"]),
+        "normal_after_s": max(slow, default=0.0),
+        **_checked(folder, found | {"refused_s": []}),
     }
+
+
+def _checked(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """What texts took, once it is sure that none was refused and some are what the model draws alone."""
+    model = load(folder / "text.cell")
+    for seed, text in found["some"].items():
+        if text != model.generate(PROMPT, max_tokens=len(text), seed=int(seed)) or not text:
+            raise SystemExit(f"the text of seed {seed} is not what the model draws alone")
+    if found["refused_s"]:
+        raise SystemExit(f"{len(found['refused_s'])} texts were refused")
+    return {"texts": found["texts"], "first": quantiles(found["first_s"])}
 
 
 def quantiles(values: list[float]) -> dict[str, float]:

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import dataclasses
 import gc
 import json
 import random
@@ -86,54 +87,129 @@ async def sessions(
     return {"latencies_s": sorted(latencies), "failed": failed, "pushes": len(latencies) * each}
 
 
+@dataclasses.dataclass
+class Texts:
+    """What came back of streams of text.
+
+    Attributes:
+        firsts: From when a request was due to its first characters, in seconds.
+        refused: From when a request was due to its refusal, in seconds.
+        found: The texts by their seeds.
+        events: How many parts they came in.
+    """
+
+    port: int
+    prompt: str
+    firsts: list[float] = dataclasses.field(default_factory=list)
+    refused: list[float] = dataclasses.field(default_factory=list)
+    found: dict[int, str] = dataclasses.field(default_factory=dict)
+    events: int = 0
+
+    async def stream(self, connection: Connection, seed: int, tokens: int, due: float) -> float | None:
+        """Asks for a text and reads it to its end; gives the time to its first characters, or None if refused."""
+        reader, writer = connection
+        body = {
+            "model": "text",
+            "prompt": self.prompt,
+            "max_tokens": tokens,
+            "seed": seed,
+            "stream": True,
+        }
+        _send(writer, "/v1/completions", json.dumps(body).encode())
+        status, length = await _head(reader)
+        if status != 200:
+            if status != 503:
+                raise SystemExit(f"a request of a text was answered with {status}")
+            self.refused.append(time.perf_counter() - due)
+            await reader.readexactly(length or 0)
+            return None
+        pieces: list[str] = []
+        first = 0.0
+        lines: list[bytes] = []
+        while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
+            chunk = (await reader.readexactly(size + 2))[:-2]
+            if not pieces:
+                first = time.perf_counter() - due
+                self.firsts.append(first)
+            lines = chunk.rstrip().split(b"\n\n")
+            for event in lines:
+                if event.startswith(b"data: {"):
+                    pieces.append(json.loads(event[6:])["choices"][0]["text"])
+                    self.events += 1
+        await reader.readexactly(2)
+        text = "".join(pieces)
+        if lines[-1] != b"data: [DONE]" or len(text) != tokens:
+            raise SystemExit(f"a text of {tokens} characters ended after {len(text)}")
+        self.found[seed] = text
+        return first
+
+    def results(self) -> dict[str, Any]:
+        """All of it, but of the texts only some."""
+        return {
+            "texts": len(self.found),
+            "characters": sum(map(len, self.found.values())),
+            "events": self.events,
+            "first_s": sorted(self.firsts),
+            "refused_s": sorted(self.refused),
+            "some": {seed: self.found[seed] for seed in sorted(self.found)[:: max(1, len(self.found) // 8)]},
+        }
+
+
 async def texts(port: int, streams: int, tokens: int, rounds: int, prompt: str) -> dict[str, Any]:
     """Streams of text side by side, each begins its next text when one ends."""
-    firsts: list[float] = []
-    found: dict[int, str] = {}
-    events = characters = 0
-    refused: list[float] = []
+    found = Texts(port, prompt)
     gc.disable()
 
     async def stream(place: int) -> None:
-        nonlocal events, characters
         connection = await connect(port)
         for number in range(rounds):
-            seed = place * rounds + number
-            body = {"model": "text", "prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True}
-            begin = time.perf_counter()
-            _send(connection[1], "/v1/completions", json.dumps(body).encode())
-            status, length = await _head(connection[0])
-            if status != 200:
-                refused.append(time.perf_counter() - begin)
-                await connection[0].readexactly(length or 0)
-                continue
-            pieces: list[str] = []
-            while (size := int(await connection[0].readuntil(b"\r\n"), 16)) > 0:
-                chunk = (await connection[0].readexactly(size + 2))[:-2]
-                if not pieces:
-                    firsts.append(time.perf_counter() - begin)
-                for event in chunk.split(b"\n\n"):
-                    if event.startswith(b"data: {"):
-                        pieces.append(json.loads(event[6:])["choices"][0]["text"])
-                        events += 1
-            await connection[0].readexactly(2)
-            found[seed] = "".join(pieces)
-            characters += len(found[seed])
+            await found.stream(connection, place * rounds + number, tokens, time.perf_counter())
         connection[1].close()
 
     begin = time.perf_counter()
     await asyncio.gather(*(stream(place) for place in range(streams)))
-    return {
-        "seconds": time.perf_counter() - begin,
-        "characters": characters,
-        "events": events,
-        "first_s": sorted(firsts),
-        "refused_s": sorted(refused),
-        "some": {seed: found[seed] for seed in sorted(found)[:: max(1, len(found) // 8)]},
-    }
+    return {"seconds": time.perf_counter() - begin, **found.results()}
+
+
+async def arrivals(
+    port: int, rate: float, seconds: float, tokens: int, prompt: str, after_s: float
+) -> dict[str, Any]:
+    """Requests of texts at random moments, `rate` a second, whether or not earlier ones are answered.
+
+    Then single ones, ten a second for `after_s`, to see when all is as before.
+    """
+    found, probes = Texts(port, prompt), Texts(port, prompt)
+    # Connections that wait for the next request, and since when: the server closes them after five seconds.
+    free: list[tuple[float, Connection]] = []
+    gc.disable()
+    draw = random.Random(0)
+    begin = time.perf_counter() + 0.5
+
+    async def one(seed: int, due: float) -> None:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        since, connection = free.pop() if free else (0.0, None)
+        if connection is None or time.perf_counter() - since > 3:
+            connection = await connect(port)
+        await found.stream(connection, seed, tokens, due)
+        free.append((time.perf_counter(), connection))
+
+    async def probe(number: int) -> tuple[float, float | None]:
+        due = begin + seconds + number / 10
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        first = await probes.stream(await connect(port), 1_000_000 + number, 50, due)
+        return number / 10, first
+
+    moments, moment = [], 0.0
+    while (moment := moment + draw.expovariate(rate)) < seconds:
+        moments.append(begin + moment)
+    *_, tried = await asyncio.gather(
+        *(one(seed, due) for seed, due in enumerate(moments)),
+        asyncio.gather(*(probe(number) for number in range(round(10 * after_s)))),
+    )
+    return {"requests": len(moments), "probes": tried, **found.results()}
 
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    run: Any = {"sessions": sessions, "texts": texts}[asked.pop("kind")]
+    run: Any = {"sessions": sessions, "texts": texts, "arrivals": arrivals}[asked.pop("kind")]
     print(json.dumps(asyncio.run(run(**asked))))

@@ -52,8 +52,8 @@ def serve(path: str) -> None:
         random = np.random.default_rng(asked["seed"])
         async with turn:
             for layer in model.layers:
-                if hasattr(layer, "reset_states"):
-                    layer.reset_states()
+                if isinstance(layer, keras.layers.LSTM):
+                    layer.reset_state()
             for character in asked["prompt"]:
                 logits = await asyncio.to_thread(step, CHARACTERS.index(character))
             for _ in range(asked["max_tokens"]):
@@ -61,6 +61,7 @@ def serve(path: str) -> None:
                 part = {"choices": [{"text": CHARACTERS[number]}]}
                 yield f"data: {json.dumps(part)}\n\n"
                 logits = await asyncio.to_thread(step, number)
+        yield "data: [DONE]\n\n"
 
     step(0)
     app = Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])

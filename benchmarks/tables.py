@@ -5,6 +5,7 @@ from typing import Any
 
 from cellerate.format import percent, quantity, rounded, short
 from optimizing import factor
+from serving_table import served
 from standings import PRECISIONS, RUNTIMES, WAYS, inferring
 
 
@@ -333,49 +334,6 @@ def _share_of_peak(result: dict[str, Any], precision: str, model: str, batch: in
         return ""
     peak = result["peak_operations_per_s"][precision]
     return f" ({percent(2 * batch * result['products'][model] / seconds / peak)})"
-
-
-def served(result: dict[str, Any]) -> list[list[str]]:
-    """A row a question."""
-    sessions, texts, keras, overload = (result[name] for name in ("sessions", "texts", "keras", "overload"))
-    best = max(keras["characters_per_s"], key=keras["characters_per_s"].get)
-    slower = texts["characters_per_s"] / keras["characters_per_s"][best]
-    rows = [["The server, its client on the same cores", "", ""]]
-    rows.append(
-        [
-            f"{sessions['streams']:,} sessions push a row a second, beside {sessions['idle']:,} idle ones",
-            f"{_ms(sessions['p50_s'])} (median), {_ms(sessions['p99_s'])} (99 %)",
-            f"{sessions['pushes']:,} pushes, none failed",
-        ]
-    )
-    rows.append(
-        [
-            f"{texts['streams']} streams of text, int8",
-            f"{texts['characters_per_s'] / 1e3:.0f} k characters/s",
-            f"{texts['characters_per_event']:.0f} characters an event; first ones after "
-            f"{_ms(texts['first']['p50_s'])} (median), {_ms(texts['first']['p99_s'])} (99 %)",
-        ]
-    )
-    rows.append(
-        [
-            f"the same through a server around Keras's `predict_on_batch`, on {best}",
-            f"{keras['characters_per_s'][best] / 1e3:.2f} k characters/s",
-            f"{slower:.0f} times slower",
-        ]
-    )
-    rows.append(
-        [
-            f"{2 * overload['places']} streams where {overload['places']} have a place",
-            f"{overload['answered']} answered, {overload['refused']} refused",
-            f"refused after {_ms(overload['refusal'].get('p99_s', 0.0))} (99 %); afterwards first ones after "
-            f"{_ms(overload['first_afterwards']['p50_s'])}",
-        ]
-    )
-    return rows
-
-
-def _ms(seconds: float) -> str:
-    return f"{short(1e3 * seconds)} ms"
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
