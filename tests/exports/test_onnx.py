@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
+from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.onnx import OnnxRuntime, onnx_model
 from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
 from cellerate.exports.trials import deviation, sizes_of, trials_of
@@ -139,6 +140,29 @@ def test_wrong_results_have_a_deviation() -> None:
     ):
         found = iter([wrong(trial.expected["y"]) for trial in trials])
         assert deviation(trials, lambda _, found=found: {"y": next(found)}).error > 1e-4
+
+
+def test_two_inputs_may_have_different_lengths(tmp_path: Path) -> None:
+    graph = Graph()
+    first, second = graph.input("first", -1, F), graph.input("second", -1, F)
+    state = graph.lstm(first, "reader", F, H, return_sequences=False)
+    every = graph.add("add", "sum", {"0": graph.lstm(second, "writer", F, H), "1": state})
+    program = graph.program(every=every)
+    trials = trials_of(program)
+    lengths = {tuple(array.shape[1] for array in trial.inputs.values()) for trial in trials}
+    assert lengths == {(2, 3), (3, 4), (10, 11), (41, 42)}
+    assert error_of(program, tmp_path) <= ERROR
+    (tmp_path / "model.tflite").write_bytes(litert_model(program, 5, {}))
+    tried = trials_of(program, (5,))
+    assert deviation(tried, LiteRt(tmp_path / "model.tflite", program.outputs).run).error <= 1e-5
+
+
+def test_inputs_that_must_be_of_one_length_are_tried_with_one() -> None:
+    graph = Graph()
+    first, second = graph.input("first", -1, F), graph.input("second", -1, F)
+    trials = trials_of(graph.program(sum=graph.add("add", "sum", {"0": first, "1": second})))
+    lengths = {tuple(array.shape[1] for array in trial.inputs.values()) for trial in trials}
+    assert lengths == {(1, 1), (2, 2), (9, 9), (40, 40)}
 
 
 def test_sizes_that_never_change_are_in_the_file(tmp_path: Path) -> None:

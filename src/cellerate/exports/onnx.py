@@ -56,7 +56,7 @@ def onnx_model(
         axes[number] = _axes(node, {name: axes[source] for name, source in node.inputs.items()})
         if node.op == "input":
             values[number] = node.name
-            inputs.append(_input(node))
+            inputs.append(_input(node, alone=len(program.inputs) == 1))
         elif node.op == "lstm":
             lstms[number] = add_lstm(graph, node, read)
             values[number] = lstms[number].result
@@ -125,9 +125,11 @@ def quantise(path: Path) -> None:
         root.setLevel(level)
 
 
-def _input(node: Node) -> onnx.ValueInfoProto:
+def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:
     shape: Any = node.options["shape"]
-    free = ["batch", "time", *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
+    # Sizes of one name are taken for equal, and two inputs may have different lengths.
+    time = "time" if alone else f"{node.name} time"
+    free = ["batch", time, *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
     sizes = tuple(free[axis] if size == -1 else size for axis, size in enumerate(shape))
     return value_info(node.name, _TYPES[str(node.options["dtype"])], sizes)
 

@@ -60,11 +60,14 @@ def trials_of(program: Program, batches: Sequence[int] = (1, 5)) -> list[Trial]:
     engine = Engine(program)
     found, reason = [], ""
     for batch, length in itertools.product(batches, _LENGTHS if _has_free_length(program) else (None,)):
-        inputs = _inputs(program, batch, length or 1)
-        try:
-            found.append(Trial(length, inputs, engine.run(inputs)))
-        except DataError as error:
-            reason = str(error)
+        # Inputs of different lengths first, if the model takes them.
+        for apart in (True, False) if len(program.inputs) > 1 and length is not None else (False,):
+            inputs = _inputs(program, batch, length or 1, apart=apart)
+            try:
+                found.append(Trial(length, inputs, engine.run(inputs)))
+                break
+            except DataError as error:
+                reason = str(error)
     if not found:
         raise ModelError(f"the model takes none of the lengths {_LENGTHS}, so it cannot be tried: {reason}")
     return found
@@ -130,16 +133,18 @@ def _difference(found: np.ndarray, right: np.ndarray) -> float:
     return float(np.abs(found[known] - right[known]).max()) / largest
 
 
-def _inputs(program: Program, batch: int, length: int) -> dict[str, np.ndarray]:
+def _inputs(program: Program, batch: int, length: int, *, apart: bool) -> dict[str, np.ndarray]:
+    """The arrays of a trial; `apart`: each of another length, and none of 1, which would stretch to any other."""
     random = np.random.default_rng(batch * 1000 + length)
     mask_values: dict[int, Any] = {
         node.inputs["x"]: node.options["mask_value"] for node in program.nodes if node.op == "features_mask"
     }
     rows = _rows_of_tables(program)
     inputs = {}
-    for name, number in program.inputs.items():
+    for place, (name, number) in enumerate(program.inputs.items()):
         options: Mapping[str, Any] = program.nodes[number].options
-        shape = (batch, *(length if size == -1 else size for size in options["shape"][1:]))
+        own = length + 1 + place if apart else length
+        shape = (batch, *(own if size == -1 else size for size in options["shape"][1:]))
         masked = random.random(shape[:2]) < 0.3
         masked[-1:] = batch > 1
         if options["dtype"] == "int32":
