@@ -280,6 +280,8 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
     code, out, err = cellerate(*words)
     assert (code, err) == (0, "")
     shown = re.sub(r"[\d.]+ kB", "SIZE", re.sub(r"\d\.\de-\d\d", "ERROR", out))
+    # Where OpenVINO is installed, what it makes of it is told, too.
+    shown = re.sub(r"also     .*\n", "", shown)
     assert shown == (
         f"{tmp_path}/t.onnx: SIZE, onnx, float32\n"
         "inputs   ids, h_0, c_0\n"
@@ -291,6 +293,22 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
     assert found["output_bytes"] == (tmp_path / "t.onnx").stat().st_size
     assert (found["precision"], found["tolerance"]) == ("int8", None)
     assert 1e-5 < found["error"] < 0.1
+
+
+def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, tmp_path):
+    words = ["export", made / "text.keras", "-o", tmp_path / "t.tflite", "--to", "litert", "--dtype", "int8"]
+    words += ["--data", made / "t.txt", "--max-quality-loss"]
+    code, out, err = cellerate(*words, "0.5")
+    assert (code, err) == (0, "")
+    shown = re.sub(r"\d+\.\d+", "N", out.splitlines()[-1])
+    assert re.fullmatch(
+        r"quality  bits per character N → N, (unchanged|N% (worse|better)) \(at most N% worse\)", shown
+    )
+    (tmp_path / "t.tflite").unlink()
+    code, out, err = cellerate(*words, "-1")
+    assert (code, out) == (2, "")
+    assert "max_loss is -1" in one_error(err)
+    assert not (tmp_path / "t.tflite").exists()
 
 
 def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
@@ -542,6 +560,7 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (["export", "{made}/text.keras", "-o", "m.onnx", "--to", "tflite"], 2, "'tflite'"),
         (["export", "{made}/text.keras", "-o", "m.onnx", "--dtype", "int4"], 2, "'int4'"),
         (["export", "{made}/text.keras", "-o", "t.txt/m.onnx"], 6, "m.onnx"),
+        (["export", "{made}/text.keras", "-o", "m.onnx", "--data", "zebra.txt"], 3, "'z'"),
         (["export", "{made}/embed.keras", "-o", "m.onnx", "--stateful"], 4, "not known step by step"),
     ],
     ids=lambda value: re.sub(r"\{made\}/", "", "-".join(value)) if isinstance(value, list) else None,

@@ -1,6 +1,8 @@
 """Exporting trained models, and what another runtime gives for their files."""
 
+import importlib.util
 import json
+import re
 
 import keras
 import numpy as np
@@ -129,6 +131,29 @@ def test_float16_litert_model_is_half_as_large_and_near(tmp_path):
     assert whole.error < 1e-5 < small.error < 2e-3
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+def test_int8_litert_model_is_a_quarter_as_large_and_near(tmp_path, stateful):
+    model = build_text_model(len(CHARACTERS), embedding=64, units=128, seed=1)
+    options = {"to": "litert", "stateful": stateful}
+    whole = cellerate.export(model, tmp_path / "m.tflite", **options)
+    size = (tmp_path / "m.tflite").stat().st_size
+    small = cellerate.export(model, tmp_path / "m.tflite", precision="int8", **options)
+    assert (tmp_path / "m.tflite").stat().st_size < 0.3 * size
+    # Weights and inputs are off by up to 1/254 of the largest, in sums of 192 products and a loop of 40 steps.
+    assert whole.error < 1e-5 < small.error < 0.05
+
+
+def test_what_openvino_makes_of_it_is_told_where_it_is_installed(tmp_path, monkeypatch):
+    pytest.importorskip("openvino", reason="needs the package of the group bench")
+    done = cellerate.export(text_model(), tmp_path / "m.onnx")
+    assert re.fullmatch(r"in OpenVINO: error \d\.\de-0[678]", done.elsewhere)
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(4, activation="softsign")])
+    assert cellerate.export(model, tmp_path / "m.onnx").elsewhere.startswith("OpenVINO does not read it: ")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else find(name))
+    assert cellerate.export(text_model(), tmp_path / "m.onnx").elsewhere == ""
+
+
 def test_wrong_results_are_an_error_and_leave_the_older_file(tmp_path, monkeypatch):
     (tmp_path / "m.onnx").write_bytes(b"older")
     right = OnnxRuntime.run
@@ -217,9 +242,11 @@ def test_wrong_arguments_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="float32 or int8 in an export to onnx; got 'bfloat16'"):
         cellerate.export(model, "m.onnx", precision="bfloat16")
     with pytest.raises(
-        ConfigError, match="precision must be float32 or float16 in an export to litert; got 'int8'"
+        ConfigError, match="must be float32 or float16 or int8 in an export to litert; got 'bfloat16'"
     ):
-        cellerate.export(model, "m.tflite", to="litert", precision="int8")
+        cellerate.export(model, "m.tflite", to="litert", precision="bfloat16")
+    with pytest.raises(ConfigError, match="leave out either the data or stateful"):
+        cellerate.export(model, "m.onnx", stateful=True, judge=lambda exported: None)
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         cellerate.export(model, "m.tflite", to="litert", batch_size=0)
     save_model(model, tmp_path / "m.keras", RECORD)

@@ -30,13 +30,26 @@ def export(
     precision: Annotated[
         str,
         typer.Option(
-            "--precision", "--dtype", help="How weights are kept: float32; int8 in onnx, float16 in litert."
+            "--precision",
+            "--dtype",
+            help="How weights are kept: float32; int8 in onnx and litert, float16 in litert.",
         ),
     ] = "float32",
     stateful: Annotated[
         bool, typer.Option("--stateful", help="Let the states of the LSTMs go in and out, for streams.")
     ] = False,
     batch_size: Annotated[int, typer.Option(help="Rows of a LiteRT model; the others take any number.")] = 1,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Data of the model's task, to judge the exported model on in its runtime.",
+            show_default=False,
+        ),
+    ] = None,
+    max_quality_loss: Annotated[
+        float, typer.Option(help="How much worse it may become on the data, as a share.")
+    ] = 0.01,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
@@ -49,6 +62,8 @@ def export(
         cellerate export ett.cell --to onnx --stateful -o stream.onnx
 
         cellerate export book.keras --to savedmodel -o models/book
+
+        cellerate export book.keras --to litert --precision int8 --data book.txt
     """
     if to == "savedmodel":
         if backend not in (None, "tensorflow"):
@@ -61,10 +76,21 @@ def export(
     from cellerate.tasks.exporting import FORMATS
     from cellerate.tasks.exporting import export as export_model
 
+    judge = None
+    if data:
+        from cellerate.optimization.exported_quality import quality_judge
+
+        judge = quality_judge(model, data, max_loss=max_quality_loss)
     target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
     with without_notes():
         done = export_model(
-            model, target, to=to, precision=precision, stateful=stateful, batch_size=batch_size
+            model,
+            target,
+            to=to,
+            precision=precision,
+            stateful=stateful,
+            batch_size=batch_size,
+            judge=judge,
         )
     parts = done.path.rglob("*") if done.path.is_dir() else [done.path]
     written = sum(part.stat().st_size for part in parts if part.is_file())
@@ -76,3 +102,14 @@ def export(
     emit(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
     emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
+    if done.elsewhere:
+        emit(f"also     {done.elsewhere}")
+    if done.quality is not None:
+        found = done.quality
+        change = f"{abs(found.loss):.2%} {'worse' if found.loss > 0 else 'better'}"
+        if abs(found.loss) < 5e-5:
+            change = "unchanged"
+        emit(
+            f"quality  {found.metric} {found.before:.4g} → {found.after:.4g}, {change} "
+            f"(at most {found.max_loss:.2%} worse)"
+        )

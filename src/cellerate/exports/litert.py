@@ -34,14 +34,12 @@ def litert_model(
         program: What to write.
         batch: The number of rows.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
-        precision: How matrices are kept: "float32" or "float16".
+        precision: How matrices are kept: "float32", "float16" or "int8".
 
     Raises:
         ModelError: LiteRT cannot hold it; the message names the layer.
     """
-    built, longer = (
-        _build(program, batch, length, half=precision == "float16") for length in (_LENGTH, _LONGER)
-    )
+    built, longer = (_build(program, batch, length, precision) for length in (_LENGTH, _LONGER))
     return built.graph.model(built.inputs, built.outputs, longer.graph.shapes(), metadata)
 
 
@@ -86,9 +84,9 @@ class _Lstm(NamedTuple):
     c: Value | None
 
 
-def _build(program: Program, batch: int, length: int, *, half: bool) -> _Built:
+def _build(program: Program, batch: int, length: int, precision: str) -> _Built:
     shapes: dict[str, Any] = {name: program.nodes[n].options["shape"] for name, n in program.inputs.items()}
-    graph = LiteRtGraph(any(-1 in shape[1:] for shape in shapes.values()), half)
+    graph = LiteRtGraph(any(-1 in shape[1:] for shape in shapes.values()), precision)
     values: dict[int, Value] = {}
     lstms: dict[int, _Lstm] = {}
     inputs: dict[str, Value] = {}
@@ -160,7 +158,10 @@ def _lstm(graph: LiteRtGraph, node: Node, given: Mapping[str, Value]) -> _Lstm:
     ]
     options = schema.UnidirectionalSequenceLSTMOptionsT()
     options.fusedActivationFunction = schema.ActivationFunctionType.TANH
-    outputs = graph.add("UNIDIRECTIONAL_SEQUENCE_LSTM", operands, (*x.shape[:2], H), options)
+    narrow = operands[1] is not None and operands[1].dtype == "int8"
+    outputs = graph.add(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM", operands, (*x.shape[:2], H), options, version=2 if narrow else 1
+    )
     last = graph.reshape(crop(graph, outputs, -1, None), (x.shape[0], H), (x.shape[0], H))
     return _Lstm(outputs if node.options["return_sequences"] else last, last, None)
 

@@ -15,6 +15,7 @@ _TYPES = {
     "float32": schema.TensorType.FLOAT32,
     "int32": schema.TensorType.INT32,
     "float16": schema.TensorType.FLOAT16,
+    "int8": schema.TensorType.INT8,
     "bool": schema.TensorType.BOOL,
 }
 # Operators from here on are named by a second, wider field; the first one then holds this number.
@@ -34,12 +35,13 @@ class LiteRtGraph:
 
     Args:
         free_length: Whether axis 1 of an input may have another size later.
-        half: Whether matrices are kept in float16; they are widened when the model is loaded.
+        precision: How matrices are kept: "float32"; "float16", which are widened when the model is loaded; or "int8"
+            with one scale each, which LiteRT multiplies by inputs that it rounds to int8, too.
     """
 
-    def __init__(self, free_length: bool, half: bool = False) -> None:
+    def __init__(self, free_length: bool, precision: str = "float32") -> None:
         self.free_length = free_length
-        self._half = half
+        self._precision = precision
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
         self._codes: dict[tuple[str, int], int] = {}
@@ -59,14 +61,20 @@ class LiteRtGraph:
         return value
 
     def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> Value:
-        """An array, in another form if need be; it is written once however often it is asked for."""
+        """An array, in another form if need be; it is written once however often it is asked for.
+
+        In int8 a matrix is a tensor of int8, which products and LSTMs take as it is; `rows_of` reads tables.
+        """
         key = (id(array), form)
         if key not in self._constants:
             self._kept.append(array)
             made = array if form is None else form(array)
-            self._constants[key] = (
-                self._halved(made) if self._half and made.ndim > 1 else self._constant(made)
-            )
+            narrow = self._precision if made.ndim > 1 else "float32"
+            self._constants[key] = {
+                "float32": self._constant,
+                "float16": self._halved,
+                "int8": self._rounded,
+            }[narrow](made)
         return self._constants[key]
 
     def constant(self, values: float | bool | Sequence[int] | np.ndarray, dtype: str = "float32") -> Value:
@@ -116,6 +124,23 @@ class LiteRtGraph:
             )
         self._operators.append(operator)
         return results if outputs > 1 else results[0]
+
+    def rows_of(self, table: Value, ids: Value) -> Value:
+        """The rows of a table, in float32."""
+        narrow = table.dtype == "int8"
+        rows: Value = self.add(
+            "GATHER",
+            [table, ids],
+            (*ids.shape, table.shape[1]),
+            schema.GatherOptionsT(),
+            dtype=table.dtype,
+            version=2 if narrow else 1,
+        )
+        if not narrow:
+            return rows
+        self._tensors[rows.number].quantization = self._tensors[table.number].quantization
+        widened: Value = self.add("DEQUANTIZE", [rows], rows.shape, version=2)
+        return widened
 
     def unary(self, op: str, x: Value, options: Any = None) -> Value:
         """An operator of one tensor that keeps its shape."""
@@ -178,6 +203,15 @@ class LiteRtGraph:
         value = self._constant(np.clip(array, -largest, largest).astype(np.float16))
         widened: Value = self.add("DEQUANTIZE", [value], value.shape)
         return widened
+
+    def _rounded(self, array: np.ndarray) -> Value:
+        # As LiteRT's own dynamic range: symmetric, so that 0 stays 0.
+        scale = float(np.abs(array).max(initial=0)) / 127 or 1.0
+        value = self._constant(np.clip(np.round(array / scale), -127, 127).astype(np.int8))
+        told = schema.QuantizationParametersT()
+        told.scale, told.zeroPoint = [scale], [0]
+        self._tensors[value.number].quantization = told
+        return value
 
     def _constant(self, array: np.ndarray) -> Value:
         array = np.ascontiguousarray(array)

@@ -157,8 +157,7 @@ _ACTIVATIONS: Mapping[str, Callable[[LiteRtGraph, Value], Value]] = {
 
 
 def _embedding(graph: LiteRtGraph, node: Node, given: Given) -> Value:
-    table, ids = graph.weight(node.arrays["embeddings"]), given["ids"]
-    return graph.add("GATHER", [table, ids], (*ids.shape, table.shape[1]), schema.GatherOptionsT())
+    return graph.rows_of(graph.weight(node.arrays["embeddings"]), given["ids"])
 
 
 def _dense(graph: LiteRtGraph, node: Node, given: Given) -> Value:

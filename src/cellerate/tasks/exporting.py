@@ -14,20 +14,48 @@ from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.stepping import stepping
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import keras
 
-    from cellerate.exports.trials import Deviation
+    from cellerate.exports.exported_model import ExportedModel
+    from cellerate.exports.trials import Arrays, Deviation
     from cellerate.models.storage import TaskRecord
+
+    _Judge = Callable[[ExportedModel], "Quality"] | None
 
 FORMATS = {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}
 """What `to` may be → the suffix of what is written: a file, or a folder if there is none."""
 _TOLERANCE = {"onnx": 1e-5, "savedmodel": 1e-5, "litert": 1e-4}
 # Of narrower weights: what is beyond is no rounding any more.
 _NARROW = 1.0
-_PRECISIONS = {"onnx": ("float32", "int8"), "savedmodel": ("float32",), "litert": ("float32", "float16")}
+_PRECISIONS = {
+    "onnx": ("float32", "int8"),
+    "savedmodel": ("float32",),
+    "litert": ("float32", "float16", "int8"),
+}
 _PACKAGES = {"onnx": ("onnx", "onnxruntime"), "savedmodel": ("tensorflow",), "litert": ("ai_edge_litert",)}
 _EXTRAS = {"onnx": "onnx", "savedmodel": "tensorflow", "litert": "litert"}
 _STEP = "step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How good an exported model is at its task, beside the original.
+
+    Attributes:
+        metric: Such as "bits per character".
+        before: Of the original.
+        after: Of the exported model, in its runtime.
+        loss: How much worse that is, as a share; below 0 it is better.
+        max_loss: How much worse it may be.
+    """
+
+    metric: str
+    before: float
+    after: float
+    loss: float
+    max_loss: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +72,8 @@ class Exported:
             output, or of 1 where all are smaller.
         tolerance: What the error may be; None for narrower weights, which round on purpose.
         tried: Where it was tried, and on what.
+        quality: How good it is at its task; None if nobody asked.
+        elsewhere: What OpenVINO makes of an ONNX file, in words; "" if it is not installed.
     """
 
     path: Path
@@ -54,6 +84,8 @@ class Exported:
     error: float
     tolerance: float | None
     tried: str
+    quality: Quality | None = None
+    elsewhere: str = ""
 
 
 def export(
@@ -65,6 +97,7 @@ def export(
     stateful: bool = False,
     batch_size: int = 1,
     record: "TaskRecord | None" = None,
+    judge: "Callable[[ExportedModel], Quality] | None" = None,
 ) -> Exported:
     """Writes a model for another runtime, whole or not at all, after it has given the right results there.
 
@@ -73,12 +106,13 @@ def export(
         output: The file; for "savedmodel" a folder, in which the model becomes the next version: 1, 2, ...
         to: The format: "onnx", "savedmodel" for TensorFlow and TensorFlow Serving, or "litert".
         precision: "float32"; for "onnx" also "int8", weights of 8 bits by ONNX Runtime's dynamic quantisation; for
-            "litert" also "float16".
+            "litert" also "float16", and "int8" by its dynamic range: one scale a matrix.
         stateful: Whether the states of the LSTMs go in and out, so that a long sequence can be given in parts: two
             inputs and two outputs more for each LSTM. In a SavedModel it is the signature "step", which is there
             in any case if the model allows it; a LiteRT model then takes one step.
         batch_size: The number of rows of a LiteRT model, which has no other; the other formats take any number.
         record: The record, as `load_model` returns it, of a model that is not given as a file.
+        judge: Says how good the exported model is in its runtime: `optimization.exported_quality.quality_judge`.
 
     Returns:
         What was written, with its error in the other runtime.
@@ -86,8 +120,8 @@ def export(
     Raises:
         BackendError: A package that writes or tries the format is not installed.
         ConfigError: An argument has a value it cannot have.
-        ModelError: The model cannot be read, the format cannot hold it (the message names the layer), or the file
-            gives other results than the model.
+        ModelError: The model cannot be read, the format cannot hold it (the message names the layer), the file
+            gives other results than the model, or it is worse than `judge` allows.
         OutputError: The file could not be written.
 
     Example:
@@ -100,16 +134,19 @@ def export(
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
     for package in _PACKAGES[to]:
         require(package, _EXTRAS[to], f"an export to {to}")
+    if stateful and judge is not None:
+        raise ConfigError("data are judged in whole sequences: leave out either the data or stateful.")
     if to == "savedmodel":
-        return _saved_model(_cell(model, record), target, stateful)
+        return _saved_model(_cell(model, record), target, stateful, judge)
     check_writable(target)
     if to == "litert":
-        return _litert(_cell(model, record), target, precision, stateful, batch_size)
-    return _onnx(_cell(model, record), target, precision, stateful)
+        return _litert(_cell(model, record), target, precision, stateful, batch_size, judge)
+    return _onnx(_cell(model, record), target, precision, stateful, judge)
 
 
-def _onnx(cell: Cell, target: Path, precision: str, stateful: bool) -> Exported:
+def _onnx(cell: Cell, target: Path, precision: str, stateful: bool, judge: "_Judge") -> Exported:
     from cellerate.exports.onnx import OnnxRuntime, onnx_model, quantise
+    from cellerate.exports.openvino_trial import tried_in_openvino
     from cellerate.exports.trials import deviation, sizes_of, trials_of
 
     program = _stateful(cell.program) if stateful else cell.program
@@ -123,10 +160,15 @@ def _onnx(cell: Cell, target: Path, precision: str, stateful: bool) -> Exported:
             quantise(beside)
             found = deviation(trials, OnnxRuntime(beside).run)
             _check_error(found, _NARROW)
-    return _exported(target, "onnx", precision, program, found, "ONNX Runtime")
+        elsewhere = tried_in_openvino(beside, trials)
+        quality = _judged(judge, OnnxRuntime(beside).run, program, "ONNX Runtime")
+    made = _exported(target, "onnx", precision, program, found, "ONNX Runtime", quality)
+    return dataclasses.replace(made, elsewhere=elsewhere)
 
 
-def _litert(cell: Cell, target: Path, precision: str, stateful: bool, batch_size: int) -> Exported:
+def _litert(
+    cell: Cell, target: Path, precision: str, stateful: bool, batch_size: int, judge: "_Judge"
+) -> Exported:
     from cellerate.exports.litert import LiteRt, litert_model
     from cellerate.exports.trials import deviation, trials_of
 
@@ -137,10 +179,11 @@ def _litert(cell: Cell, target: Path, precision: str, stateful: bool, batch_size
         beside.write_bytes(content)
         found = deviation(trials, LiteRt(beside, program.outputs).run)
         _check_error(found, _TOLERANCE["litert"] if precision == "float32" else _NARROW)
-    return _exported(target, "litert", precision, program, found, "LiteRT")
+        quality = _judged(judge, LiteRt(beside, program.outputs).run, program, "LiteRT", batch_size)
+    return _exported(target, "litert", precision, program, found, "LiteRT", quality)
 
 
-def _saved_model(cell: Cell, target: Path, stateful: bool) -> Exported:
+def _saved_model(cell: Cell, target: Path, stateful: bool, judge: "_Judge") -> Exported:
     from cellerate.exports.savedmodel import SavedModel, write_saved_model
     from cellerate.exports.trials import Deviation, deviation, trials_of
 
@@ -159,11 +202,36 @@ def _saved_model(cell: Cell, target: Path, stateful: bool) -> Exported:
         for name, batches in trials.items():
             worst = max(worst, deviation(batches, SavedModel(beside, name).run))
         _check_error(worst, _TOLERANCE["savedmodel"])
-    return _exported(version, "savedmodel", "float32", cell.program, worst, "TensorFlow")
+        quality = _judged(judge, SavedModel(beside, "serving_default").run, cell.program, "TensorFlow")
+    return _exported(version, "savedmodel", "float32", cell.program, worst, "TensorFlow", quality)
+
+
+def _judged(
+    judge: "_Judge", run: "Callable[[Arrays], Arrays]", program: Program, where: str, rows: int | None = None
+) -> Quality | None:
+    from cellerate.exports.exported_model import ExportedModel
+
+    if judge is None:
+        return None
+    found = judge(ExportedModel(run, program, rows))
+    # Written with `not` because every comparison with NaN is False.
+    if not found.loss <= found.max_loss:
+        raise ModelError(
+            f"in {where} the {found.metric} of the model goes from {found.before:.4g} to {found.after:.4g}: "
+            f"{found.loss:.2%} worse, and at most {found.max_loss:.2%} is allowed. Nothing was written; export it in "
+            "a wider precision, or allow more (--max-quality-loss)."
+        )
+    return found
 
 
 def _exported(
-    path: Path, format_: str, precision: str, program: Program, found: "Deviation", where: str
+    path: Path,
+    format_: str,
+    precision: str,
+    program: Program,
+    found: "Deviation",
+    where: str,
+    quality: Quality | None,
 ) -> Exported:
     return Exported(
         path=path,
@@ -174,6 +242,7 @@ def _exported(
         error=found.error,
         tolerance=_TOLERANCE[format_] if precision == "float32" else None,
         tried=f"in {where}, {found.shapes}",
+        quality=quality,
     )
 
 

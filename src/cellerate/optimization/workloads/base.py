@@ -4,7 +4,8 @@ Passes know nothing of texts, series or lines; they know only this class, and ea
 """
 
 import abc
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol
 
 import keras
 
@@ -24,6 +25,17 @@ SEEN_BY_TRAINING = {
     False: ", which the model may have been trained on",
 }
 """What an original may know of data that were held out of its training, and of data that were not."""
+
+
+class Predictor(Protocol):
+    """A model outside Keras: packed, or exported and in another runtime."""
+
+    @property
+    def outputs(self) -> Iterable[str]:
+        """The names of its outputs."""
+
+    def predict(self, inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+        """As `PackedModel.predict`."""
 
 
 class Workload(abc.ABC):
@@ -77,7 +89,7 @@ class Workload(abc.ABC):
         """Gives the loss that training minimises."""
 
     @abc.abstractmethod
-    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
         """Judges a model on a part of the data, which is always the same.
 
         Args:

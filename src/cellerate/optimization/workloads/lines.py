@@ -16,7 +16,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import predict_speeds, speed
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import Sample, Speed
 from cellerate.runtime.packed import PackedModel
@@ -110,15 +110,15 @@ class LineWorkload(Workload):
         """The cross-entropy of the characters, line ends among them."""
         return line_loss()
 
-    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
         """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
         for inputs, target, weight in self._batches[part]:
-            if isinstance(model, PackedModel):
-                (name,) = set(model.outputs) - {"vector"}
-                logits: Any = model.predict(inputs, [name])
+            if isinstance(model, keras.Model):
+                logits: Any = model.predict_on_batch(inputs)
             else:
-                logits = model.predict_on_batch(inputs)
+                (name,) = set(model.outputs) - {"vector"}
+                logits = model.predict(inputs, [name])
             right = (np.asarray(logits).argmax(axis=-1) == target) * weight
             total = weight.sum(axis=1)
             shares.append(right.sum(axis=1) / np.maximum(total, 1))

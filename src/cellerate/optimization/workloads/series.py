@@ -14,7 +14,7 @@ from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import predict_speeds, speed
 from cellerate.optimization.judging import Judged, judged
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample, Speed
 from cellerate.runtime.forecasting import forecast_windows, reading_arguments
@@ -90,7 +90,7 @@ class SeriesWorkload(Workload):
         """Gives the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
-    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
         """The mean absolute error of each window, in standard deviations of the training part.
 
         If quantiles are forecast, it is the error of the median.
@@ -204,8 +204,8 @@ def _apart(part: SeriesPart, options: SeriesOptions) -> SeriesPart:
     return dataclasses.replace(part, bounds=tuple(bounds))
 
 
-def _predict(model: keras.Model | PackedModel) -> Callable[[np.ndarray], Any]:
-    return model.predict if isinstance(model, PackedModel) else model.predict_on_batch
+def _predict(model: keras.Model | Predictor) -> Callable[[np.ndarray], Any]:
+    return model.predict_on_batch if isinstance(model, keras.Model) else model.predict
 
 
 def _floats(values: Any) -> tuple[float, ...]:

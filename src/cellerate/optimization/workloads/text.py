@@ -20,7 +20,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import speed
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Workload
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import Sample, Speed
 from cellerate.runtime.packed import PackedModel
@@ -142,24 +142,29 @@ class TextWorkload(Workload):
         """The cross-entropy, in nats."""
         return text_loss(model)
 
-    def judge(self, model: keras.Model | PackedModel, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
         """Bits per character of each window, read from a state of zeros.
 
         A packed model is judged step by step, as it generates, if it can generate.
         """
-        nats_of = self._nats_packed if isinstance(model, PackedModel) else self._nats
-        return judged(nats_of(model, self._windows[part]) / math.log(2) * self._tokens_per_character[part])
+        windows = self._windows[part]
+        nats = (
+            self._nats_packed(model, windows)
+            if isinstance(model, PackedModel)
+            else self._nats(model, windows)
+        )
+        return judged(nats / math.log(2) * self._tokens_per_character[part])
 
     def _nats(self, model: Any, all_windows: list[np.ndarray]) -> np.ndarray:
         """(windows,) nats from the outputs of a model for whole windows."""
         every_step = predicts_every_step(self.model)
         probabilities = gives_probabilities(self.model)
         rows = self.model.inputs[0].shape[0] or _ROWS
-        packed = isinstance(model, PackedModel)
-        predict = model.predict if packed else model.predict_on_batch
+        in_keras = isinstance(model, keras.Model)
+        predict = model.predict_on_batch if in_keras else model.predict
         found = []
         for start in range(0, len(all_windows), rows):
-            if not packed:
+            if in_keras:
                 forget_states(model)
             windows = np.stack(all_windows[start : start + rows])
             # All batches get the same shape, because another would be compiled again.
@@ -168,7 +173,7 @@ class TextWorkload(Workload):
             targets = windows[:, 1:] if every_step else windows[:, -1]
             each = _nats_of(outputs, targets, probabilities=probabilities)
             found.append(each.reshape(len(windows), -1).mean(axis=1))
-        if not packed:
+        if in_keras:
             forget_states(model)
         return np.concatenate(found)
 

@@ -1,0 +1,51 @@
+"""Whether an exported model is as good at its task as the original, judged in the runtime that it is for."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cellerate.compress.record import QualityGate
+from cellerate.errors import ConfigError
+from cellerate.exports.exported_model import ExportedModel
+from cellerate.optimization.judging import paired_loss
+from cellerate.optimization.workloads.opening import open_workload
+from cellerate.tasks.exporting import Quality
+
+
+def quality_judge(
+    model: str | os.PathLike[str], data: Sequence[str | Path], *, max_loss: float = 0.01, seed: int = 0
+) -> Callable[[ExportedModel], Quality]:
+    """What `cellerate.export` asks about an exported model before it keeps the file.
+
+    Both models are judged on the same held-out part of the data, which `optimize` gives its verdicts on.
+
+    Args:
+        model: The `.keras` file that is exported; Cellerate trained it.
+        data: Data of its task, such as those it was trained on.
+        max_loss: How much worse it may become, as a share.
+        seed: Of the parts of the data.
+
+    Raises:
+        ConfigError: The model is no `.keras` file, there are no data, or `max_loss` is below 0.
+        DataError: The data cannot be used.
+        ModelError: The model cannot be opened, or its task is unknown.
+
+    Example:
+        >>> judge = quality_judge("book.keras", ["book.txt"])
+        >>> cellerate.export("book.keras", "book.tflite", to="litert", precision="int8", judge=judge).quality
+        Quality(metric='bits per character', before=1.871, after=1.879, loss=0.0043, max_loss=0.01)
+    """
+    path = Path(model)
+    if path.suffix == ".cell":
+        raise ConfigError(
+            f"{path} is packed; to judge an export on data, give the .keras file that it was made from."
+        )
+    QualityGate(max_loss)
+    work = open_workload(path, data, seed=seed)
+
+    def judge(exported: ExportedModel) -> Quality:
+        before, after = (work.judge(each, "test") for each in (work.model, exported))
+        loss = paired_loss(before, after, higher_is_better=work.metric.higher_is_better)
+        return Quality(work.metric.name, before.mean, after.mean, loss.value, max_loss)
+
+    return judge
