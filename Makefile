@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-slow $(BACKENDS:%=test-slow-%) \
+.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-devices test-slow $(BACKENDS:%=test-slow-%) \
 	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain test-native-arm \
 	mutation lint format bench docs clean
 help:
@@ -64,7 +64,7 @@ demo: $(STAMPS)/demo
 # goes into what uses one core. Those that take longest begin.
 test: $(STAMPS)/dev test-native-plain
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
-		test-tensorflow test-jax test-torch test-plain test-kernels
+		test-tensorflow test-jax test-torch test-plain test-kernels test-devices
 
 test-kernels: $(STAMPS)/dev
 	@echo "== kernels, without Keras"
@@ -77,6 +77,11 @@ test-plain: $(STAMPS)/dev
 $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
 	@echo "== $*"
 	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
+
+# Our operations on several devices of JAX, which a process has or has not.
+test-devices: $(STAMPS)/dev
+	@echo "== jax, four devices"
+	KERAS_BACKEND=jax JAX_NUM_CPU_DEVICES=4 $(BIN)/python -m pytest tests/bridges/test_jax_devices.py
 
 # The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
 # others, too, and the layers once more with XLA's optimizations, which `make test` leaves out.

@@ -5,6 +5,7 @@ Only this module and `jax_cuda` import JAX; they are imported only where JAX is 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cellerate.bridges import jax_cuda
+from cellerate.bridges.jax_devices import by_rows
 from cellerate.kernels import native
-from cellerate.kernels.lstm.spec import LstmOptions
+from cellerate.kernels.lstm.spec import BATCH_AXES, LstmOptions
 from cellerate.kernels.operation import Codes, Operation
 
 _TARGET = "cellerate_call"
@@ -160,13 +162,7 @@ class _OnCore:
         return self.operation.results
 
     def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-        dtype = self.operation.like(given).dtype
-        shapes = self.operation.shapes(given, self.codes)
-        results = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
-        if keep and self.operation.sizes:
-            size = self.operation.reserve_bytes(given, self.codes, str(dtype))
-            results["reserve"] = jax.ShapeDtypeStruct((size,), np.uint8)
-        return self._call("forward", given, results)
+        return by_rows(functools.partial(self._forward, keep=keep), given, self._rows)
 
     def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
         return {name: done[name] for name in self.operation.kept}
@@ -174,11 +170,44 @@ class _OnCore:
     def backward(
         self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
     ) -> dict[str, Any]:
-        wanted = {name: given[name] for name in self.operation.differentiable if name in given}
-        results = {f"d_{name}": jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
         named = {f"d_{name}": d for name, d in zip(self.results, cotangents, strict=True)}
-        found = self._call("backward", {**given, **kept, **named}, results)
-        return {name: found[f"d_{name}"] for name in wanted}
+        found = by_rows(self._backward, {**given, **kept, **named}, self._rows)
+        return {name.removeprefix("d_"): gradient for name, gradient in found.items()}
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        return {**_with_cotangents(self.operation.batch_axes), "reserve": 0}
+
+    def _forward(self, given: Mapping[str, Any], pieces: int, *, keep: bool) -> dict[str, Any]:
+        """The reserve is (pieces, bytes)."""
+        dtype = self.operation.like(given).dtype
+        shapes = self.operation.shapes(given, self.codes)
+        results = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
+        if not (keep and self.operation.sizes):
+            return self._call("forward", given, results)
+        size = self._reserve_bytes(given, 1)
+        found = self._call("forward", given, {**results, "reserve": jax.ShapeDtypeStruct((size,), np.uint8)})
+        # Pieces, each on its own, may need more in sum.
+        shape = pieces, self._reserve_bytes(given, pieces)
+        found["reserve"] = jnp.pad(found["reserve"], (0, math.prod(shape) - size)).reshape(shape)
+        return found
+
+    def _backward(self, given: Mapping[str, Any], pieces: int) -> dict[str, Any]:
+        del pieces
+        if "reserve" in given:
+            given = {**given, "reserve": given["reserve"].reshape(-1)[: self._reserve_bytes(given, 1)]}
+        wanted = {f"d_{name}": given[name] for name in self.operation.differentiable if name in given}
+        results = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
+        return self._call("backward", given, results)
+
+    def _reserve_bytes(self, given: Mapping[str, Any], pieces: int) -> int:
+        """What one of so many pieces of the rows keeps for backward."""
+        axes = self.operation.batch_axes
+        piece = {
+            name: jax.ShapeDtypeStruct(_divided(array.shape, axes.get(name), pieces), array.dtype)
+            for name, array in given.items()
+        }
+        return self.operation.reserve_bytes(piece, self.codes, str(self.operation.like(given).dtype))
 
     def _call(self, direction: str, given: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
         """Calls the core; `results` has the shapes and types of the wanted results."""
@@ -199,6 +228,14 @@ def _present(names: Sequence[str], there: Mapping[str, Any]) -> np.int64:
     return np.int64(sum(1 << n for n, name in enumerate(names) if name in there))
 
 
+def _divided(shape: tuple[int, ...], axis: int | None, parts: int) -> tuple[int, ...]:
+    return tuple(size // parts if n == axis else size for n, size in enumerate(shape))
+
+
+def _with_cotangents(axes: Mapping[str, int]) -> dict[str, int]:
+    return {**axes, **{f"d_{name}": axis for name, axis in axes.items()}}
+
+
 @dataclasses.dataclass(frozen=True)
 class _OnGpu:
     options: LstmOptions
@@ -206,7 +243,7 @@ class _OnGpu:
     results = ("outputs", "h_T", "c_T")
 
     def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-        return jax_cuda.forward(self._call(given), keep=keep)
+        return by_rows(lambda given, _: jax_cuda.forward(self._call(given), keep=keep), given, self._rows)
 
     def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
         needless = {"h_T", "c_T"} | (set() if self.return_sequences else {"outputs"})
@@ -215,7 +252,18 @@ class _OnGpu:
     def backward(
         self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
     ) -> dict[str, Any]:
-        return jax_cuda.backward(self._call(given), kept, *cotangents)
+        named = {f"d_{name}": d for name, d in zip(self.results, cotangents, strict=True)}
+
+        def call(every: Mapping[str, Any], _: int) -> dict[str, Any]:
+            found = jax_cuda.backward(self._call(every), every, *[every[name] for name in named])
+            return {f"d_{name}": gradient for name, gradient in found.items()}
+
+        found = by_rows(call, {**given, **kept, **named}, self._rows)
+        return {name.removeprefix("d_"): gradient for name, gradient in found.items()}
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        return {**_with_cotangents(BATCH_AXES), **dict.fromkeys(("gates", "cells", "states"), 0)}
 
     def _call(self, given: Mapping[str, Any]) -> jax_cuda.Call:
         return jax_cuda.Call(given, self.options, self.return_sequences)

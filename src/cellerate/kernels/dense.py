@@ -17,6 +17,7 @@ DENSE = Operation(
     results=("y",),
     typed_by=("x",),
     shapes=_shapes,
+    batch_axes={"x": 0, "y": 0},
 )
 
 

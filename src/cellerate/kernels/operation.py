@@ -33,6 +33,7 @@ class Operation:
         results: Its results, in the core's order.
         typed_by: The results have the dtype of the first of these arguments that is there.
         shapes: The shapes of the results, by name.
+        batch_axes: The axis of the batch in each argument and result that has one.
         saved: The results that backward reads.
         sizes: What the size of the reserve depends on, in the core's order; None for an algorithm that keeps nothing.
         check: Raises `ConfigError` for NumPy arrays that do not fit, in more words than the core.
@@ -44,6 +45,7 @@ class Operation:
     results: tuple[str, ...]
     typed_by: tuple[str, ...]
     shapes: Callable[[Given, Codes], dict[str, tuple[Any, ...]]]
+    batch_axes: Mapping[str, int]
     saved: tuple[str, ...] = ()
     sizes: Callable[[Given], tuple[int, ...]] | None = None
     check: Callable[[Given], None] = _accept

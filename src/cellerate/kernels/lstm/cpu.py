@@ -9,6 +9,7 @@ from cellerate.errors import ConfigError
 from cellerate.kernels import operation
 from cellerate.kernels.lstm.spec import (
     ACTIVATIONS,
+    BATCH_AXES,
     MASKED_OUTPUTS,
     LstmOptions,
     validate,
@@ -82,6 +83,7 @@ LSTM = Operation(
     results=("outputs", "h_T", "c_T"),
     typed_by=("x", "h0"),
     shapes=_shapes,
+    batch_axes=BATCH_AXES,
     saved=("outputs",),
     sizes=lambda given: (*_sizes(given), int("mask" in given)),
     check=_check,

@@ -85,6 +85,10 @@ _RULES = {
     "dropout": _Rule(("4", "B", "D"), ("float32",), _DROPOUT_FIX),
     "recurrent_dropout": _Rule(("4", "B", "H"), ("float32",), _DROPOUT_FIX),
 }
+BATCH_AXES = {
+    name: rule.axes.index("B") for name, rule in _RULES.items() if "B" in rule.axes
+} | dict.fromkeys(("outputs", "h_T", "c_T"), 0)
+"""The axis of the batch in each argument and result that has one."""
 _OPTIONAL = ("bias", "h0", "c0", "mask", "dropout", "recurrent_dropout")
 
 

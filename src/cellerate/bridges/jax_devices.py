@@ -1,0 +1,147 @@
+"""A call that XLA knows nothing of, on several devices: each computes its own rows of the batch.
+
+Without this, XLA would gather the batch on every device, and each would compute all of it.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.custom_batching import sequential_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+Arrays = Mapping[str, Any]
+Call = Callable[[Arrays, int], dict[str, Any]]
+
+
+def by_rows(call: Call, given: Arrays, rows: Mapping[str, int]) -> dict[str, Any]:
+    """Makes a call such that devices that share the batch compute each its own rows.
+
+    Args:
+        call: Computes results by name from arguments by name and a number of pieces, a divisor of the batch. A result
+            that belongs to rows has either all rows on its axis of the batch or one entry for each piece, of a size
+            that depends only on the rows of a piece: so what the core keeps for backward can be shared, too.
+        given: Its arguments, by name. Those without an axis in `rows` are the same on every device.
+        rows: The axis of the batch in each argument and result that has one. The others of the results are sums over
+            the rows.
+
+    Returns:
+        The results, by name.
+    """
+    devices = jax.device_count()
+    if devices == 1:
+        return call(given, 1)
+    batch = next(given[name].shape[axis] for name, axis in rows.items() if name in given)
+    # Each share of the batch is whole pieces.
+    pieces = math.gcd(batch, devices)
+    results = jax.eval_shape(lambda given: call(given, pieces), dict(given))
+    shared = _Shared(call, tuple(given), tuple(results), rows, batch, pieces)
+    operation = custom_partitioning(shared.whole)
+    operation.def_partition(
+        partition=shared.partition,
+        **shared.rule([*given.values()], [*results.values()]),
+    )
+    return dict(zip(results, sequential_vmap(operation)(*given.values()), strict=True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shared:
+    """A call and how its rows are shared.
+
+    Attributes:
+        call: As `by_rows` takes it.
+        arguments: The names of its arguments.
+        results: The names of its results.
+        rows: The axis of the batch, by name.
+        batch: All rows.
+        pieces: The pieces of all rows.
+    """
+
+    call: Call
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    rows: Mapping[str, int]
+    batch: int
+    pieces: int
+
+    def whole(self, *arrays: Any) -> list[Any]:
+        """The results for all rows."""
+        return self._of_share(arrays, 1)
+
+    def partition(self, mesh: Any, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """What each device computes, as `custom_partitioning` asks for it.
+
+        Args:
+            mesh: The devices.
+            arguments: What XLA would like each argument to be: a shape, a dtype and a sharding.
+            results: The same of each result.
+
+        Returns:
+            The mesh, the computation of one device, the shardings of the results and those of the arguments.
+        """
+        axes = self._mesh_axes(mesh, arguments)
+        shares = math.prod(mesh.shape[axis] for axis in axes)
+
+        def of_device(*arrays: Any) -> list[Any]:
+            found = self._of_share(arrays, shares)
+            if not axes:
+                return found
+            return [
+                array if name in self.rows else jax.lax.psum(array, axes)
+                for name, array in zip(self.results, found, strict=True)
+            ]
+
+        def place(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
+            pairs = zip(names, arrays, strict=True)
+            return [NamedSharding(mesh, self._spec(name, array.ndim, axes)) for name, array in pairs]
+
+        return mesh, of_device, place(self.results, results), tuple(place(self.arguments, arguments))
+
+    def rule(self, arguments: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
+        """What Shardy, which propagates shardings, is told: only the rows are shared, all other axes are whole."""
+        in_piece = self.batch // self.pieces
+        # Shardy takes no factor of size 1 beside another.
+        rows = "piece" if in_piece == 1 else "row" if self.pieces == 1 else "(piece row)"
+        whole: list[str] = []
+
+        def axis(size: int, of_rows: bool) -> str:
+            if of_rows and size == self.batch:
+                return rows
+            if of_rows and self.pieces > 1:
+                return "piece"
+            whole.append(f"whole{len(whole)}")
+            return whole[-1]
+
+        def side(names: Sequence[str], arrays: Sequence[Any]) -> str:
+            pairs = zip(names, arrays, strict=True)
+            return ", ".join(
+                " ".join(axis(size, self.rows.get(name) == n) for n, size in enumerate(array.shape))
+                for name, array in pairs
+            )
+
+        rule = f"{side(self.arguments, arguments)} -> {side(self.results, results)}"
+        alone = re.findall(r"\w+", rule.replace("(piece row)", ""))
+        sizes = {"piece": self.pieces, "row": in_piece} if rows == "(piece row)" else {}
+        inferred = {name: size for name, size in sizes.items() if name not in alone}
+        return {"sharding_rule": rule, "need_replication_factors": tuple(whole), **inferred}
+
+    def _of_share(self, arrays: Sequence[Any], shares: int) -> list[Any]:
+        found = self.call(dict(zip(self.arguments, arrays, strict=True)), self.pieces // shares)
+        return [found[name] for name in self.results]
+
+    def _mesh_axes(self, mesh: Any, arguments: Sequence[Any]) -> tuple[str, ...]:
+        """The axes of the mesh along which the rows are shared."""
+        for name, array in zip(self.arguments, arguments, strict=True):
+            if name in self.rows and isinstance(array.sharding, NamedSharding):
+                found = array.sharding.spec[self.rows[name]]
+                if found is not None:
+                    axes = (found,) if isinstance(found, str) else tuple(found)
+                    return axes if self.pieces % math.prod(mesh.shape[axis] for axis in axes) == 0 else ()
+        return ()
+
+    def _spec(self, name: str, ndim: int, axes: tuple[str, ...]) -> PartitionSpec:
+        return PartitionSpec(*[axes if axes and self.rows.get(name) == n else None for n in range(ndim)])
