@@ -7,6 +7,8 @@ flush to the disk, rename over the target.
 import contextlib
 import csv
 import errno
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -132,6 +134,52 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
         writer.writerows(rows)
 
 
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Has a folder for itself, as no other process in a block of this kind does; what was left unfinished is removed.
+
+    Raises:
+        OutputError: Another process has it, or it cannot be written.
+    """
+    with _reported(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Never removed: another process may have opened it and be about to lock it.
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"another process is writing into {folder}. Wait until it has ended, or choose another name."
+            ) from error
+        except OSError as error:
+            # Some network file systems have no locks; there nobody watches over the folder.
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise output_error(folder, error) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_unfinished(target: Path, after_s: float = 0.0) -> None:
+    """Removes the temporary files that killed writes left behind, of a file or of all files in a folder.
+
+    Args:
+        target: The file or folder. Nobody else may be writing there, unless `after_s` is longer than a write pauses.
+        after_s: Leaves files that were touched within so many seconds.
+    """
+    folder = target if target.is_dir() else target.parent
+    for left in folder.glob(
+        "." + ("*" if target.is_dir() else f"{glob.escape(target.stem)}") + ".unfinished-*"
+    ):
+        if left.is_dir() or (folder == target.parent and left.suffix != target.suffix):
+            continue
+        # Another process may be sweeping too, or may finish its write after all.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime >= after_s:
+                left.unlink()
+
+
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises `OutputError` at once if `path` could not be written: before hours of training, not after.
 
@@ -145,7 +193,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent):
             pass
-        _sweep(target)
+        remove_unfinished(target, _ABANDONED_AFTER_S)
     except OSError as error:
         raise output_error(target, error) from error
 
@@ -172,17 +220,6 @@ def _reported(target: Path) -> Iterator[None]:
 def _unfinished(target: Path) -> str:
     """The prefix of the temporary files that become `target` once they are complete."""
     return f".{target.stem}.unfinished-"
-
-
-def _sweep(target: Path) -> None:
-    """Removes abandoned temporary files of `target`: nothing has touched them for longer than any write pauses."""
-    for left in target.parent.iterdir():
-        if not (left.name.startswith(_unfinished(target)) and left.suffix == target.suffix):
-            continue
-        # Another process may be sweeping too, or may finish its write after all.
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
-                left.unlink()
 
 
 def _flush(path: Path) -> None:

@@ -68,7 +68,7 @@ def test_restore_into_another_model_names_the_first_variable_that_differs():
 
 
 def test_load_checkpoint_that_is_missing_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load_checkpoint(tmp_path / "none.safetensors")
 
 

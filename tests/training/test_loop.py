@@ -13,7 +13,7 @@ from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.errors import CheckpointError, ConfigError, OutputError, TrainingError
 from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
-from cellerate.training.checkpoint import load_checkpoint
+from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display
 from cellerate.training.loop import run_folder, train
 from cellerate.training.settings import TrainingSettings
@@ -95,7 +95,7 @@ def test_train_to_the_end_writes_model_history_and_checkpoint(tmp_path):
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     model, _ = load_model(tmp_path / "m.keras")
     assert not model.compiled
-    assert load_checkpoint(result.folder / "last.safetensors").progress["finished"] == "finished"
+    assert CheckpointFolder(result.folder).newest().progress["finished"] == "finished"
     rows = curve(tmp_path / "m.keras").splitlines()
     assert rows[0] == "epoch,step,loss"
     assert len(rows) == 1 + 3 * result.history[0]["steps"]
@@ -122,7 +122,7 @@ def test_train_resumed_in_the_middle_of_an_epoch_gives_the_same_curve(tmp_path, 
     run(tmp_path / "whole.keras", source=source(), **common)
     cut = run(tmp_path / "cut.keras", source=source(), display=StopAt(1, step), **common)
     assert cut.status == "interrupted"
-    position = load_checkpoint(cut.folder / "last.safetensors").position
+    position = CheckpointFolder(cut.folder).newest().position
     assert (position.epoch, position.batch) == ((1, step) if step < len(source()) else (2, 0))
     again = run(tmp_path / "cut.keras", source=source(), resume=True, **common)
     assert again.status == "finished"
@@ -218,7 +218,7 @@ def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):
     result = run(tmp_path / "m.keras", max_seconds=0.001, validation=held_out())
     assert result.status == "time limit"
     assert (tmp_path / "m.keras").exists()
-    position = load_checkpoint(result.folder / "last.safetensors").position
+    position = CheckpointFolder(result.folder).newest().position
     assert (position.epoch, position.batch) == (0, 1)
     run(tmp_path / "m.keras", resume=True, validation=held_out())
     run(tmp_path / "whole.keras", validation=held_out())
@@ -244,7 +244,7 @@ def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
 
     with pytest.raises(TrainingError, match="the loss is nan"):
         run(tmp_path / "m.keras", source=Changed(no_number))
-    point = load_checkpoint(run_folder(tmp_path / "m.keras") / "last.safetensors")
+    point = CheckpointFolder(run_folder(tmp_path / "m.keras")).newest()
     assert point.position.epoch == 1
     assert all(np.isfinite(value).all() for value in point.arrays.values())
     load_model(tmp_path / "m.keras")

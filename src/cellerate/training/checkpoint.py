@@ -2,7 +2,7 @@
 
 An exact resume needs the weights, optimizer, metrics, seeds and carried states, which are all Keras variables,
 and the position, the history and the counters of the callbacks, which are one JSON text in the file's header. The
-file is renamed over the last one, so a kill at any moment leaves a whole checkpoint: the new one or the one before.
+header also has a checksum of all other bytes of the file. `training.checkpoint_folder` keeps the last few.
 
     model/<n>       the variables of the model (weights, seeds of dropout, carried states), float as stored
     optimizer/<n>   the variables of the optimizer
@@ -10,8 +10,10 @@ file is renamed over the last one, so a kill at any moment leaves a whole checkp
 """
 
 import dataclasses
+import hashlib
 import json
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from cellerate.errors import CheckpointError
 from cellerate.files import atomic_write
 from cellerate.machine.environment import require
 
-_FORMAT = "cellerate-checkpoint-1"
+_FORMAT = "cellerate-checkpoint-2"
+_NO_CHECKSUM = "0" * 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +85,13 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         "position": json.dumps(dataclasses.asdict(checkpoint.position)),
         "identity": json.dumps(checkpoint.identity),
         "progress": json.dumps(checkpoint.progress),
+        "checksum": _NO_CHECKSUM,
     }
+    content = bytearray(save(checkpoint.arrays, metadata=header))
+    place = _checksum_place(content)
+    content[place : place + len(_NO_CHECKSUM)] = _checksum(content).encode()
     with atomic_write(path) as beside:
-        beside.write_bytes(save(checkpoint.arrays, metadata=header))
+        beside.write_bytes(content)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Checkpoint:
@@ -98,30 +105,31 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
         CheckpointError: There is no such file, or it is damaged.
     """
     require("safetensors", "train", "a checkpoint")
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(
-            f"there is no checkpoint to resume: {path} does not exist. Train without resume."
-        )
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            if header.get("format") != _FORMAT:
-                raise CheckpointError(
-                    f"{path} is not a checkpoint of this version (format {header.get('format')!r}, expected "
-                    f"{_FORMAT!r}). Train without resume."
-                )
-            position = Position(**json.loads(header["position"]))
-            identity, progress = json.loads(header["identity"]), json.loads(header["progress"])
-            names = file.keys() if arrays else ()
-            values = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        content = bytearray(path.read_bytes())
+        header = json.loads(content[8 : _data_begin(content)])["__metadata__"]
+        if header["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this version (format {header['format']!r}, expected {_FORMAT!r})."
+            )
+        place = _checksum_place(content)
+        content[place : place + len(_NO_CHECKSUM)] = _NO_CHECKSUM.encode()
+        if header["checksum"] != _checksum(content):
+            raise CheckpointError(f"the checkpoint {path} is damaged: its checksum is wrong.")
+        position = Position(**json.loads(header["position"]))
+        identity, progress = json.loads(header["identity"]), json.loads(header["progress"])
+        values = load(bytes(content)) if arrays else {}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}.") from error
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, struct.error) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"the checkpoint {path} is damaged ({type(error).__name__}: {error}). Train without resume."
+            f"the checkpoint {path} is damaged ({type(error).__name__}: {error})."
         ) from error
     return Checkpoint(position, identity, progress, values)
 
@@ -173,6 +181,21 @@ def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
     if all(name in checkpoint.arrays for name in metrics):
         for name, variable in metrics.items():
             variable.assign(checkpoint.arrays[name])
+
+
+def _data_begin(content: bytearray) -> int:
+    """Where the header of a safetensors file ends: its length stands in the first eight bytes."""
+    return 8 + int(struct.unpack_from("<Q", content)[0])
+
+
+def _checksum_place(content: bytearray) -> int:
+    key = b'"checksum":"'
+    return content.index(key, 8, _data_begin(content)) + len(key)
+
+
+def _checksum(content: bytearray) -> str:
+    """Of a file in whose place of the checksum there are zeros."""
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
 def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:

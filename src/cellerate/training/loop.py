@@ -20,7 +20,7 @@ import keras
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import CheckpointError, ConfigError
-from cellerate.files import check_writable
+from cellerate.files import check_writable, exclusive, remove_unfinished
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carried_states import carried_states
 from cellerate.machine.environment import keep_freed_memory
@@ -37,10 +37,9 @@ from cellerate.training.checkpoint import (
     Checkpoint,
     Position,
     check_identity,
-    load_checkpoint,
     restore,
-    save_checkpoint,
 )
+from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display, Plan
 from cellerate.training.history import TensorBoardWriter, write_history
 from cellerate.training.optimizers import build_optimizer
@@ -94,21 +93,25 @@ def check_start(output: str | Path, *, resume: bool) -> None:
     if output.suffix != ".keras":
         raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
     check_writable(output)
+    checkpoints = CheckpointFolder(run_folder(output))
     if run_folder(output).exists():
         # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
-        check_writable(_checkpoint_path(output))
-    if resume:
-        load_checkpoint(_checkpoint_path(output), arrays=False)
-    elif _checkpoint_path(output).exists():
-        try:
-            finished = load_checkpoint(_checkpoint_path(output), arrays=False).progress["finished"]
-        except CheckpointError:
-            return
-        if not finished:
-            raise ConfigError(
-                f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete "
-                "that folder to start anew."
-            )
+        checkpoints.check_writable()
+    try:
+        newest = checkpoints.newest()
+    except CheckpointError:
+        if resume:
+            raise
+        return
+    if resume and newest is None:
+        raise CheckpointError(
+            f"there is no checkpoint to resume in {run_folder(output)}. Train without resume."
+        )
+    if newest is not None and not resume and not newest.progress["finished"]:
+        raise ConfigError(
+            f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete "
+            "that folder to start anew."
+        )
 
 
 def train(
@@ -174,7 +177,8 @@ def train(
         "validation data": validation.fingerprint() if validation is not None else None,
         "model": _architecture(model),
     }
-    checkpoint = _resumable(output, identity, settings) if resume else None
+    checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
+    checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
     progress = _progress(checkpoint)
     progress.finished = ""
     if checkpoint is None:
@@ -209,7 +213,7 @@ def train(
         items_per_step=source.items_per_batch,
         monitor=monitor,
         display=display,
-        write_checkpoint=lambda point: save_checkpoint(_checkpoint_path(output), point),
+        write_checkpoint=checkpoints.save,
         write_best=lambda: save(model, output),
         write_history=on_history,
         begin_states=states.reset if states else lambda: None,
@@ -229,28 +233,31 @@ def train(
             )
         )
     plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds)
-    display.start(plan)
-    try:
-        with _stop_signals(conductor, display):
-            stopped_early = _fit_parts(
-                trainer, source, validation, settings.epochs, callbacks, conductor, checkpoint
-            )
-    except Interrupted:
-        stopped_early = False
-    finally:
-        display.stop()
-        if board is not None:
-            board.close()
-    status: Status = "finished"
-    if conductor.interrupted:
-        status = "interrupted"
-    elif conductor.timed_out:
-        status = "time limit"
-    elif stopped_early:
-        status = "stopped early"
-    if status in ("finished", "stopped early"):
-        progress.finished = status
-        conductor.save()
+    with exclusive(folder):
+        remove_unfinished(folder)
+        remove_unfinished(output)
+        display.start(plan)
+        try:
+            with _stop_signals(conductor, display):
+                stopped_early = _fit_parts(
+                    trainer, source, validation, settings.epochs, callbacks, conductor, checkpoint
+                )
+        except Interrupted:
+            stopped_early = False
+        finally:
+            display.stop()
+            if board is not None:
+                board.close()
+        status: Status = "finished"
+        if conductor.interrupted:
+            status = "interrupted"
+        elif conductor.timed_out:
+            status = "time limit"
+        elif stopped_early:
+            status = "stopped early"
+        if status in ("finished", "stopped early"):
+            progress.finished = status
+            conductor.save()
     best_is_last = progress.best_epoch == len(progress.history)
     if status != "interrupted" and progress.best_epoch and not best_is_last:
         model.load_weights(output)
@@ -323,8 +330,12 @@ def _precision(
     return chosen
 
 
-def _resumable(output: Path, identity: Mapping[str, Any], settings: TrainingSettings) -> Checkpoint:
-    checkpoint = load_checkpoint(_checkpoint_path(output))
+def _resumable(
+    checkpoints: CheckpointFolder, identity: Mapping[str, Any], settings: TrainingSettings, display: Display
+) -> Checkpoint | None:
+    checkpoint = checkpoints.newest(display.message)
+    if checkpoint is None:
+        return None
     check_identity(checkpoint.identity, identity)
     if checkpoint.position.epoch >= settings.epochs:
         raise ConfigError(
@@ -341,10 +352,6 @@ def _progress(checkpoint: Checkpoint | None) -> Progress:
         return Progress(**checkpoint.progress)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint is damaged ({error}). Train without resume.") from error
-
-
-def _checkpoint_path(output: Path) -> Path:
-    return run_folder(output) / "last.safetensors"
 
 
 def _architecture(model: keras.Model) -> str:

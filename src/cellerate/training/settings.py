@@ -19,7 +19,16 @@ Implementation = Literal["auto", "cellerate-cpu", "cellerate-cuda", "keras"]
 # What may differ between a run and the run that resumes it: how long it lasts and what it shows.
 # Everything else changes the curve, so a checkpoint refuses other values.
 _FREE_ON_RESUME = frozenset(
-    {"epochs", "max_seconds", "checkpoint_every_s", "patience", "tensorboard", "jit_compile", "log_every"}
+    {
+        "epochs",
+        "max_seconds",
+        "checkpoint_every_s",
+        "keep_checkpoints",
+        "patience",
+        "tensorboard",
+        "jit_compile",
+        "log_every",
+    }
 )
 
 
@@ -50,6 +59,7 @@ class TrainingSettings:
         patience: Stops after this many epochs without a better validation loss; None never stops early.
         max_seconds: Stops cleanly after this many seconds of training; None sets no limit.
         checkpoint_every_s: Seconds between two checkpoints within an epoch.
+        keep_checkpoints: How many of the last checkpoints stay on the disk: a damaged one is passed over.
         log_every: Steps between two points of the loss curve.
         tensorboard: Writes TensorBoard event files into the run folder.
         seed: Seeds the weights, the dropout and the order of the data.
@@ -75,6 +85,7 @@ class TrainingSettings:
     patience: int | None = None
     max_seconds: float | None = None
     checkpoint_every_s: float = 60.0
+    keep_checkpoints: int = 2
     log_every: int = 50
     tensorboard: bool = False
     seed: int = 0
@@ -89,7 +100,7 @@ class TrainingSettings:
         check_choice("schedule", self.schedule, get_args(ScheduleName))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("implementation", self.implementation, get_args(Implementation))
-        for name in ("epochs", "accumulate", "log_every"):
+        for name in ("epochs", "accumulate", "keep_checkpoints", "log_every"):
             check_number(name, getattr(self, name), at_least=1, whole=True)
         for name in ("warmup_steps", "seed"):
             check_number(name, getattr(self, name), at_least=0, whole=True)

@@ -1,0 +1,81 @@
+"""The checkpoints of a run on the disk: the last few, the newest whole one first.
+
+A checkpoint is written under another name, flushed and renamed, and holds a checksum of all its bytes; then older ones
+go. So a kill at any moment leaves at least one whole checkpoint, and a damaged disk costs the steps since the one
+before.
+
+    checkpoint-00000017.safetensors   the 17th of the run; a resumed run counts on
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from cellerate.errors import CheckpointError
+from cellerate.files import check_writable, output_error
+from cellerate.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+
+class CheckpointFolder:
+    """The checkpoints of a run.
+
+    Args:
+        folder: The run's folder. It is made by the first checkpoint.
+        keep: How many of the last checkpoints stay.
+    """
+
+    def __init__(self, folder: Path, keep: int = 1) -> None:
+        self._folder, self._keep = folder, keep
+        # Checkpoints of this run, from the oldest: what else lies there is damaged or of an earlier run.
+        self._own: list[Path] = []
+
+    def newest(self, on_damage: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None if there is none at all.
+
+        Args:
+            on_damage: Told of each newer checkpoint that is not whole.
+
+        Raises:
+            CheckpointError: All are damaged.
+        """
+        paths = self._paths()
+        failure: CheckpointError | None = None
+        while paths:
+            try:
+                found = load_checkpoint(paths[-1])
+            except CheckpointError as error:
+                on_damage(f"{error} Trying the checkpoint before it.")
+                failure = error
+                paths.pop()
+                continue
+            self._own = paths
+            return found
+        if failure is not None:
+            raise CheckpointError(f"{failure} No older one is whole. Train without resume.") from failure
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint, then removes those that need not stay.
+
+        Raises:
+            OutputError: The file could not be written; those before it stay.
+        """
+        try:
+            numbers = [int(path.stem.rpartition("-")[2]) for path in self._paths()]
+        except OSError as error:
+            raise output_error(self._folder, error) from error
+        path = self._folder / f"checkpoint-{max(numbers, default=0) + 1:08d}.safetensors"
+        save_checkpoint(path, checkpoint)
+        self._own = [*self._own, path][-self._keep :]
+        # What cannot be removed now goes with the next one, and costs no more than its room.
+        with contextlib.suppress(OSError):
+            for other in self._paths():
+                if other not in self._own:
+                    other.unlink()
+
+    def check_writable(self) -> None:
+        """Raises `OutputError` if no checkpoint could be written."""
+        check_writable(self._folder / "checkpoint.safetensors")
+
+    def _paths(self) -> list[Path]:
+        return sorted(self._folder.glob("checkpoint-????????.safetensors"))
