@@ -118,6 +118,14 @@ def test_forecaster_reads_rows_in_the_units_of_the_data_and_scores_each(http, fi
         assert "each step must be 2 numbers, load, wind" in answer.json()["error"]
 
 
+def test_number_too_large_for_float32_harms_no_other_series(http):
+    for name in ("huge", "beside", "alone"):
+        push(http, name, [[1.0, 2.0]], "series", begin=True)
+    alone = push(http, "alone", [[3.0, 4.0]], "series").json()["outputs"]
+    assert push(http, "huge", [[1e308, 2.0]], "series").status_code == 200
+    assert push(http, "beside", [[3.0, 4.0]], "series").json()["outputs"] == alone
+
+
 def test_state_moves_to_another_session_and_not_to_another_model(http, files):
     rows = draw(8, 2).tolist()
     push(http, "from", rows[:5], "series", begin=True)

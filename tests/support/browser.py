@@ -10,9 +10,12 @@ import shutil
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """A chromium; a machine without one skips."""
+    """A chromium; a machine without one skips.
+
+    Until it is closed, Playwright's event loop counts as running, and no other test could start one of its own.
+    """
     program = (
         os.environ.get("CELLERATE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     )

@@ -139,7 +139,9 @@ class ForecastStreams(SessionStreams):
                 f"each step must be {len(self._features)} numbers, {features:.200}; got {given.dtype} "
                 f"{given.shape[1:]}."
             )
-        scaled = self._settings.scaler.transform(given, self._features)
+        # A number too large for float32 is as good as an infinite one, which spoils this stream alone.
+        with np.errstate(over="ignore"):
+            scaled = self._settings.scaler.transform(given, self._features)
         scores = np.empty(given.shape[:2], np.float32)
         for step in range(given.shape[1]):
             scores[:, step] = self._score(scaled[:, step], self._expected[rows])
