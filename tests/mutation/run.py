@@ -53,8 +53,13 @@ ROOMS = {
         ("tests/runtime/test_sampling.py", "tests/runtime/test_beam.py", "tests/kernels/decoder/test_cpu.py"),
     ),
     "checkpoint": Room(
-        ("files.py", "training/checkpoint.py"),
-        ("tests/test_files.py", "tests/training/test_checkpoint.py", "tests/training/test_loop.py"),
+        ("files.py", "training/checkpoint*.py"),
+        (
+            "tests/test_files.py",
+            "tests/training/test_checkpoint.py",
+            "tests/training/test_checkpoint_folder.py",
+            "tests/training/test_loop.py",
+        ),
     ),
     "training": Room(
         ("training/[!c]*.py", "training/c[!h]*.py"), ("tests/training", "tests/tasks/test_train.py")
