@@ -35,6 +35,7 @@ _REASONS = {
 
 # A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
 _ABANDONED_AFTER_S = 3600
+_LOCK = ".lock"
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -111,12 +112,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             beside = Path(tempfile.mkdtemp(prefix=_unfinished(target), dir=target.parent))
             yield beside
-            for written in (*beside.rglob("*"), beside):
-                _flush(written)
             beside.chmod(0o777 & ~_umask())
-            beside.rename(target)
+            publish_folder(beside, target)
             beside = None
-            _flush(target.parent)
         finally:
             if beside is not None:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -134,9 +132,26 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
         writer.writerows(rows)
 
 
+def publish_folder(folder: Path, target: Path) -> None:
+    """Flushes a folder with all its files, without `exclusive`'s lock, and renames it to `target`.
+
+    Raises:
+        OSError: It cannot be done.
+    """
+    (folder / _LOCK).unlink(missing_ok=True)
+    for written in (*folder.rglob("*"), folder):
+        _flush(written)
+    folder.rename(target)
+    _flush(target.parent)
+
+
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Has a folder for itself, as no other process in a block of this kind does; what was left unfinished is removed.
+def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Has a folder for itself, as no other process in a block of this kind does.
+
+    Args:
+        folder: The folder; made if it is missing.
+        wait: Waits until another process that has it has ended or renamed it, instead of an error.
 
     Raises:
         OutputError: Another process has it, or it cannot be written.
@@ -144,10 +159,10 @@ def exclusive(folder: Path) -> Iterator[None]:
     with _reported(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Never removed: another process may have opened it and be about to lock it.
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise OutputError(
                 f"another process is writing into {folder}. Wait until it has ended, or choose another name."

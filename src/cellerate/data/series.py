@@ -4,9 +4,10 @@ Targets, times, gaps, missing values and several series in one table are settled
 one matrix and its segments.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -14,15 +15,11 @@ import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.gather import open_rows
-from cellerate.data.series_build import (
-    Columns,
-    Gaps,
-    Missing,
-    Storage,
-    build_series,
-    load_series,
-)
-from cellerate.data.tables import Table, file_digest, find_tables, open_table
+from cellerate.data.series_build import Storage, build_series
+from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
+from cellerate.data.series_read import Columns, OnRows
+from cellerate.data.tables import NpyTable, Table, file_digest, find_tables, open_table
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import cache_dir
 
@@ -111,8 +108,10 @@ class SeriesData:
         elif len(counts) != 3 or counts[0] < 1 or min(counts) < 0:
             raise ConfigError(f"counts is {counts}; expected rows of training (1 or more), validation, test.")
         parts: tuple[list[tuple[int, int, int]], ...] = ([], [], [])
-        for name in dict.fromkeys(series for _, _, series in self.segments):
-            own = [(first, stop) for first, stop, series in self.segments if series == name]
+        by_series: dict[str, list[tuple[int, int]]] = {}
+        for first, stop, series in self.segments:
+            by_series.setdefault(series, []).append((first, stop))
+        for name, own in by_series.items():
             total = sum(stop - first for first, stop in own)
             if counts is None:
                 edges = [0, round(total * train), round(total * min(1.0, train + validation)), total]
@@ -192,8 +191,9 @@ def open_series(
     gaps: Gaps = "split",
     dtype: Storage = "float32",
     names: Sequence[str] | None = None,
+    on_rows: OnRows = lambda rows, total: None,
 ) -> SeriesData:
-    """Opens a time series from CSV, Parquet or `.npy` files.
+    """Opens a time series from CSV, Parquet or `.npy` files, or a packed one.
 
     Several files with the same columns are read one after another. Without a series column, a file whose times
     do not continue those of the file before it begins a new series.
@@ -202,7 +202,7 @@ def open_series(
     already is that matrix is used in place. In both cases the values are memory-mapped, not loaded.
 
     Args:
-        paths: Files, folders or patterns.
+        paths: Files, folders or patterns, or one packed series, whose settings then hold.
         targets: Columns to forecast.
         features: Columns to forecast from; None for every column of numbers except time and series.
         time_column: The column of times; "" for none. None takes the column named date, time, timestamp,
@@ -216,6 +216,7 @@ def open_series(
             no window cross it; "error" raises; "ignore" goes on.
         dtype: The type of the stored matrix; "float16" halves its size.
         names: Column names for `.npy` files; None for "0", "1", ...
+        on_rows: Told now and then how many rows were read, and of how many, if that is known.
 
     Returns:
         The series.
@@ -236,6 +237,14 @@ def open_series(
             raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
     if isinstance(targets, str) or not targets:
         raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
+    packed = _packed_path(paths)
+    if packed is not None:
+        found = open_packed(packed)
+        _check_packed(packed, found, time_column, series_column, missing, gaps, dtype)
+        columns = _choose(
+            packed, found.columns, dict.fromkeys(found.columns, "number"), list(targets), features, "", None
+        )
+        return _series_data(found, columns.features, targets, cached=True)
     files = find_tables(paths)
     tables = [open_table(path, names) for path in files]
     for table in tables[1:]:
@@ -244,46 +253,112 @@ def open_series(
                 f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
                 f"{', '.join(tables[0].columns)}; files of one series need the same columns in the same order."
             )
-    columns = _choose(tables[0], list(targets), features, time_column, series_column)
-    place = {name: number for number, name in enumerate(columns.values)}
+    first = tables[0]
+    columns = _choose(
+        first.path, first.columns, first.kinds, list(targets), features, time_column, series_column
+    )
+    read = Columns(columns.values, columns.time, columns.series)
+    key = packing_key(tables, read, missing=missing, gaps=gaps, dtype=dtype)
+    folder = cache_dir() / "series" / key
+    with contextlib.suppress(DataError):
+        if is_packed_series(folder):
+            in_place = first.values if isinstance(first, NpyTable) else None
+            return _series_data(open_packed(folder, in_place), columns.features, targets, cached=True)
+    made = build_series(folder, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, on_rows=on_rows)
+    return _series_data(made, columns.features, targets, cached=False)
+
+
+def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps: str, dtype: str) -> str:
+    """A hash of the content of tables and of how they are packed."""
     settings = {
-        "version": 1,
-        "files": [file_digest(path) for path in files],
+        "version": 2,
+        "files": [file_digest(table.path) for table in tables],
         "table": tables[0].columns,
         "columns": dataclasses.asdict(columns),
-        "targets": list(targets),
         "missing": missing,
         "gaps": gaps,
         "dtype": dtype,
+        # A file that begins a new series gives it its name.
+        "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
     }
-    # A file that begins a new series gives it its name, so the names belong to the key.
-    settings["names"] = [path.stem for path in files] if len(files) > 1 else []
-    key = digest(json.dumps(settings, sort_keys=True).encode())
-    folder = cache_dir() / "series"
-    built = load_series(folder, key, tables)
-    cached = built is not None
-    if built is None:
-        built = build_series(folder, key, tables, columns, missing=missing, gaps=gaps, dtype=dtype)
+    return digest(json.dumps(settings, sort_keys=True).encode())
+
+
+def _series_data(
+    packed: PackedSeries, features: Sequence[str], targets: Sequence[str], *, cached: bool
+) -> SeriesData:
+    place = {name: number for number, name in enumerate(packed.columns)}
+    step: np.timedelta64 | float | None = None
+    if packed.step.size:
+        dates = packed.step.dtype.kind == "m"
+        step = np.timedelta64(int(packed.step.astype(np.int64)), "us") if dates else float(packed.step)
+    chosen = f"{packed.fingerprint} {list(features)} {list(targets)}"
     return SeriesData(
-        values=built.values,
-        columns=tuple(columns.values),
-        feature_columns=tuple(place[name] for name in columns.features),
+        values=packed.values,
+        columns=packed.columns,
+        feature_columns=tuple(place[name] for name in features),
         target_columns=tuple(place[name] for name in targets),
-        times=built.times,
-        segments=built.segments,
-        step=built.step,
-        fingerprint=key,
+        times=packed.times,
+        segments=tuple((first, stop, packed.names[code]) for first, stop, code in packed.segments.tolist()),
+        step=step,
+        fingerprint=digest(chosen.encode()),
         cached=cached,
     )
 
 
+def _packed_path(paths: Sequence[str | Path] | str | Path) -> Path | None:
+    """The packed series that is asked for, if one is."""
+    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    packed = [path for path in given if is_packed_series(path)]
+    if packed and len(given) > 1:
+        raise DataError(
+            f"{packed[0]} is a packed series, which is opened alone; {len(given)} paths were given."
+        )
+    return packed[0] if packed else None
+
+
+def _check_packed(
+    path: Path,
+    packed: PackedSeries,
+    time_column: str | None,
+    series_column: str | None,
+    missing: Missing,
+    gaps: Gaps,
+    dtype: Storage,
+) -> None:
+    """Raises `ConfigError` for a setting other than the default that the series was not packed with."""
+    asked: dict[str, tuple[str | None, str | None]] = {
+        "time_column": (time_column, None),
+        "series_column": (series_column, None),
+    }
+    asked |= {"missing": (missing, "error"), "gaps": (gaps, "split"), "dtype": (dtype, "float32")}
+    for name, (value, default) in asked.items():
+        if value not in (default, packed.settings[name]):
+            raise ConfigError(
+                f"{name} is {value!r}, but {path} was packed with {packed.settings[name]!r}. Leave the setting out, or "
+                "pack the series again."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """Which columns are read: `values` are stored, of which `features` are inputs."""
+
+    values: list[str]
+    features: list[str]
+    time: str | None
+    series: str | None
+
+
 def _choose(
-    table: Table,
+    path: Path,
+    names: Sequence[str],
+    kinds: Mapping[str, str],
     targets: list[str],
     features: Sequence[str] | None,
     time_column: str | None,
     series_column: str | None,
-) -> Columns:
+) -> _Chosen:
     """Which columns are read, and as what."""
     if isinstance(features, str):
         raise ConfigError(f"features is {features!r}; expected a list of column names.")
@@ -292,26 +367,26 @@ def _choose(
     asked |= {"series_column": [series_column] if series_column is not None else []}
     for argument, wanted in asked.items():
         for name in wanted:
-            if name not in table.columns:
+            if name not in names:
                 raise DataError(
-                    f"{argument} names a column {name!r} that {table.path} does not have. It has: "
-                    f"{', '.join(table.columns)}."
+                    f"{argument} names a column {name!r} that {path} does not have. It has: "
+                    f"{', '.join(names)}."
                 )
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
     if time_column == "":
         time_column = None
     elif time_column is None:
-        named = [name for name in table.columns if name.lower() in _TIME_NAMES]
-        typed = [name for name in table.columns if table.kinds[name] == "time"]
+        named = [name for name in names if name.lower() in _TIME_NAMES]
+        typed = [name for name in names if kinds[name] == "time"]
         taken = {*targets, *(features or ()), series_column}
         time_column = next((name for name in named + typed if name not in taken), None)
     if features is None:
         # A column without a name is an index that some program added.
         others = {time_column, series_column, ""}
-        features = [n for n in table.columns if table.kinds[n] == "number" and n not in others]
+        features = [name for name in names if kinds[name] == "number" and name not in others]
         if not features:
-            raise DataError(f"{table.path} has no column of numbers to forecast from.")
+            raise DataError(f"{path} has no column of numbers to forecast from.")
     elif not features:
         raise ConfigError("features is empty; expected at least one column, or None for all of them.")
     special = {"time": time_column, "series": series_column}
@@ -321,4 +396,4 @@ def _choose(
     if time_column is not None and time_column == series_column:
         raise ConfigError(f"{time_column!r} cannot be both the time column and the series column.")
     values = list(dict.fromkeys([*features, *targets]))
-    return Columns(values, list(features), time_column, series_column)
+    return _Chosen(values, list(features), time_column, series_column)

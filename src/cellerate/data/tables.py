@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cellerate.data.time_column import TimeParser
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 
@@ -18,16 +19,8 @@ Kind = Literal["number", "time", "other"]
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-"]
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 1 << 16
+_PART_ROWS = 1 << 20
 _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".parquet", ".pq", ".npy")
-# Dates with dots put the day first; with slashes it could be day or month, so those are not guessed.
-_TIME_FORMATS = (
-    "%Y/%m/%d %H:%M:%S",
-    "%Y/%m/%d %H:%M",
-    "%Y/%m/%d",
-    "%d.%m.%Y %H:%M:%S",
-    "%d.%m.%Y %H:%M",
-    "%d.%m.%Y",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +30,14 @@ class Block:
     Attributes:
         numbers: (rows, columns asked for) float64, NaN where a value is missing.
         times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
-        series: (rows,) ids as text, or None.
+        series: (rows,) integers, the place of each row's id in `ids`; None without a series column.
+        ids: The ids of series in this block as text, each once.
     """
 
     numbers: np.ndarray
     times: np.ndarray | None
-    series: list[str] | None
+    series: np.ndarray | None
+    ids: list[str] = dataclasses.field(default_factory=list)
 
 
 class Table(Protocol):
@@ -52,14 +47,20 @@ class Table(Protocol):
         path: The file.
         columns: All names, in order.
         kinds: What each column seems to hold, judging by its type or its first block.
+        rows: The number of rows if the file says so, else None.
+        parts: How many parts it has that can be read each by itself, at least 1.
     """
 
     path: Path
     columns: tuple[str, ...]
     kinds: dict[str, Kind]
+    rows: int | None
+    parts: int
 
-    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
-        """The rows in order."""
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+    ) -> Iterator[Block]:
+        """The rows of a part in order."""
         ...
 
 
@@ -147,16 +148,24 @@ class NpyTable:
             raise DataError(f"{path} has {width} columns, but {len(names)} names were given.")
         self.columns = tuple(names) if names is not None else tuple(str(i) for i in range(width))
         self.kinds: dict[str, Kind] = dict.fromkeys(self.columns, "number")
+        self.rows: int | None = len(self.values)
+        self.parts = 1
 
-    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+    ) -> Iterator[Block]:
         """See `Table.blocks`. Here a time or series column always holds numbers."""
+        del part
         places = [self.columns.index(name) for name in numbers]
         rows = max(1, _BLOCK_BYTES // (8 * self.values.shape[1]))
         for first in range(0, len(self.values), rows):
-            part = self.values[first : first + rows]
-            times = None if time is None else part[:, self.columns.index(time)].astype(np.float64)
-            ids = None if series is None else [f"{value:g}" for value in part[:, self.columns.index(series)]]
-            yield Block(part[:, places].astype(np.float64), times, ids)
+            block = self.values[first : first + rows]
+            times = None if time is None else block[:, self.columns.index(time)].astype(np.float64)
+            found = Block(block[:, places].astype(np.float64), times, None)
+            if series is not None:
+                ids, codes = np.unique(block[:, self.columns.index(series)], return_inverse=True)
+                found = dataclasses.replace(found, series=codes, ids=[f"{value:g}" for value in ids])
+            yield found
 
 
 class _ArrowTable:
@@ -165,33 +174,45 @@ class _ArrowTable:
     path: Path
     columns: tuple[str, ...]
     kinds: dict[str, Kind]
+    rows: int | None = None
+    parts = 1
 
-    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         raise NotImplementedError
 
-    def blocks(self, numbers: Sequence[str], time: str | None, series: str | None) -> Iterator[Block]:
+    def _first_row(self, part: int) -> int:
+        del part
+        return 0
+
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+    ) -> Iterator[Block]:
         """See `Table.blocks`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         wanted = list(dict.fromkeys([*numbers, *[name for name in (time, series) if name is not None]]))
-        parser = _TimeParser(self.path, time or "")
-        row = 0
-        for part in self._parts(wanted, numbers):
-            values = np.empty((part.num_rows, len(numbers)))
+        parser = TimeParser(self.path, time or "")
+        row = self._first_row(part)
+        for batch in self._batches(wanted, numbers, part):
+            values = np.empty((batch.num_rows, len(numbers)))
             for place, name in enumerate(numbers):
-                values[:, place] = _as_float(part.column(name), self.path, name, row)
-            times = parser.parse(part.column(time), row) if time is not None else None
-            ids = None
+                values[:, place] = _as_float(batch.column(name), self.path, name, row)
+            times = parser.parse(batch.column(time), row) if time is not None else None
+            found = Block(values, times, None)
             if series is not None:
-                ids = pc.cast(part.column(series), pa.string()).to_pylist()
-                if None in ids:
-                    place = row + ids.index(None) + 1
+                column = batch.column(series)
+                if column.null_count:
+                    place = row + column.is_null().to_pylist().index(True) + 1
                     raise DataError(
                         f"{self.path}: the series column {series!r} is empty in data row {place}."
                     )
-            yield Block(values, times, ids)
-            row += part.num_rows
+                if not pa.types.is_dictionary(column.type):
+                    column = pc.dictionary_encode(column)
+                ids = pc.cast(column.dictionary, pa.string()).to_pylist()
+                found = dataclasses.replace(found, series=np.asarray(column.indices), ids=ids)
+            yield found
+            row += batch.num_rows
 
 
 class CsvTable(_ArrowTable):
@@ -219,19 +240,20 @@ class CsvTable(_ArrowTable):
         self.columns = tuple(schema.names)
         self.kinds = {field.name: _kind(field.type) for field in schema}
 
-    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         import pyarrow as pa
 
+        del part
         # The fast read does not say in which row a value is not a number; a second read, as text, finds it.
         asked = set(numbers)
         types = {name: pa.float64() if name in asked else pa.string() for name in columns}
         try:
-            yield from self._batches(types)
+            yield from self._read_as(types)
         except pa.ArrowInvalid as error:
             self._explain(list(numbers))
             raise DataError(f"{self.path} cannot be read as CSV: {error}") from error
 
-    def _batches(self, types: dict[str, Any]) -> Iterator[Any]:
+    def _read_as(self, types: dict[str, Any]) -> Iterator[Any]:
         from pyarrow import csv
 
         convert = csv.ConvertOptions(
@@ -249,7 +271,7 @@ class CsvTable(_ArrowTable):
 
         row = 0
         try:
-            for part in self._batches(dict.fromkeys(numbers, pa.string())):
+            for part in self._read_as(dict.fromkeys(numbers, pa.string())):
                 for name in numbers:
                     _as_float(part.column(name), self.path, name, row)
                 row += part.num_rows
@@ -268,74 +290,40 @@ class ParquetTable(_ArrowTable):
         try:
             with pq.ParquetFile(path) as file:
                 schema = file.schema_arrow
+                groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         self.columns = tuple(schema.names)
         self.kinds = {field.name: _kind(field.type) for field in schema}
+        self.rows = sum(groups)
+        # Row groups, several together where they are small, and the row with which each part begins.
+        self._parts = [(range(0, len(groups)), 0)] if self.rows <= _PART_ROWS else list(_parts(groups))
+        self.parts = len(self._parts)
 
-    def _parts(self, columns: list[str], numbers: Sequence[str]) -> Iterator[Any]:
+    def _first_row(self, part: int) -> int:
+        return self._parts[part][1]
+
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        del numbers
         try:
             with pq.ParquetFile(self.path) as file:
-                yield from file.iter_batches(batch_size=_BLOCK_ROWS, columns=columns)
+                groups = list(self._parts[part][0])
+                yield from file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=groups, columns=columns)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} cannot be read as Parquet: {error}") from error
 
 
-class _TimeParser:
-    """Turns a time column into numbers; the look of its first value decides the format of all."""
-
-    def __init__(self, path: Path, column: str) -> None:
-        self._path, self._column = path, column
-        self._format: str | None = None
-
-    def parse(self, values: Any, row: int) -> np.ndarray:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if values.null_count:
-            place = row + values.is_null().to_pylist().index(True) + 1
-            raise DataError(f"{self._path}: the time column {self._column!r} is empty in data row {place}.")
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            return np.asarray(pc.cast(values, pa.float64()))
-        if pa.types.is_temporal(values.type):
-            return np.asarray(pc.cast(values, pa.timestamp("us"), safe=False)).astype("datetime64[us]")
-        texts = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
-        if self._format is None:
-            ways = ("number", "iso", "zone", *_TIME_FORMATS)
-            self._format = next((way for way in ways if _times(texts[:1], way) is not None), "iso")
-        parsed = _times(texts, self._format)
-        if parsed is None:
-            bad = next(i for i in range(len(texts)) if _times(texts[i : i + 1], self._format) is None)
-            raise DataError(
-                f"{self._path}: the time column {self._column!r} holds {texts[bad].as_py()!r} in data row "
-                f"{row + bad + 1}, which is no time as expected there. Write times like 2016-07-01 00:00:00, "
-                f"all in one way."
-            )
-        return parsed
-
-
-def _times(texts: Any, way: str) -> np.ndarray | None:
-    """The times of Arrow strings that are all written in `way`, or None if one of them is not."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    try:
-        if way == "number":
-            return np.asarray(pc.cast(texts, pa.float64()))
-        if way == "iso":
-            found = pc.cast(texts, pa.timestamp("us"))
-        elif way == "zone":
-            found = pc.cast(pc.cast(texts, pa.timestamp("us", "UTC")), pa.timestamp("us"))
-        else:
-            found = pc.strptime(texts, format=way, unit="us")
-    except pa.ArrowInvalid:
-        return None
-    return np.asarray(found).astype("datetime64[us]")
+def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
+    """Row groups that follow one another, of `_PART_ROWS` rows and more, and the rows before them."""
+    first, before, rows = 0, 0, 0
+    for group, count in enumerate(groups):
+        rows += count
+        if rows >= _PART_ROWS or group == len(groups) - 1:
+            yield range(first, group + 1), before
+            first, before, rows = group + 1, before + rows, 0
 
 
 def _kind(kind: Any) -> Kind:

@@ -15,7 +15,8 @@ import numpy as np
 
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, open_series
-from cellerate.data.series_build import Gaps, Missing, Storage
+from cellerate.data.series_build import Storage
+from cellerate.data.series_layout import Gaps, Missing
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine

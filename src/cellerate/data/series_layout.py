@@ -1,0 +1,282 @@
+"""Orders the rows of many series and finds the stretches without a gap, filling holes, one block of rows at a time.
+
+The files may be larger than memory: rows are read and written by their place in the file, not through a memory map,
+whose touched pages would count as the process's memory.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cellerate.data.gather import FileRows, open_rows
+from cellerate.data.series_read import npy_header
+from cellerate.errors import DataError
+
+Missing = Literal["error", "drop", "ffill", "interpolate"]
+Gaps = Literal["split", "error", "ignore"]
+_BLOCK_BYTES = 16 << 20
+# Of more rows than these, the median step is that of evenly spaced stretches of them.
+_MEDIAN_ROWS, _MEDIAN_STRETCHES = 1 << 22, 64
+
+
+def sort_rows(source: Path, target: Path, series: Path, counts: Sequence[int]) -> None:
+    """Copies the rows of a `.npy` file series after series; within a series they keep their order.
+
+    Args:
+        source: The file.
+        target: The copy.
+        series: The number of each row's series, plain int32.
+        counts: The rows of each series.
+    """
+    values = np.load(source, mmap_mode="r", allow_pickle=False)
+    table = values.reshape(len(values), -1)
+    header, row_bytes = npy_header(values.dtype, values.shape), table.shape[1] * table.dtype.itemsize
+    next_row = np.cumsum([0, *counts[:-1]])
+    with target.open("wb") as file:
+        file.write(header)
+        file.flush()
+        before = 0
+        for block in _blocks(table, _BLOCK_BYTES // row_bytes):
+            own = np.fromfile(series, np.int32, len(block), offset=4 * before)
+            order = np.argsort(own, kind="stable")
+            block, own = block[order], own[order]
+            edges = np.flatnonzero(np.diff(own, prepend=-1, append=-1))
+            for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                code = own[begin]
+                _write(file.fileno(), block[begin:end], len(header) + int(next_row[code]) * row_bytes)
+                next_row[code] += end - begin
+            before += len(block)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The stretches without a cut.
+
+    Attributes:
+        segments: (S, 3) int64: first row, row after the last, number of the series.
+        step: The median time step, () timedelta64 or float64; an empty array without times.
+    """
+
+    segments: np.ndarray
+    step: np.ndarray
+
+
+def lay_out(
+    values: np.ndarray | None,
+    times: np.ndarray | None,
+    counts: Sequence[int],
+    missing: Missing,
+    gaps: Gaps,
+    place: Callable[[int], str],
+) -> Layout:
+    """Finds the stretches, and fills holes inside them.
+
+    Args:
+        values: (N, C) with NaN where a value is missing, to be filled in its file unless `missing` is "drop"; None
+            if none is missing.
+        times: (N,) or None.
+        counts: The rows of each series, in the order in which they lie.
+        missing: "drop", "ffill" or "interpolate".
+        gaps: What to do where the time step is not about the median.
+        place: How a message names a row.
+
+    Raises:
+        DataError: Times are out of order, there is a gap and `gaps` is "error", or no row is left.
+    """
+    ends = np.cumsum(counts)
+    step = np.empty(0) if times is None else _median_step(times, ends)
+    starts: list[np.ndarray] = []
+    stops: list[np.ndarray] = []
+    kept_before = False
+    for first, kept, cut in _kept_rows(values, _Clock(times, ends, step, gaps, place), missing):
+        before = np.concatenate([[kept_before], kept[:-1]])
+        starts.append(first + np.flatnonzero(kept & (cut | ~before)))
+        stops.append(first + np.flatnonzero(before & (cut | ~kept)))
+        kept_before = bool(kept[-1])
+    begin, end = (
+        np.concatenate(starts),
+        np.concatenate([*stops, [ends[-1]] if kept_before else []]).astype(np.int64),
+    )
+    if not len(begin):
+        raise DataError(
+            "no row is left: every row misses a value. Leave out the columns that are mostly empty."
+        )
+    return Layout(np.stack([begin, end, np.searchsorted(ends, begin, side="right")], axis=1), step)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Clock:
+    """Where a stretch must end because a series does, or because time jumps."""
+
+    times: np.ndarray | None
+    ends: np.ndarray
+    step: np.ndarray
+    gaps: Gaps
+    place: Callable[[int], str]
+
+    @property
+    def rows(self) -> int:
+        return int(self.ends[-1])
+
+    def cut(self, first: int, stop: int) -> np.ndarray:
+        """(stop - first,) True where a row does not go on from the one before.
+
+        Raises:
+            DataError: See `lay_out`.
+        """
+        begins = np.zeros(stop - first, bool)
+        begins[0] = first == 0
+        edges = self.ends[np.searchsorted(self.ends, first) : np.searchsorted(self.ends, stop)]
+        begins[edges - first] = True
+        if self.times is None:
+            return begins
+        back = int(first > 0)
+        (times,) = _blocks(self.times[first - back : stop, None], stop - first + back)
+        steps = np.diff(times[:, 0])
+        inside = ~begins[1 - back :]
+        wrong = inside & ~(steps > steps.dtype.type(0))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            here, last = times[at + 1, 0], times[at, 0]
+            raise DataError(
+                f"{self.place(first + at + 1 - back)}: the time {here} "
+                + ("occurs twice" if here == last else f"comes after {last}")
+                + ", so rows are out of order. Sort the file by time; if it holds several series, name the "
+                "column that tells them apart (series_column)."
+            )
+        if not self.step.size:
+            return begins
+        usual = float(self.step.astype(np.float64))
+        irregular = inside & (np.abs(steps.astype(np.float64) - usual) > 0.5 * usual)
+        if self.gaps == "error" and irregular.any():
+            at = int(np.argmax(irregular))
+            raise DataError(
+                f"{self.place(first + at + 1 - back)}: the time goes from {times[at, 0]} to {times[at + 1, 0]}, but "
+                f"the usual step is {self.step}. Fill the gap, or choose gaps='split' or 'ignore'."
+            )
+        if self.gaps == "split":
+            begins[1 - back :] |= irregular
+        return begins
+
+
+def _median_step(times: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The median of the steps inside series, () timedelta64[us] or float64; an empty array if there are none."""
+    count = len(times)
+    spread = [(0, count)]
+    if count > _MEDIAN_ROWS:
+        length = _MEDIAN_ROWS // _MEDIAN_STRETCHES
+        spread = [(int(n), int(n) + length) for n in np.linspace(0, count - length, _MEDIAN_STRETCHES)]
+    found = []
+    for first, stop in spread:
+        (part,) = _blocks(times[first:stop, None], stop - first)
+        inside = np.ones(len(part) - 1, bool)
+        edges = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, stop)]
+        inside[edges - first - 1] = False
+        found.append(np.diff(part[:, 0])[inside].astype(np.float64))
+    steps = np.concatenate(found)
+    if not len(steps):
+        return np.empty(0)
+    median = float(np.median(steps))
+    return np.array(round(median), "timedelta64[us]") if times.dtype.kind == "M" else np.array(median)
+
+
+def _kept_rows(
+    values: np.ndarray | None, clock: _Clock, missing: Missing
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each block of rows its first row, which rows are complete (after filling), and where a stretch begins."""
+    if values is None:
+        length = _BLOCK_BYTES // 8
+        for first in range(0, clock.rows, length):
+            cut = clock.cut(first, min(clock.rows, first + length))
+            yield first, np.ones(len(cut), bool), cut
+        return
+    fill = None if missing == "drop" else _Writer(values)
+    usual = length = max(16, _BLOCK_BYTES // (values.shape[1] * values.dtype.itemsize))
+    first = 0
+    while first < clock.rows:
+        stop = min(clock.rows, first + length)
+        cut = clock.cut(first, stop)
+        # A hole at the beginning of the block is filled from the row before.
+        back = int(fill is not None and not cut[0])
+        (block,) = _blocks(values[first - back : stop], stop - first + back)
+        whole = ~np.isnan(block).any(axis=1)
+        if fill is not None and stop < clock.rows and not whole[-1]:
+            # What follows decides how the last holes are filled: they wait for the next block.
+            good = np.flatnonzero(whole[back:])
+            if not len(good):
+                length *= 2
+                continue
+            stop = first + int(good[-1]) + 1
+            block, whole, cut = (
+                block[: stop - first + back],
+                whole[: stop - first + back],
+                cut[: stop - first],
+            )
+        kept = whole[back:]
+        if fill is not None and not whole.all():
+            kept = _fill(block, whole, np.concatenate([[True] * back, cut]).astype(bool), missing)[back:]
+            fill.write(first, block[back:])
+        yield first, kept, cut
+        first, length = stop, usual
+
+
+def _fill(block: np.ndarray, whole: np.ndarray, cut: np.ndarray, missing: Missing) -> np.ndarray:
+    """Fills holes in place, never across a cut; returns which rows are complete now."""
+    kept = whole.copy()
+    starts = np.flatnonzero(cut)
+    stops = np.append(starts[1:], len(block))
+    touched = np.unique(np.searchsorted(starts, np.flatnonzero(~whole), side="right") - 1)
+    for first, stop in zip(starts[touched], stops[touched], strict=True):
+        kept[first:stop] = True
+        for column in range(block.shape[1]):
+            series = block[first:stop, column].astype(np.float64)
+            holes = np.flatnonzero(np.isnan(series))
+            if not len(holes):
+                continue
+            good = np.flatnonzero(~np.isnan(series))
+            if not len(good):
+                kept[first:stop] = False
+            elif missing == "interpolate":
+                block[first + holes, column] = np.interp(holes, good, series[good])
+            else:
+                last = np.searchsorted(good, holes) - 1
+                kept[first + holes[last < 0]] = False  # nothing to carry forward yet
+                block[first + holes[last >= 0], column] = series[good[last[last >= 0]]]
+    return kept
+
+
+class _Writer:
+    """Writes rows of a memory-mapped array into its file."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        rows = open_rows(values)
+        assert isinstance(rows, FileRows)  # noqa: S101 (holes are filled in a copy on the disk)
+        self._path, self._offset = rows.path, rows.offset
+        self._row_bytes = values.shape[1] * values.dtype.itemsize
+
+    def write(self, first: int, rows: np.ndarray) -> None:
+        handle = os.open(self._path, os.O_WRONLY)
+        try:
+            _write(handle, rows, self._offset + first * self._row_bytes)
+        finally:
+            os.close(handle)
+
+
+def _write(handle: int, rows: np.ndarray, place: int) -> None:
+    left: Any = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+    while left:
+        done = os.pwrite(handle, left, place)
+        left, place = left[done:], place + done
+
+
+def _blocks(table: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """The rows of (N, C), so many at a time."""
+    reader = open_rows(table)
+    for first in range(0, len(table), max(1, rows)):
+        block = np.empty((min(rows, len(table) - first), table.shape[1]), table.dtype)
+        reader.read(first, block)
+        yield block

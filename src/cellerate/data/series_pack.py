@@ -1,0 +1,133 @@
+"""A packed series: a folder of plain `.npy` files, mapped into memory instead of loaded, and what their rows mean.
+
+    values.npy     (N, C) float32 or float16, series after series
+    times.npy      (N,) datetime64[us] or float64; only with a time column
+    segments.npy   (S, 3) int64: first row, row after the last, number of the series
+    series.json    the columns, the names of the series, and the settings it was packed with
+
+The cache of opened tables is made of the same folders.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.batches import digest
+from cellerate.errors import DataError
+from cellerate.files import atomic_write
+
+_FORMAT = "cellerate-series-1"
+_DESCRIPTION = "series.json"
+SUFFIX = ".series"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedSeries:
+    """A packed series.
+
+    Attributes:
+        values: (N, C), usually a memory map.
+        columns: Names of the C columns.
+        times: (N,) datetime64[us] or float64, a memory map; None without a time column.
+        segments: (S, 3) int64; see the module.
+        names: The name of each series.
+        step: The median time step: () timedelta64 or float64, or an empty array without times.
+        settings: How it was made: time_column, series_column, missing, gaps, dtype.
+        fingerprint: Hash of the content it was made of and of the settings.
+    """
+
+    values: np.ndarray
+    columns: tuple[str, ...]
+    times: np.ndarray | None
+    segments: np.ndarray
+    names: tuple[str, ...]
+    step: np.ndarray
+    settings: dict[str, Any]
+    fingerprint: str
+
+
+def is_packed_series(path: Path) -> bool:
+    """Whether a path is the folder of a packed series."""
+    return (path / _DESCRIPTION).is_file()
+
+
+def describe(folder: Path, packed: PackedSeries, *, in_place: bool) -> None:
+    """Writes what belongs to the values and times that lie in a folder already; `in_place`: they lie elsewhere."""
+    np.save(folder / "segments.npy", packed.segments)
+    step = None
+    if packed.step.size:
+        dates = packed.step.dtype.kind == "m"
+        step = int(packed.step.astype(np.int64)) if dates else float(packed.step)
+    description = {
+        "format": _FORMAT,
+        "columns": list(packed.columns),
+        "rows": len(packed.values),
+        "names": list(packed.names),
+        "times": None if packed.times is None else packed.times.dtype.str,
+        "step": step,
+        "settings": packed.settings,
+        "fingerprint": packed.fingerprint,
+        "segments": digest(packed.segments.tobytes()),
+        "in_place": in_place,
+    }
+    with atomic_write(folder / _DESCRIPTION) as beside:
+        beside.write_text(json.dumps(description))
+
+
+def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSeries:
+    """Opens a packed series.
+
+    Args:
+        folder: Its folder.
+        in_place: The values, if they lie elsewhere.
+
+    Raises:
+        DataError: It is damaged, or of another version.
+    """
+    try:
+        told = json.loads((folder / _DESCRIPTION).read_text())
+        if told["format"] != _FORMAT:
+            raise DataError(
+                f"{folder} is a packed series of another version ({told['format']!r}, expected {_FORMAT!r}): pack it "
+                "again."
+            )
+        values = in_place if told["in_place"] else _mapped(folder / "values.npy")
+        times = None if told["times"] is None else _mapped(folder / "times.npy")
+        segments = np.load(folder / "segments.npy", allow_pickle=False)
+        rows, columns = int(told["rows"]), tuple(map(str, told["columns"]))
+        wrong = [
+            name
+            for name, right in {
+                "values.npy": values is not None and values.shape == (rows, len(columns)),
+                "times.npy": times is None or (times.shape == (rows,) and times.dtype.str == told["times"]),
+                "segments.npy": digest(segments.tobytes()) == told["segments"],
+            }.items()
+            if not right
+        ]
+        if wrong:
+            raise DataError(
+                f"{folder} is damaged: {wrong[0]} is not what {_DESCRIPTION} says. Pack it again."
+            )
+        step = np.empty(0)
+        if told["step"] is not None:
+            dates = times is not None and times.dtype.kind == "M"
+            step = np.array(told["step"], "timedelta64[us]" if dates else np.float64)
+        assert values is not None  # noqa: S101 (else it is wrong)
+        names = tuple(map(str, told["names"]))
+        return PackedSeries(
+            values, columns, times, segments, names, step, dict(told["settings"]), str(told["fingerprint"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}). Pack it again.") from error
+
+
+def _mapped(path: Path) -> np.ndarray:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty. Pack the series again.")
+    found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return found

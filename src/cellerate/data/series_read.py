@@ -1,0 +1,288 @@
+"""Reads tables into long columns on the disk, block by block: values and times as `.npy` files, the series of each row.
+
+However many rows there are, one block is in memory. What is done is noted after each part of a table, so that a killed
+process is continued where it was.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from cellerate.data.tables import Block, Table
+from cellerate.errors import DataError
+from cellerate.files import atomic_write
+
+OnRows = Callable[[int, int | None], None]
+_NOTE_EVERY_S = 2.0
+NOTE = "reading.json"
+VALUES, TIMES, SERIES = "read-values.npy", "read-times.npy", "read-series"
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which columns are read: `values` are stored."""
+
+    values: list[str]
+    time: str | None
+    series: str | None
+
+
+@dataclasses.dataclass
+class Reading:
+    """What is known of the rows read so far.
+
+    Attributes:
+        key: What is read, and how.
+        table: The table that is read next, from 0.
+        part: The part of it that is read next.
+        rows: How many rows were read.
+        names: The name of each series, in the order in which they appear.
+        counts: The rows of each series.
+        sorted: Whether the rows of each series follow one another.
+        last_series: The series of the last row, or -1.
+        last_time: The time of the last row as an integer or float, or None.
+        time_type: NumPy's name of the type of times, or "".
+        holes: Missing values in each column.
+        first_hole: Row and column of the first missing value, or None.
+        file_starts: The rows before each table.
+    """
+
+    key: str
+    table: int = 0
+    part: int = 0
+    rows: int = 0
+    names: list[str] = dataclasses.field(default_factory=list)
+    counts: list[int] = dataclasses.field(default_factory=list)
+    sorted: bool = True
+    last_series: int = -1
+    last_time: float | None = None
+    time_type: str = ""
+    holes: list[int] = dataclasses.field(default_factory=list)
+    first_hole: list[int] | None = None
+    file_starts: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no value is missing."""
+        return not any(self.holes)
+
+
+class Reader:
+    """Reads tables into the files `VALUES`, `TIMES` and `SERIES` of a folder; the last one holds plain int32.
+
+    Args:
+        folder: Where to; None only looks at the rows.
+        tables: The tables, with the same columns.
+        columns: Which columns.
+        dtype: Of the values on the disk.
+        key: What is read, and how: what another key left in the folder is not continued.
+        on_rows: Told now and then how many rows were read, and of how many, if that is known.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        tables: Sequence[Table],
+        columns: Columns,
+        dtype: np.dtype,
+        key: str,
+        on_rows: OnRows = lambda rows, total: None,
+    ) -> None:
+        self._folder, self._tables, self._columns, self._dtype = folder, tables, columns, dtype
+        self._on_rows = on_rows
+        self.done = self._noted(key)
+        self._codes = {name: code for code, name in enumerate(self.done.names)} if columns.series else {}
+
+    def read(self) -> Reading:
+        """Reads what is left.
+
+        Raises:
+            DataError: See `open_series`.
+            OSError: The folder cannot be written.
+        """
+        known = [table.rows for table in self._tables]
+        total = None if None in known else sum(filter(None, known))
+        done, noted = self.done, time.monotonic()
+        with self._files() as files:
+            while done.table < len(self._tables):
+                table = self._tables[done.table]
+                if done.part == 0:
+                    done.file_starts.append(done.rows)
+                columns = self._columns
+                for block in table.blocks(columns.values, columns.time, columns.series, done.part):
+                    if len(block.numbers):
+                        self._take(block, table, files)
+                        self._on_rows(done.rows, total)
+                done.table, done.part = (
+                    (done.table, done.part + 1) if done.part + 1 < table.parts else (done.table + 1, 0)
+                )
+                last = done.table == len(self._tables)
+                if files and (last or time.monotonic() - noted > _NOTE_EVERY_S):
+                    self._note(files)
+                    noted = time.monotonic()
+        self._check()
+        if self._folder is not None:
+            shape = (done.rows, len(self._columns.values))
+            _put_header(self._folder / VALUES, self._dtype, shape)
+            if self._columns.time is not None:
+                _put_header(self._folder / TIMES, np.dtype(done.time_type), shape[:1])
+        return done
+
+    def place(self, row: int) -> str:
+        """How a message names a row, by its number in the order of reading."""
+        starts = self.done.file_starts
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{self._tables[file].path}, data row {row - starts[file] + 1}"
+
+    def _take(self, block: Block, table: Table, files: Sequence[BinaryIO]) -> None:
+        done, count = self.done, len(block.numbers)
+        stored = self._stored(block.numbers)
+        codes = self._series_of(block, table)
+        if block.times is not None:
+            if done.time_type and block.times.dtype.str != done.time_type:
+                raise DataError(f"the time column holds numbers in one file and dates in {table.path}.")
+            done.time_type = block.times.dtype.str
+            done.last_time = (
+                block.times[-1:].view(np.int64 if block.times.dtype.kind == "M" else np.float64)[0].item()
+            )
+        in_order = bool(codes[0] >= done.last_series) and not (np.diff(codes) < 0).any()
+        done.sorted = done.sorted and in_order
+        done.last_series = int(codes[-1])
+        for code, rows in zip(*np.unique(codes, return_counts=True), strict=True):
+            done.counts[code] += int(rows)
+        if files:
+            columns = [stored, block.times, codes.astype(np.int32)]
+            for file, column in zip(files, [each for each in columns if each is not None], strict=True):
+                file.write(np.ascontiguousarray(column).view(np.uint8).data)
+        done.rows += count
+
+    def _series_of(self, block: Block, table: Table) -> np.ndarray:
+        """The number of each row's series; new ones are added."""
+        done = self.done
+        if block.series is not None:
+            used, first_rows = np.unique(block.series, return_index=True)
+            codes = np.empty(len(block.ids), np.int64)
+            for place in used[np.argsort(first_rows)].tolist():
+                name = block.ids[place]
+                if name not in self._codes:
+                    self._codes[name] = len(self._codes)
+                    done.names.append(name)
+                    done.counts.append(0)
+                codes[place] = self._codes[name]
+            found: np.ndarray = codes[block.series]
+            return found
+        # Without such a column, a file begins a series unless its times go on.
+        begins = done.rows == done.file_starts[-1]
+        if begins and not (
+            block.times is not None and done.last_time is not None and self._goes_on(block.times)
+        ):
+            done.names.append(table.path.stem)
+            done.counts.append(0)
+        return np.full(len(block.numbers), len(done.names) - 1)
+
+    def _goes_on(self, times: np.ndarray) -> bool:
+        if times.dtype.str != self.done.time_type:
+            return False
+        first = times[:1].view(np.int64)[0] if times.dtype.kind == "M" else times[0]
+        return bool(first > self.done.last_time)
+
+    def _stored(self, numbers: np.ndarray) -> np.ndarray:
+        done = self.done
+        done.holes = done.holes or [0] * numbers.shape[1]
+        finite = np.isfinite(numbers)
+        with np.errstate(over="ignore"):
+            stored = numbers.astype(self._dtype)
+        lost = finite & ~np.isfinite(stored)
+        if lost.any():
+            row, column = (int(place) for place in np.argwhere(lost)[0])
+            raise DataError(
+                f"{self.place(done.rows + row)}: column {self._columns.values[column]!r} "
+                f"holds {numbers[row, column]:g}, too large for {self._dtype}. Use dtype='float32', or "
+                f"rescale the column."
+            )
+        if not finite.all():
+            stored[~finite] = np.nan
+            missing = (~finite).sum(axis=0).tolist()
+            done.holes = [before + more for before, more in zip(done.holes, missing, strict=True)]
+            if done.first_hole is None:
+                row, column = (int(place) for place in np.argwhere(~finite)[0])
+                done.first_hole = [done.rows + row, column]
+        return stored
+
+    def _check(self) -> None:
+        done = self.done
+        if not done.rows:
+            raise DataError(f"{self._tables[0].path} has a header but no rows.")
+        for name, holes in zip(self._columns.values, done.holes, strict=True):
+            if holes == done.rows:
+                raise DataError(
+                    f"column {name!r} has no value in any of the {done.rows} rows; leave it out of targets "
+                    f"and features."
+                )
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[list[BinaryIO]]:
+        """The files of values, times and series, ready for the next row; none without a folder."""
+        with contextlib.ExitStack() as opened:
+            yield [opened.enter_context(self._opened(path, *sizes)) for path, sizes in self._sizes().items()]
+
+    def _sizes(self) -> dict[Path, tuple[int, int]]:
+        """The bytes before the first row and of each row, for each file."""
+        if self._folder is None:
+            return {}
+        width = len(self._columns.values)
+        header = len(npy_header(self._dtype, (0, width)))
+        sizes = {VALUES: (header, self._dtype.itemsize * width)}
+        if self._columns.time is not None:
+            sizes[TIMES] = (len(npy_header(np.dtype("M8[us]"), (0,))), 8)
+        sizes[SERIES] = (0, 4)
+        return {self._folder / name: size for name, size in sizes.items()}
+
+    def _opened(self, path: Path, header: int, row_bytes: int) -> BinaryIO:
+        path.touch()
+        file = path.open("r+b")
+        # What was written after the last note is read again.
+        file.truncate(header + self.done.rows * row_bytes)
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def _note(self, files: Sequence[BinaryIO]) -> None:
+        assert self._folder is not None  # noqa: S101
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
+        with atomic_write(self._folder / NOTE) as beside:
+            beside.write_text(json.dumps(dataclasses.asdict(self.done)))
+
+    def _noted(self, key: str) -> Reading:
+        """Where an earlier process stopped that read the same, or the beginning."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                found = Reading(**json.loads((self._folder / NOTE).read_text()))
+                sizes = self._sizes().items()
+                if found.key == key and all(
+                    p.stat().st_size >= h + found.rows * row for p, (h, row) in sizes
+                ):
+                    return found
+        return Reading(key)
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """The beginning of a `.npy` file. It has room for any number of rows: its length does not depend on them."""
+    file = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def _put_header(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    with path.open("r+b") as file:
+        file.write(npy_header(dtype, shape))

@@ -1,0 +1,208 @@
+"""Packing in blocks: whatever the blocks, and wherever a process was killed, the series are those of one pass."""
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cellerate.data import series_layout, series_read, tables
+from cellerate.data.series import SeriesData, open_series
+from cellerate.data.series_build import build_series
+from cellerate.data.series_pack import open_packed
+from cellerate.data.series_read import Columns
+from cellerate.data.tables import find_tables, open_table
+from cellerate.errors import DataError, OutputError
+from cellerate.files import exclusive
+
+HOUR = np.timedelta64(3600, "s")
+
+
+def frame(rows: int = 700, series: int = 5, *, holes: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    """Series of unequal length with jumps in time and missing values, one after the other."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.multinomial(rows, rng.dirichlet(np.ones(series)))
+    found: dict[str, list[Any]] = {"time": [], "id": [], "a": [], "b": []}
+    for number, length in enumerate(lengths):
+        steps = np.where(rng.random(length) < 0.03, 50, 1).cumsum()
+        found["time"].append(np.datetime64("2020-01-01", "us") + steps * HOUR)
+        found["id"].append(np.full(length, f"s{number}"))
+        for name in ("a", "b"):
+            values = rng.normal(size=length).cumsum()
+            values[rng.random(length) < holes] = np.nan
+            found[name].append(values)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def write(folder: Path, columns: dict[str, Any], files: int = 1, row_group: int = 97) -> Path:
+    folder.mkdir(exist_ok=True)
+    edges = np.linspace(0, len(columns["a"]), files + 1).astype(int)
+    for number, (first, stop) in enumerate(itertools.pairwise(edges)):
+        table = pa.table({name: pa.array(values[first:stop]) for name, values in columns.items()})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=row_group)
+    return folder
+
+
+def opened(folder: Path, **settings: Any) -> SeriesData:
+    return open_series(folder, targets=["a"], features=["a", "b"], series_column="id", **settings)
+
+
+def same(one: SeriesData, other: SeriesData) -> None:
+    np.testing.assert_array_equal(one.values, other.values)
+    np.testing.assert_array_equal(one.times, other.times)
+    assert (one.segments, one.step) == (other.segments, other.step)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Makes everything read, sort and fill a few rows at a time, with a cache of its own."""
+
+    def use(cache: str) -> None:
+        monkeypatch.setattr(series_layout, "_BLOCK_BYTES", 16 * 40)
+        monkeypatch.setattr(tables, "_BLOCK_ROWS", 31)
+        monkeypatch.setattr(tables, "_PART_ROWS", 100)
+        monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / cache))
+
+    return use
+
+
+@pytest.mark.parametrize("missing", ["drop", "ffill", "interpolate"])
+@pytest.mark.parametrize("holes", [0.0, 0.05, 0.6])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_blocks_make_no_difference(tmp_path, small_blocks, missing, holes, shuffled):
+    columns = frame(holes=holes)
+    if shuffled:
+        # Sorted by time over all series, as tables often come.
+        order = np.argsort(columns["time"], kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+    folder = write(tmp_path / "t", columns, files=3)
+    whole = opened(folder, missing=missing)
+    small_blocks("small")
+    parts = opened(folder, missing=missing)
+    assert not parts.cached
+    same(parts, whole)
+
+
+def test_filled_stretch_is_a_straight_line_between_neighbours(tmp_path, small_blocks):
+    small_blocks("small")
+    values = np.sin(np.arange(500.0)).astype(np.float32).astype(np.float64)
+    known = np.zeros(500, bool)
+    known[[0, 3, 250, 499]] = True
+    columns = {
+        "time": np.datetime64("2020-01-01", "us") + np.arange(500) * HOUR,
+        "id": np.full(500, "x"),
+        "a": np.where(known, values, np.nan),
+        "b": np.zeros(500),
+    }
+    data = opened(write(tmp_path / "t", columns), missing="interpolate")
+    expected = np.interp(np.arange(500), np.flatnonzero(known), values[known]).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(data.values[:, 0]), expected)
+    assert [segment[:2] for segment in data.segments] == [(0, 500)]
+
+
+def test_median_of_many_steps_is_that_of_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(series_layout, "_MEDIAN_ROWS", 200)
+    monkeypatch.setattr(series_layout, "_MEDIAN_STRETCHES", 10)
+    assert opened(write(tmp_path / "t", frame())).step == HOUR
+
+
+def test_times_out_of_order_in_any_block_name_the_row_of_the_file(tmp_path, small_blocks):
+    small_blocks("small")
+    columns = frame(rows=300, series=2)
+    order = np.argsort(columns["time"], kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    wrong = int(np.flatnonzero(columns["id"] == "s1")[100])
+    columns["time"][wrong] = columns["time"][np.flatnonzero(columns["id"] == "s1")[99]]
+    with pytest.raises(DataError, match=rf"1.parquet, data row {wrong - 150 + 1}: .* occurs twice"):
+        opened(write(tmp_path / "t", columns, files=2))
+
+
+def test_categories_that_no_row_has_are_no_series(tmp_path):
+    ids = pa.DictionaryArray.from_arrays(pa.array([2] * 30 + [0] * 30), pa.array(["a", "never", "z"]))
+    table = pa.table({"id": ids, "a": np.arange(60.0), "b": np.arange(60.0)})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert [s[2] for s in opened(tmp_path / "t.parquet").segments] == ["z", "a"]
+
+
+BUILD = """
+import os, signal, sys
+from pathlib import Path
+from cellerate.data import series_read, tables
+from cellerate.data.series_build import build_series
+from cellerate.data.series_read import Columns
+from cellerate.data.tables import find_tables, open_table
+tables._BLOCK_ROWS, tables._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
+left = int(sys.argv[3])
+def on_rows(rows, total):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+found = [open_table(path) for path in find_tables(sys.argv[1])]
+build_series(Path(sys.argv[2]), "key", found, Columns(["a", "b"], "time", "id"),
+             missing="ffill", gaps="split", dtype="float32", on_rows=on_rows)
+print(left)
+"""
+
+
+def test_killed_build_goes_on_where_it_was(tmp_path):
+    folder = write(tmp_path / "t", frame(holes=0.1), files=3)
+    code = [sys.executable, "-c", BUILD, str(folder)]
+    done = subprocess.run(
+        [*code, str(tmp_path / "whole"), "100000"], check=True, capture_output=True, text=True
+    )
+    blocks = 100_000 - int(done.stdout)
+    kills = 0
+    while True:
+        run = subprocess.run([*code, str(tmp_path / "cut"), "9"], check=False, capture_output=True, text=True)
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL
+        kills += 1
+        assert kills < blocks
+    assert kills >= 2
+    assert 9 - int(run.stdout) < blocks / 2, "it began anew"
+    whole, cut = open_packed(tmp_path / "whole"), open_packed(tmp_path / "cut")
+    np.testing.assert_array_equal(whole.values, cut.values)
+    np.testing.assert_array_equal(whole.times, cut.times)
+    np.testing.assert_array_equal(whole.segments, cut.segments)
+    assert whole.names == cut.names
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "t", "whole"]
+    assert {p.name for p in (tmp_path / "cut").iterdir()} == {
+        "values.npy", "times.npy", "segments.npy", "series.json",
+    }  # fmt: skip
+
+
+def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
+    folder = write(tmp_path / "t", frame(), files=2)
+    found = [open_table(path) for path in find_tables(folder)]
+    columns = Columns(["a", "b"], "time", "id")
+    building = tmp_path / "p.building"
+    with exclusive(building):
+        reader = series_read.Reader(building, found, columns, np.dtype(np.float32), "other")
+        reader.read()
+    made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
+    np.testing.assert_array_equal(made.values, opened(folder).values)
+
+
+def test_data_that_cannot_be_packed_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "kept"))
+    with pytest.raises(DataError, match="missing in all"):
+        opened(write(tmp_path / "t", frame(holes=0.2)))
+    assert [p for p in (tmp_path / "kept").rglob("*") if p.is_file()] == []
+
+
+def test_disk_that_is_full_while_reading_says_so(tmp_path, monkeypatch):
+    def full(self: Any, files: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = write(tmp_path / "t", frame())
+    monkeypatch.setattr(series_read.Reader, "_note", full)
+    with pytest.raises(OutputError, match="disk is full"):
+        opened(folder)
