@@ -101,6 +101,49 @@ def test_train_series_without_a_test_part_says_that_no_chart_was_drawn(cellerate
     assert not (here / "c.png").exists()
 
 
+def test_packed_series_trains_and_forecasts_as_its_tables_do(cellerate, here, small):
+    code, out, _ = cellerate("data", "pack", "s.csv", "-o", "s.series", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["rows"], told["columns"], told["series"]) == (120, ["load", "other"], 1)
+    assert told["bytes"] == sum(path.stat().st_size for path in (here / "s.series").iterdir())
+    assert cellerate("data", "pack", "s.csv", "-o", "s.series")[0] == 0, "packed already"
+    for data, model in (("s.csv", "a.keras"), ("s.series", "b.keras")):
+        assert cellerate("train", "series", data, "-o", model, *small["series"], "-q")[0] == 0
+    forecasts = [cellerate("forecast", "a.keras", "s.csv"), cellerate("forecast", "b.keras", "s.series")]
+    assert forecasts[0] == forecasts[1]
+    # Any of its columns can be the target.
+    words = ["--target", "other", "--feature", "load", *small["series"][2:]]
+    assert cellerate("train", "series", "s.series", "-o", "c.keras", *words, "-q")[0] == 0
+
+
+def test_packed_series_that_cannot_be_used_says_why(cellerate, here, small):
+    assert cellerate("data", "pack", "s.csv", "-o", "s.series", "--missing", "ffill")[0] == 0
+    for words, said in (
+        (["data", "pack", "s.csv", "-o", "s.packed"], "named *.series"),
+        (["data", "pack", "s.csv", "-o", "s.series"], "is not what would be packed"),
+        (["data", "pack", "s.csv", "-o", "t.series", "--missing", "never"], "missing must be one of"),
+        (["data", "pack", "s.csv", "-o", "t.series", "--column", "date"], "is no number"),
+        (["data", "pack", "none.csv", "-o", "t.series"], "there is no file none.csv"),
+        (["train", "series", "s.series", "s.csv", "-o", "m.keras", *small["series"]], "opened alone"),
+        (
+            ["train", "series", "s.series", "-o", "m.keras", *small["series"], "--missing", "drop"],
+            "packed with",
+        ),
+        (["train", "series", "s.series", "-o", "m.keras", "--target", "none"], "does not have"),
+    ):
+        code, out, err = cellerate(*words)
+        assert code in (2, 3) and said in err and not out, (words, err)
+    assert sorted(path.name for path in here.glob("*.series*")) == ["s.series"]
+    for path, content in (
+        (here / "s.series" / "values.npy", b"x" * 100),
+        (here / "s.series" / "series.json", b"{"),
+    ):
+        path.write_bytes(content)
+        code, _, err = cellerate("train", "series", "s.series", "-o", "m.keras", *small["series"])
+        assert code == 3 and "damaged" in err
+
+
 def test_train_embed_says_how_well_lines_come_back(cellerate, here, small):
     words = ["--validation-fraction", "0.3", "--max-length", "5"]
     code, out, err = cellerate("train", "embed", "l.txt", "-o", "m.keras", *small["embed"], *words)

@@ -139,14 +139,14 @@ from cellerate.data.series_read import Columns
 from cellerate.data.tables import find_tables, open_table
 tables._BLOCK_ROWS, tables._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
 left = int(sys.argv[3])
-def on_rows(rows, total):
+def progress(rows, total):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 found = [open_table(path) for path in find_tables(sys.argv[1])]
 build_series(Path(sys.argv[2]), "key", found, Columns(["a", "b"], "time", "id"),
-             missing="ffill", gaps="split", dtype="float32", on_rows=on_rows)
+             missing="ffill", gaps="split", dtype="float32", progress=progress)
 print(left)
 """
 

@@ -13,6 +13,7 @@ import typer
 
 from cellerate import __version__
 from cellerate.cli import (
+    data,
     embed,
     env,
     evaluate,
@@ -45,6 +46,9 @@ train_app.command("text")(train_text.train_text)
 train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)
 app.add_typer(train_app, name="train")
+data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
+data_app.command("pack")(data.pack)
+app.add_typer(data_app, name="data")
 app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)

@@ -63,7 +63,7 @@ def progress_bar(
         in_bytes: Whether what is counted are bytes.
 
     Yields:
-        What to call with how much is done and how much there is.
+        What to call with how much is done and how much there is, 0 if that is not known.
     """
     from rich.console import Console
     from rich.progress import (
@@ -93,9 +93,9 @@ def progress_bar(
         nonlocal task
         if task is None:
             bar.start()
-            task = bar.add_task("", total=total)
+            task = bar.add_task("", total=total or None)
         bar.update(task, completed=done)
-        if done >= total:
+        if 0 < total <= done:
             bar.stop()
 
     try:

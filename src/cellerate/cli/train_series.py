@@ -10,7 +10,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, training_display, training_report
+from cellerate.cli.running import finish_training, progress_bar, training_display, training_report
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -19,7 +19,9 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("architecture", ForecastArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 def train_series(
-    paths: Annotated[list[str], typer.Argument(help="CSV, Parquet or .npy files.", show_default=False)],
+    paths: Annotated[
+        list[str], typer.Argument(help="CSV, Parquet or .npy files, or a packed series.", show_default=False)
+    ],
     output: Output,
     options: SeriesOptions,
     architecture: ForecastArchitecture,
@@ -56,15 +58,17 @@ def train_series(
         from cellerate.report.charts import check_chart
 
         check_chart(plot)
-    run = train_on_series(
-        dataclasses.replace(options, paths=paths),
-        output,
-        architecture=architecture,
-        model=model,
-        training=training,
-        resume=resume,
-        display=training_display(quiet),
-    )
+    with progress_bar("reading rows", quiet) as reading:
+        run = train_on_series(
+            dataclasses.replace(options, paths=paths),
+            output,
+            architecture=architecture,
+            model=model,
+            training=training,
+            resume=resume,
+            display=training_display(quiet),
+            reading=reading,
+        )
     chart = None
     if plot is not None and not run.examples:
         note("no chart was drawn: the test part has no window")

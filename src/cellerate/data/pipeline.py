@@ -7,6 +7,7 @@ before the first epoch, and it calls `on_epoch_end` more often than epochs end.
 import contextlib
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -70,6 +71,12 @@ class KerasBatches(keras.utils.PyDataset):
         self._within = False
         self._served_last = False
         self._ends = 0
+        self._waited_s = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """The seconds that the reader has waited for batches that were not ready."""
+        return self._waited_s
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -91,7 +98,9 @@ class KerasBatches(keras.utils.PyDataset):
             if self._ahead is None:
                 self._ahead = _Ahead(self.source, self.epoch, self.start, self.stop, self._prefetch)
                 self._end_ahead = weakref.finalize(self, self._ahead.close)
+            asked = time.perf_counter()
             batch = self._ahead.get()
+            self._waited_s += time.perf_counter() - asked
             self._next += 1
             self._served_last = self._next == len(self)
             return batch

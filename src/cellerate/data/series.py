@@ -6,24 +6,21 @@ one matrix and its segments.
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.gather import open_rows
-from cellerate.data.series_build import Storage, build_series
+from cellerate.data.series_build import Storage, build_series, check_packing, packing_key
+from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Columns, OnRows
-from cellerate.data.tables import NpyTable, Table, file_digest, find_tables, open_table
+from cellerate.data.series_read import Columns, Progress
+from cellerate.data.tables import NpyTable, find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import cache_dir
-
-_TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
 
 __all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
 
@@ -191,7 +188,7 @@ def open_series(
     gaps: Gaps = "split",
     dtype: Storage = "float32",
     names: Sequence[str] | None = None,
-    on_rows: OnRows = lambda rows, total: None,
+    progress: Progress | None = None,
 ) -> SeriesData:
     """Opens a time series from CSV, Parquet or `.npy` files, or a packed one.
 
@@ -216,7 +213,7 @@ def open_series(
             no window cross it; "error" raises; "ignore" goes on.
         dtype: The type of the stored matrix; "float16" halves its size.
         names: Column names for `.npy` files; None for "0", "1", ...
-        on_rows: Told now and then how many rows were read, and of how many, if that is known.
+        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Returns:
         The series.
@@ -228,33 +225,20 @@ def open_series(
             and row.
         OutputError: The cache folder cannot be written.
     """
-    for name, value, choices in (
-        ("missing", missing, get_args(Missing)),
-        ("gaps", gaps, get_args(Gaps)),
-        ("dtype", dtype, get_args(Storage)),
-    ):
-        if value not in choices:
-            raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
+    check_packing(missing, gaps, dtype)
     if isinstance(targets, str) or not targets:
         raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
     packed = _packed_path(paths)
     if packed is not None:
         found = open_packed(packed)
         _check_packed(packed, found, time_column, series_column, missing, gaps, dtype)
-        columns = _choose(
+        columns = choose_columns(
             packed, found.columns, dict.fromkeys(found.columns, "number"), list(targets), features, "", None
         )
         return _series_data(found, columns.features, targets, cached=True)
-    files = find_tables(paths)
-    tables = [open_table(path, names) for path in files]
-    for table in tables[1:]:
-        if table.columns != tables[0].columns:
-            raise DataError(
-                f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
-                f"{', '.join(tables[0].columns)}; files of one series need the same columns in the same order."
-            )
+    tables = open_tables(find_tables(paths), names)
     first = tables[0]
-    columns = _choose(
+    columns = choose_columns(
         first.path, first.columns, first.kinds, list(targets), features, time_column, series_column
     )
     read = Columns(columns.values, columns.time, columns.series)
@@ -264,24 +248,8 @@ def open_series(
         if is_packed_series(folder):
             in_place = first.values if isinstance(first, NpyTable) else None
             return _series_data(open_packed(folder, in_place), columns.features, targets, cached=True)
-    made = build_series(folder, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, on_rows=on_rows)
+    made = build_series(folder, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, progress=progress)
     return _series_data(made, columns.features, targets, cached=False)
-
-
-def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps: str, dtype: str) -> str:
-    """A hash of the content of tables and of how they are packed."""
-    settings = {
-        "version": 2,
-        "files": [file_digest(table.path) for table in tables],
-        "table": tables[0].columns,
-        "columns": dataclasses.asdict(columns),
-        "missing": missing,
-        "gaps": gaps,
-        "dtype": dtype,
-        # A file that begins a new series gives it its name.
-        "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
-    }
-    return digest(json.dumps(settings, sort_keys=True).encode())
 
 
 def _series_data(
@@ -338,62 +306,3 @@ def _check_packed(
                 f"{name} is {value!r}, but {path} was packed with {packed.settings[name]!r}. Leave the setting out, or "
                 "pack the series again."
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chosen:
-    """Which columns are read: `values` are stored, of which `features` are inputs."""
-
-    values: list[str]
-    features: list[str]
-    time: str | None
-    series: str | None
-
-
-def _choose(
-    path: Path,
-    names: Sequence[str],
-    kinds: Mapping[str, str],
-    targets: list[str],
-    features: Sequence[str] | None,
-    time_column: str | None,
-    series_column: str | None,
-) -> _Chosen:
-    """Which columns are read, and as what."""
-    if isinstance(features, str):
-        raise ConfigError(f"features is {features!r}; expected a list of column names.")
-    asked = {"targets": targets, "features": list(features or ())}
-    asked |= {"time_column": [time_column] if time_column else []}
-    asked |= {"series_column": [series_column] if series_column is not None else []}
-    for argument, wanted in asked.items():
-        for name in wanted:
-            if name not in names:
-                raise DataError(
-                    f"{argument} names a column {name!r} that {path} does not have. It has: "
-                    f"{', '.join(names)}."
-                )
-        if len(set(wanted)) < len(wanted):
-            raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
-    if time_column == "":
-        time_column = None
-    elif time_column is None:
-        named = [name for name in names if name.lower() in _TIME_NAMES]
-        typed = [name for name in names if kinds[name] == "time"]
-        taken = {*targets, *(features or ()), series_column}
-        time_column = next((name for name in named + typed if name not in taken), None)
-    if features is None:
-        # A column without a name is an index that some program added.
-        others = {time_column, series_column, ""}
-        features = [name for name in names if kinds[name] == "number" and name not in others]
-        if not features:
-            raise DataError(f"{path} has no column of numbers to forecast from.")
-    elif not features:
-        raise ConfigError("features is empty; expected at least one column, or None for all of them.")
-    special = {"time": time_column, "series": series_column}
-    for what, column in special.items():
-        if column is not None and column in (*targets, *features):
-            raise ConfigError(f"the {what} column {column!r} cannot be a target or a feature as well.")
-    if time_column is not None and time_column == series_column:
-        raise ConfigError(f"{time_column!r} cannot be both the time column and the series column.")
-    values = list(dict.fromkeys([*features, *targets]))
-    return _Chosen(values, list(features), time_column, series_column)

@@ -3,19 +3,24 @@
 It takes a constant amount of memory, and goes on where a killed process stopped reading.
 """
 
+import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from cellerate.data.batches import digest
+from cellerate.data.file_digest import file_digest
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
 from cellerate.data.series_pack import PackedSeries, describe, is_packed_series, open_packed
-from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, OnRows, Reader
+from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, Progress, Reader
 from cellerate.data.tables import NpyTable, Table
 from cellerate.errors import DataError
 from cellerate.files import exclusive, output_error, publish_folder
+from cellerate.settings import check_choice
 
 Storage = Literal["float32", "float16"]
 _BUILDING = ".building"
@@ -31,7 +36,7 @@ def build_series(
     gaps: Gaps,
     dtype: Storage,
     in_place: bool = True,
-    on_rows: OnRows = lambda rows, total: None,
+    progress: Progress | None = None,
 ) -> PackedSeries:
     """Packs tables into a folder, or waits while another process does.
 
@@ -44,7 +49,7 @@ def build_series(
         gaps: See `open_series`.
         dtype: Of the values.
         in_place: Whether a `.npy` file that is what would be stored is used where it lies.
-        on_rows: Told now and then how many rows were read, and of how many, if that is known.
+        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Raises:
         DataError: See `open_series`.
@@ -62,7 +67,7 @@ def build_series(
         except DataError:
             shutil.rmtree(folder, ignore_errors=True)
         try:
-            made = _Build(building, key, tables, columns, missing, gaps, np.dtype(dtype), on_rows)
+            made = _Build(building, key, tables, columns, missing, gaps, np.dtype(dtype), progress)
             packed, elsewhere = made.in_place(usable), True
             if packed is None:
                 packed, elsewhere = made.on_disk(), False
@@ -76,6 +81,29 @@ def build_series(
     return open_packed(folder, usable)
 
 
+def check_packing(missing: str, gaps: str, dtype: str) -> None:
+    """Raises `ConfigError` for a setting that cannot be used."""
+    check_choice("missing", missing, get_args(Missing))
+    check_choice("gaps", gaps, get_args(Gaps))
+    check_choice("dtype", dtype, get_args(Storage))
+
+
+def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps: str, dtype: str) -> str:
+    """A hash of the content of tables and of how they are packed."""
+    settings = {
+        "version": 2,
+        "files": [file_digest(table.path) for table in tables],
+        "table": tables[0].columns,
+        "columns": dataclasses.asdict(columns),
+        "missing": missing,
+        "gaps": gaps,
+        "dtype": dtype,
+        # A file that begins a new series gives it its name.
+        "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
+    }
+    return digest(json.dumps(settings, sort_keys=True).encode())
+
+
 class _Build:
     def __init__(
         self,
@@ -86,16 +114,16 @@ class _Build:
         missing: Missing,
         gaps: Gaps,
         dtype: np.dtype,
-        on_rows: OnRows,
+        progress: Progress | None,
     ) -> None:
         self._folder, self._key, self._tables, self._columns = folder, key, tables, columns
-        self._missing, self._gaps, self._dtype, self._on_rows = missing, gaps, dtype, on_rows
+        self._missing, self._gaps, self._dtype, self._progress = missing, gaps, dtype, progress
 
     def in_place(self, values: np.ndarray | None) -> PackedSeries | None:
         """A description of values that stay where they are, or None if they cannot."""
         if values is None:
             return None
-        reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._on_rows)
+        reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._progress)
         done = reader.read()
         self._check_holes(reader)
         if not done.complete and self._missing != "drop":
@@ -104,7 +132,7 @@ class _Build:
 
     def on_disk(self) -> PackedSeries:
         """Values and times in the folder, and their description."""
-        reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._on_rows)
+        reader = Reader(self._folder, self._tables, self._columns, self._dtype, self._key, self._progress)
         done = reader.read()
         self._check_holes(reader)
         # What follows changes what was read, so a process that is killed from here on begins anew.

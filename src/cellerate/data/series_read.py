@@ -20,7 +20,7 @@ from cellerate.data.tables import Block, Table
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
 
-OnRows = Callable[[int, int | None], None]
+Progress = Callable[[int, int], None]
 _NOTE_EVERY_S = 2.0
 NOTE = "reading.json"
 VALUES, TIMES, SERIES = "read-values.npy", "read-times.npy", "read-series"
@@ -84,7 +84,7 @@ class Reader:
         columns: Which columns.
         dtype: Of the values on the disk.
         key: What is read, and how: what another key left in the folder is not continued.
-        on_rows: Told now and then how many rows were read, and of how many, if that is known.
+        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Reader:
         columns: Columns,
         dtype: np.dtype,
         key: str,
-        on_rows: OnRows = lambda rows, total: None,
+        progress: Progress | None = None,
     ) -> None:
         self._folder, self._tables, self._columns, self._dtype = folder, tables, columns, dtype
-        self._on_rows = on_rows
+        self._progress = progress or (lambda rows, total: None)
         self.done = self._noted(key)
         self._codes = {name: code for code, name in enumerate(self.done.names)} if columns.series else {}
 
@@ -109,7 +109,7 @@ class Reader:
             OSError: The folder cannot be written.
         """
         known = [table.rows for table in self._tables]
-        total = None if None in known else sum(filter(None, known))
+        total = 0 if None in known else sum(filter(None, known))
         done, noted = self.done, time.monotonic()
         with self._files() as files:
             while done.table < len(self._tables):
@@ -120,7 +120,7 @@ class Reader:
                 for block in table.blocks(columns.values, columns.time, columns.series, done.part):
                     if len(block.numbers):
                         self._take(block, table, files)
-                        self._on_rows(done.rows, total)
+                        self._progress(done.rows, total)
                 done.table, done.part = (
                     (done.table, done.part + 1) if done.part + 1 < table.parts else (done.table + 1, 0)
                 )

@@ -4,7 +4,6 @@ Only this module knows file formats. It reads in blocks because a file may be la
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -119,13 +118,21 @@ def open_table(path: Path, names: Sequence[str] | None = None) -> Table:
     return table
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}.") from error
+def open_tables(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[Table]:
+    """Opens tables of the same columns; see `open_table`.
+
+    Raises:
+        DataError: One of them is unusable, or has other columns.
+        BackendError: See `open_table`.
+    """
+    tables = [open_table(path, names) for path in paths]
+    for table in tables[1:]:
+        if table.columns != tables[0].columns:
+            raise DataError(
+                f"{table.path} has the columns {', '.join(table.columns)}, but {tables[0].path} has "
+                f"{', '.join(tables[0].columns)}; files of one series need the same columns in the same order."
+            )
+    return tables
 
 
 class NpyTable:

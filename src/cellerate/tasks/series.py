@@ -96,6 +96,7 @@ def train_on_series(
     training: TrainingSettings | None = None,
     resume: bool = False,
     display: Display | None = None,
+    reading: Callable[[int, int], None] | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
 
@@ -108,6 +109,7 @@ def train_on_series(
         training: How to train.
         resume: Continues from the checkpoint beside `output`.
         display: Shows the progress.
+        reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
@@ -115,7 +117,7 @@ def train_on_series(
     training = training or TrainingSettings()
     architecture = architecture or ForecastArchitecture()
     check_start(output, resume=resume)
-    data = _open(options)
+    data = _open(options, reading)
     split = data.split(options.train_fraction, options.validation_fraction)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
@@ -214,10 +216,10 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
     return losses[name]()
 
 
-def _open(options: SeriesOptions) -> SeriesData:
+def _open(options: SeriesOptions, reading: Callable[[int, int], None] | None = None) -> SeriesData:
     if not options.target:
         raise ConfigError("no target is named: give the column to forecast (target), or several.")
-    return open_series(options.paths, **_reading(options))
+    return open_series(options.paths, **_reading(options), progress=reading)
 
 
 def _reading(options: SeriesOptions) -> dict[str, Any]:

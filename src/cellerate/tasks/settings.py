@@ -85,7 +85,7 @@ class SeriesOptions:
     """Which series to use, and how to cut it into windows.
 
     Attributes:
-        paths: CSV, Parquet or .npy files.
+        paths: CSV, Parquet or .npy files, or one packed series.
         target: Columns to forecast.
         feature: Columns the model sees; without any, all numeric columns.
         time_column: The column of times; without it, it is found by its name or type.

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics
 from cellerate.training.display import Display
@@ -144,15 +145,17 @@ class Conductor(keras.callbacks.Callback):
         self._looked = self._saved = time.perf_counter()
         self._deadline = math.inf
 
-    def begin_part(self, start: int, resumed: Checkpoint | None) -> None:
+    def begin_part(self, start: int, resumed: Checkpoint | None, batches: KerasBatches) -> None:
         """Prepares for a call of `fit`; call it before each one.
 
         Args:
             start: The batch of the epoch at which `fit` begins.
             resumed: The checkpoint taken within that epoch, or None at the start of an epoch.
+            batches: The training batches of that call.
         """
         self._start = start
         self._resumed = resumed
+        self._batches = batches
 
     def due(self, batch: int) -> bool:
         """Whether batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
@@ -182,6 +185,7 @@ class Conductor(keras.callbacks.Callback):
             self._begin_states()
             self.progress.epoch_seconds = 0.0
         self._epoch_began = time.perf_counter()
+        self._waited_before = self._batches.waited_s
         self._first_step: tuple[int, float] | None = None
         self._last_step = (0, 0.0)
 
@@ -201,6 +205,7 @@ class Conductor(keras.callbacks.Callback):
             )
         if done % self._settings.log_every == 0 or done == self._steps_per_epoch:
             self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
+        self._display.data_wait(self._data_wait(now - self._epoch_began))
         self._display.step(self.position.epoch, done, logs)
         if done == self._steps_per_epoch:
             # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
@@ -241,6 +246,7 @@ class Conductor(keras.callbacks.Callback):
             "learning_rate": current_learning_rate(self.model.optimizer),
             "seconds": progress.epoch_seconds + part_seconds,
             "items_per_s": self._items_per_s(),
+            "data_wait": self._data_wait(part_seconds),
             "best": best,
         }
         if best:
@@ -278,6 +284,10 @@ class Conductor(keras.callbacks.Callback):
             progress["epoch_seconds"] += part_seconds
             progress["seconds"] += part_seconds
         return capture(self.model, self.position, self._identity, progress)
+
+    def _data_wait(self, seconds: float) -> float:
+        """The share of this epoch's seconds that `fit` waited for batches."""
+        return min(1.0, (self._batches.waited_s - self._waited_before) / seconds) if seconds > 0 else 0.0
 
     def _items_per_s(self) -> float:
         """The steady speed of this call of `fit`, without the first step, which may include a compilation."""

@@ -13,6 +13,9 @@ from typing import Any
 from cellerate.format import duration, short
 from cellerate.machine.environment import resident_memory_bytes
 
+# A smaller share of the time than this is not worth a word.
+_TOLD_WAIT = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -43,6 +46,9 @@ class Display:
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
         """`step` batches of `epoch` are done; called at most a few times a second."""
+
+    def data_wait(self, share: float) -> None:
+        """The share of the epoch's time so far in which training waited for batches; called before `step`."""
 
     def phase(self, text: str) -> None:
         """Something other than training begins ("validating"); an empty text ends it."""
@@ -76,7 +82,7 @@ class Terminal(Display):
         self._plan = plan
         self._began = self._last_line = time.perf_counter()
         self._done_before = -1
-        self._rate = 0.0
+        self._rate = self._data_wait = 0.0
         self._phase = ""
         if not self._console.is_terminal:
             return
@@ -111,6 +117,10 @@ class Terminal(Display):
             self._last_line = now
             self._console.print(f"{where}  {text}", markup=False)
 
+    def data_wait(self, share: float) -> None:
+        """Shows a share that is worth a word with the next figures."""
+        self._data_wait = share
+
     def phase(self, text: str) -> None:
         """Shows `text` in place of the figures until the phase ends."""
         self._phase = text
@@ -133,6 +143,8 @@ class Terminal(Display):
         ]
         parts.append(f"{short(record['items_per_s'])} {self._plan.item}/s")
         parts.append(f"{record['seconds']:.0f} s")
+        if record["data_wait"] >= _TOLD_WAIT:
+            parts.append(f"waited for data {record['data_wait']:.0%} of the time")
         if record.get("best"):
             parts.append("best so far, saved")
         self.message("  ".join(parts))
@@ -158,5 +170,7 @@ class Terminal(Display):
             if plan.max_seconds is not None:
                 left = min(left, max(0.0, plan.max_seconds - (time.perf_counter() - self._began)))
             parts.append(f"{duration(left)} left")
+        if self._data_wait >= _TOLD_WAIT:
+            parts.append(f"waits for data {self._data_wait:.0%} of the time")
         parts.append(f"{resident_memory_bytes() / 1e9:.1f} GB")
         return "  ".join(parts)

@@ -294,9 +294,9 @@ def _fit_parts(
     if first_whole < epochs:
         parts.append((first_whole, 0, epochs))
     for epoch, start, stop in parts:
-        conductor.begin_part(start, checkpoint if start else None)
         with contextlib.ExitStack() as opened:
             batches = KerasBatches(source, start=start, epoch=epoch)
+            conductor.begin_part(start, checkpoint if start else None, batches)
             held_out = KerasBatches(validation) if validation is not None else None
             for feed in filter(None, (batches, held_out)):
                 opened.callback(feed.close)

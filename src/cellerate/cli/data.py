@@ -1,0 +1,84 @@
+"""`cellerate data`: prepares data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.options import Config, Json, Quiet
+from cellerate.cli.output import emit, emit_json
+from cellerate.cli.running import progress_bar
+from cellerate.format import size
+
+
+def pack(
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="CSV, Parquet or .npy files, folders or patterns.", show_default=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder to make, named *.series.", show_default=False)
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of numbers to keep; without any, all of them.", show_default=False),
+    ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of times; without it, it is found by its name or type.", show_default=False
+        ),
+    ] = None,
+    series_column: Annotated[
+        str | None, typer.Option(help="The column that tells several series apart.", show_default=False)
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="What to do with missing values: error, drop, ffill or interpolate.")
+    ] = "error",
+    gaps: Annotated[
+        str, typer.Option(help="What to do where the time step differs: split, error or ignore.")
+    ] = "split",
+    storage: Annotated[str, typer.Option(help="How values are stored: float32 or float16.")] = "float32",
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Pack tables into a series that opens at once, however long it is.
+
+    It takes a constant amount of memory. A packing that was interrupted goes on when it is started again.
+
+    Example:
+        cellerate data pack 'sales/*.parquet' --series-column shop -o sales.series
+    """
+    from cellerate.data.series_packing import pack_series
+
+    with progress_bar("packing rows", quiet) as progress:
+        packed = pack_series(
+            paths,
+            output,
+            columns=column or None,
+            time_column=time_column,
+            series_column=series_column,
+            missing=missing,  # type: ignore[arg-type]  # checked there
+            gaps=gaps,  # type: ignore[arg-type]
+            dtype=storage,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    stretches, series = len(packed.segments), len(packed.names)
+    content = sum(path.stat().st_size for path in output.iterdir())
+    if json:
+        emit_json(
+            {
+                "output": str(output),
+                "rows": len(packed.values),
+                "columns": list(packed.columns),
+                "series": series,
+                "stretches": stretches,
+                "bytes": content,
+            }
+        )
+    else:
+        emit(
+            f"{output}: {len(packed.values):,} rows of {', '.join(packed.columns)} in {series:,} series, "
+            f"{stretches:,} stretches without a gap, {size(content)}"
+        )

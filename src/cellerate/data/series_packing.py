@@ -1,0 +1,68 @@
+"""Packs tables into a series on the disk that opens at once, however long it is: `cellerate data pack`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cellerate.data.series_build import Storage, build_series, check_packing, packing_key
+from cellerate.data.series_columns import choose_columns
+from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
+from cellerate.data.series_read import Columns, Progress
+from cellerate.data.tables import find_tables, open_tables
+from cellerate.errors import ConfigError, DataError
+
+
+def pack_series(
+    paths: Sequence[str | Path] | str | Path,
+    output: str | Path,
+    *,
+    columns: Sequence[str] | None = None,
+    time_column: str | None = None,
+    series_column: str | None = None,
+    missing: Missing = "error",
+    gaps: Gaps = "split",
+    dtype: Storage = "float32",
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> PackedSeries:
+    """Packs tables. A process that was killed is continued by the same call; what is packed already is only opened.
+
+    Args:
+        paths: CSV, Parquet or `.npy` files, folders or patterns.
+        output: The folder to make, named `*.series`.
+        columns: Which columns of numbers; None for all.
+        time_column: See `open_series`.
+        series_column: See `open_series`.
+        missing: See `open_series`.
+        gaps: See `open_series`.
+        dtype: See `open_series`.
+        names: See `open_series`.
+        progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
+
+    Raises:
+        ConfigError: An argument has an invalid value, or there is something else at `output`.
+        DataError: See `open_series`.
+        OutputError: The folder cannot be written.
+    """
+    output = Path(output)
+    if output.suffix != SUFFIX:
+        raise ConfigError(f"a packed series is a folder named *{SUFFIX}, not {output.name!r}.")
+    check_packing(missing, gaps, dtype)
+    tables = open_tables(find_tables(paths), names)
+    first = tables[0]
+    chosen = choose_columns(first.path, first.columns, first.kinds, [], columns, time_column, series_column)
+    read = Columns(chosen.values, chosen.time, chosen.series)
+    key = packing_key(tables, read, missing=missing, gaps=gaps, dtype=dtype)
+    if output.exists():
+        try:
+            found = open_packed(output) if is_packed_series(output) else None
+        except DataError:
+            found = None
+        if found is None or found.fingerprint != key:
+            raise ConfigError(
+                f"{output} exists and is not what would be packed. Remove it, or choose another name."
+            )
+        return found
+    return build_series(
+        output, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, in_place=False, progress=progress
+    )
