@@ -363,9 +363,9 @@ def test_bad_number_far_down_a_long_file_is_named_with_its_row(write):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"missing": "guess"}, "missing is 'guess'"),
-        ({"gaps": "fill"}, "gaps is 'fill'"),
-        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"missing": "guess"}, "missing must be one of"),
+        ({"gaps": "fill"}, "gaps must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
         ({"targets": []}, "targets is"),
         ({"targets": "a"}, "expected a list"),
         ({"targets": ["a", "a"]}, "twice"),

@@ -5,7 +5,7 @@ A window is only a number here; many are copied in one gather and handed out bat
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from cellerate.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from cellerate.data.scaler import Scaler
     from cellerate.data.series import SeriesPart
+
+# Rows up to this size are converted before windows are taken from them: a row is in many windows.
+_PREPARED_BYTES = 64 << 20
 
 
 class WindowSource(GatheredBatches):
@@ -105,6 +108,7 @@ class WindowSource(GatheredBatches):
         bytes_each = span * int(np.prod(values.shape[1:], dtype=np.int64)) * max(4, values.dtype.itemsize)
         self._chunk = max(1, CHUNK_BYTES // (bytes_each * batch_size))
         self._data_fingerprint = data_fingerprint
+        self._converted: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
         self._settings = (
             f"windows/1 {window} {horizon} {stride} {batch_size} {seed} {drop_last} "
             f"{type(self._plan).__name__} {mixing_bytes} {digest(table.tobytes())}"
@@ -117,15 +121,40 @@ class WindowSource(GatheredBatches):
     def _read(self, epoch: int, first: int, last: int) -> Batch:
         xs, ys = [], []
         for rows, starts in self._plan.locate(epoch, first, last):
-            xs.append(take_windows(rows, starts, 0, self.window))
-            if self.horizon:
-                ys.append(take_windows(rows, starts, self.window, self.horizon))
-        parts = self._convert(joined(xs), joined(ys) if ys else None)
+            if rows.nbytes <= _PREPARED_BYTES:
+                # A row is in many windows: it is converted once.
+                inputs, targets = self._prepared(rows)
+                xs.append(take_windows(inputs, starts, 0, self.window))
+                if self.horizon:
+                    ys.append(take_windows(targets, starts, self.window, self.horizon))
+            else:
+                xs.append(self._inputs(take_windows(rows, starts, 0, self.window)))
+                if self.horizon:
+                    ys.append(self._targets(take_windows(rows, starts, self.window, self.horizon)))
+        parts = (joined(xs), joined(ys)) if ys else (joined(xs),)
         return tuple(part[..., 0] for part in parts) if self._values.ndim == 1 else parts
 
-    def _convert(self, x: np.ndarray, y: np.ndarray | None) -> Batch:
-        """Turns raw rows into what a batch holds; `SeriesBatches` scales and selects columns here."""
-        return (_as_float32(x),) if y is None else (_as_float32(x), _as_float32(y))
+    def _prepared(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The inputs and the targets of rows that several calls may ask for."""
+        for known, inputs, targets in self._converted:
+            if known is rows:
+                return inputs, targets
+        inputs = self._inputs(rows)
+        targets = self._targets(rows) if self.horizon else inputs
+        # Two are kept, for threads on both sides of a border. A single assignment needs no lock.
+        self._converted = ((rows, inputs, targets), *self._converted[:1])
+        return inputs, targets
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_converted": ()}
+
+    def _inputs(self, rows: np.ndarray) -> np.ndarray:
+        """Turns raw rows (..., F) into inputs; `SeriesBatches` scales and selects columns here."""
+        return _as_float32(rows)
+
+    def _targets(self, rows: np.ndarray) -> np.ndarray:
+        """The same for targets."""
+        return _as_float32(rows)
 
 
 class SeriesBatches(WindowSource):
@@ -185,12 +214,14 @@ class SeriesBatches(WindowSource):
         )
         every = tuple(range(data.values.shape[1]))
         self._scaler = scaler
-        self._features = None if data.feature_columns == every else list(data.feature_columns)
-        self._targets = None if data.target_columns == every else list(data.target_columns)
+        self._feature_columns = None if data.feature_columns == every else list(data.feature_columns)
+        self._target_columns = None if data.target_columns == every else list(data.target_columns)
 
-    def _convert(self, x: np.ndarray, y: np.ndarray | None) -> Batch:
-        assert y is not None  # noqa: S101 - the horizon is at least 1
-        return self._scaled(x, self._features), self._scaled(y, self._targets)
+    def _inputs(self, rows: np.ndarray) -> np.ndarray:
+        return self._scaled(rows, self._feature_columns)
+
+    def _targets(self, rows: np.ndarray) -> np.ndarray:
+        return self._scaled(rows, self._target_columns)
 
     def _scaled(self, values: np.ndarray, columns: list[int] | None) -> np.ndarray:
         if columns is not None:
