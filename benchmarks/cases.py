@@ -18,6 +18,7 @@ import loader
 import lstm
 import optimizing
 import quality
+import scale
 import serving
 import training
 
@@ -122,6 +123,11 @@ def served(quick: bool) -> dict[str, Any]:
     return serving.run(quick=quick)
 
 
+def rows(quick: bool) -> dict[str, Any]:
+    """A hundred million rows: packing, the first step, windows a second, memory; beside Keras's and torch's ways."""
+    return scale.run(quick=quick)
+
+
 CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "kernel": native,
     "step": step,
@@ -140,6 +146,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "compression": compressed,
     "smaller": smaller,
     "serving": served,
+    "scale": rows,
 }
 
 
@@ -161,9 +168,10 @@ EXPECTED_S: dict[str, int] = {
     "compression": 3000,
     "smaller": 45,
     "serving": 300,
+    "scale": 500,
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
-LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression", "serving")
+LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression", "serving", "scale")
 """Cases that train models to the end to see how good they become, or run many; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)
 """Cases that measure this machine, in 40 minutes in all."""

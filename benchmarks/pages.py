@@ -19,7 +19,7 @@ from measured import changed
 from publishing import published, read
 from records import RESULTS, ROOT
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "method.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "method", "scale")))
 CHART = ROOT / "docs" / "headline.svg"
 METHOD = ROOT / "docs" / "method.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

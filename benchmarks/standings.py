@@ -208,6 +208,15 @@ def _loader(result: Result) -> Iterator[Contest]:
     yield Contest("feeding windows", entries, lambda value: f"{short(value)} windows/s")
 
 
+def _scale(result: Result) -> Iterator[Contest]:
+    entries = [
+        Entry("ours", "Cellerate, from the disk", "float32", result["load"]["windows_per_s"]["median"])
+    ]
+    for name, found in result["peers"].items():
+        entries.append(Entry("other", f"`{name}`", "float32", found["windows_per_s"]["median"]))
+    yield Contest("feeding windows of 100 M rows", entries, lambda value: f"{short(value)} windows/s")
+
+
 def _memory(result: Result) -> Iterator[Contest]:
     for units in dict.fromkeys(one["units"] for one in result["processes"]):
         entries = []
@@ -240,6 +249,7 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "generate": lambda result: map(generating, result["sizes"]),
     "inference": lambda result: map(inferring, result["cells"]),
     "loader": _loader,
+    "scale": _scale,
     "series": _series,
 }
 """The cases in which somebody stands against us in the same precision, which is not what `optimize` is for."""
