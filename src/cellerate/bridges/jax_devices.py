@@ -4,14 +4,19 @@ Without this, XLA would gather the batch on every device, and each would compute
 """
 
 import dataclasses
+import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.custom_batching import sequential_vmap
-from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.sharding import NamedSharding, PartitionSpec
 
 Arrays = Mapping[str, Any]
@@ -43,7 +48,7 @@ def by_rows(call: Call, given: Arrays, rows: Mapping[str, int]) -> dict[str, Any
     operation = custom_partitioning(shared.whole)
     operation.def_partition(
         partition=shared.partition,
-        **shared.rule([*given.values()], [*results.values()]),
+        sharding_rule=shared.rule([*given.values()], [*results.values()]),
     )
     return dict(zip(results, sequential_vmap(operation)(*given.values()), strict=True))
 
@@ -101,33 +106,33 @@ class _Shared:
 
         return mesh, of_device, place(self.results, results), tuple(place(self.arguments, arguments))
 
-    def rule(self, arguments: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
-        """What Shardy, which propagates shardings, is told: only the rows are shared, all other axes are whole."""
+    def rule(self, arguments: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
+        """What Shardy, which propagates shardings, is told: which axes are rows. `partition` makes the others whole."""
         in_piece = self.batch // self.pieces
         # Shardy takes no factor of size 1 beside another.
-        rows = "piece" if in_piece == 1 else "row" if self.pieces == 1 else "(piece row)"
-        whole: list[str] = []
+        rows: Any = (
+            "piece" if in_piece == 1 else "row" if self.pieces == 1 else CompoundFactor("piece", "row")
+        )
+        others = itertools.count()
 
-        def axis(size: int, of_rows: bool) -> str:
-            if of_rows and size == self.batch:
-                return rows
-            if of_rows and self.pieces > 1:
-                return "piece"
-            whole.append(f"whole{len(whole)}")
-            return whole[-1]
+        def mapping(name: str, array: Any) -> ArrayMapping:
+            factors = [f"other{next(others)}" for _ in array.shape]
+            if name in self.rows:
+                axis = self.rows[name]
+                whole_batch = array.shape[axis] == self.batch
+                factors[axis] = rows if whole_batch else "piece" if self.pieces > 1 else factors[axis]
+            return ArrayMapping(*factors)
 
-        def side(names: Sequence[str], arrays: Sequence[Any]) -> str:
-            pairs = zip(names, arrays, strict=True)
-            return ", ".join(
-                " ".join(axis(size, self.rows.get(name) == n) for n, size in enumerate(array.shape))
-                for name, array in pairs
-            )
-
-        rule = f"{side(self.arguments, arguments)} -> {side(self.results, results)}"
-        alone = re.findall(r"\w+", rule.replace("(piece row)", ""))
-        sizes = {"piece": self.pieces, "row": in_piece} if rows == "(piece row)" else {}
-        inferred = {name: size for name, size in sizes.items() if name not in alone}
-        return {"sharding_rule": rule, "need_replication_factors": tuple(whole), **inferred}
+        taken, given = (
+            tuple(mapping(name, array) for name, array in zip(names, arrays, strict=True))
+            for names, arrays in ((self.arguments, arguments), (self.results, results))
+        )
+        # Sizes are told of the factors that are no axis by themselves.
+        alone = set(itertools.chain(*taken, *given))
+        sizes = {"piece": self.pieces, "row": in_piece} if isinstance(rows, CompoundFactor) else {}
+        return SdyShardingRule(
+            taken, given, **{name: size for name, size in sizes.items() if name not in alone}
+        )
 
     def _of_share(self, arrays: Sequence[Any], shares: int) -> list[Any]:
         found = self.call(dict(zip(self.arguments, arrays, strict=True)), self.pieces // shares)
