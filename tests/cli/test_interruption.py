@@ -2,8 +2,11 @@
 
 import csv
 import json
+import random
 import shlex
 import signal
+import subprocess
+import time
 
 import pytest
 
@@ -28,7 +31,11 @@ def history(folder):
     """The history without what depends on the clock."""
     with (folder / "history.csv").open(newline="") as file:
         return [
-            {name: value for name, value in row.items() if name not in ("seconds", "items_per_s")}
+            {
+                name: value
+                for name, value in row.items()
+                if name not in ("seconds", "items_per_s", "data_wait")
+            }
             for row in csv.DictReader(file)
         ]
 
@@ -96,6 +103,34 @@ def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate,
     assert cellerate("generate", "killed.keras", "the ", "--seed", "1")[1] == expected
     hidden = {path.name for path in here.rglob(".*")}
     assert hidden == {".lock"}, "something is left of what the killed process had not finished"
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, here, small):
+    words = ["--embedding", "4", "--units", "6", "--length", "6", "--batch-size", "8", "--dropout", "0.3"]
+    words += ["--validation-fraction", "0.1", "--epochs", "60", "--log-every", "7"]
+    assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
+    chance, folder, resume = random.Random(0), here / "killed.run", []
+    for _ in range(50):
+        newest = max(folder.glob("checkpoint-*"), default=None)
+        process = start_cellerate(
+            "train", "text", "t.txt", "-o", "killed.keras", *words, *resume, "--checkpoint-every-s", "0.001",
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        # It trains once there is another checkpoint; then it is killed at any moment.
+        while max(folder.glob("checkpoint-*"), default=None) == newest:
+            assert process.poll() is None, "it ended before it was killed"
+            time.sleep(0.01)
+        time.sleep(0.15 * chance.random())
+        assert process.poll() is None, "it ended before it was killed"
+        process.kill()
+        process.wait()
+        resume = ["--resume"]
+    assert 5 <= len(history(folder)) < 60
+    assert cellerate("train", "text", "t.txt", "-o", "killed.keras", *words, "-q", "--resume")[0] == 0
+    assert history(folder) == history(here / "whole.run")
+    assert curve(folder) == curve(here / "whole.run")
+    assert {path.name for path in here.rglob(".*")} == {".lock"}
 
 
 def test_generate_whose_reader_has_gone_ends_quietly(start_cellerate, made):

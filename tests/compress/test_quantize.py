@@ -281,14 +281,16 @@ def test_gate_that_is_passed_at_once_starts_no_training() -> None:
     assert record.details["losses"] == []
 
 
-def test_model_that_is_given_stays_as_it_is() -> None:
+def test_model_that_is_given_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     model = keras.Sequential([keras.Input((T, F)), layers.LSTM(3, name="lstm"), layers.Dense(2)])
     randomize(model)
     model.get_layer("lstm").trainable = False
     model.compile(optimizer="sgd", loss="mse")
     optimizer, before = model.optimizer, [np.array(weight) for weight in model.get_weights()]
     data = series(), series(B, 2)
+    capsys.readouterr()
     found, _ = quantize(model, data, gate=QualityGate(0.0), steps=4, batch_size=8)
+    assert capsys.readouterr() == ("", ""), "a function that is called does not print"
     assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
     assert model.optimizer is optimizer
     assert model.compiled
@@ -310,9 +312,19 @@ def test_model_that_is_given_stays_as_it_is() -> None:
         ({"steps": -1}, "steps"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
         ({"data": (series(B, F), series(B, 4))}, "give `loss`"),
     ],
-    ids=["precision", "nothing-to-judge", "gate", "steps", "learning-rate", "batch-size", "no-loss"],
+    ids=[
+        "precision",
+        "nothing-to-judge",
+        "gate",
+        "steps",
+        "learning-rate",
+        "batch-size",
+        "part-of-a-row",
+        "no-loss",
+    ],
 )
 def test_bad_argument_is_refused(arguments: dict[str, Any], message: str) -> None:
     model = keras.Sequential([keras.Input((F,)), layers.Dense(4)])

@@ -637,6 +637,27 @@ def tuned(made, tmp_path, monkeypatch):
     return tuned
 
 
+def test_training_is_compared_at_the_first_batch_size_and_at_the_fastest(tuned, monkeypatch):
+    from cellerate.optimization.passes import verdict
+    from cellerate.report.record import TrainingStep
+
+    class Rows:
+        name, title = "rows", "rows"
+
+        def run(self, context):
+            context.state.training_steps += [
+                TrainingStep("fused kernels, float32", 8, 10, 0.5, 0.4, 0.6, 160_000.0),
+                # Quicker, but of fewer rows: no step of the same work.
+                TrainingStep("fused kernels, float32", 2, 10, 0.3, 0.2, 0.4, 66_000.0),
+                TrainingStep("fused kernels, float32", 64, 10, 2.0, 1.9, 2.1, 320_000.0),
+            ]
+            return verdict._training_rows(context)
+
+    (step, whole), _ = tuned(Rows())
+    assert (step.label, step.before, step.after) == ("training step, batch of 8", 1.0, 0.5)
+    assert (whole.label, whole.before, whole.after) == ("training, batch of 64", 80_000.0, 320_000.0)
+
+
 def test_batch_size_that_is_faster_is_chosen_with_a_word_on_the_rate(tuned):
     found, state = tuned(
         sweeps.BatchSize(), lambda options: {"items_per_s": 1e3 * min(options["batch_size"], 32)}

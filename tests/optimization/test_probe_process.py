@@ -80,11 +80,13 @@ def test_probe_program_tells_lack_of_memory_from_other_errors(monkeypatch, tmp_p
     monkeypatch.setattr(probe_process._Work, "__init__", fail)
     monkeypatch.setattr(probe_process, "_offer_to_the_memory_killer", lambda: None)
     monkeypatch.setattr(probe_process.os, "dup", lambda _: os.open(answers, os.O_WRONLY | os.O_CREAT))
-    monkeypatch.setattr(probe_process.os, "dup2", lambda *_: None)
+    moved = []
+    monkeypatch.setattr(probe_process.os, "dup2", lambda *descriptors: moved.append(descriptors))
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"kind": "open"}\n'))
     monkeypatch.delenv("CELLERATE_TRACEBACK", raising=False)
     probe_process.main()
     found = json.loads(answers.read_text())
+    assert moved == [(2, 1)], "what a framework prints goes to stderr"
     assert found["memory"] is memory
     assert found["error"].startswith(f"{type(error).__name__}: ")
     assert "details" not in found["error"]

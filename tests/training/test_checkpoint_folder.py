@@ -1,6 +1,7 @@
 """Checkpoints on the disk: what is written, what a kill, a full disk or a damaged one leaves, and what is read."""
 
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -115,6 +116,23 @@ def test_two_runs_cannot_write_into_one_folder(tmp_path):
         other.kill()
     with exclusive(tmp_path):
         pass
+
+
+def test_folder_without_locks_is_trusted_and_a_broken_one_is_not(tmp_path, monkeypatch):
+    def no_lock(number):
+        def flock(*_):
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    monkeypatch.setattr(fcntl, "flock", no_lock(errno.ENOLCK))
+    with exclusive(tmp_path):
+        pass
+    monkeypatch.setattr(fcntl, "flock", no_lock(errno.EIO))
+    with pytest.raises(OutputError, match=os.strerror(errno.EIO)), exclusive(tmp_path):
+        pass
+    (lock,) = tmp_path.iterdir()
+    assert lock.stat().st_mode & 0o111 == 0
 
 
 def in_process(function: Callable[[str], None], argument: Path) -> str:

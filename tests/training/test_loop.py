@@ -11,6 +11,7 @@ import pytest
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.errors import CheckpointError, ConfigError, OutputError, TrainingError
+from cellerate.files import exclusive
 from cellerate.models.storage import load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.training.checkpoint_folder import CheckpointFolder
@@ -55,6 +56,38 @@ def curve(output):
 def losses(output):
     lines = (run_folder(output) / "history.jsonl").read_text().splitlines()
     return [(r["epoch"], r["loss"], r.get("val_loss")) for r in map(json.loads, lines)]
+
+
+class Heard(Display):
+    """Notes what the run says."""
+
+    def __init__(self):
+        self.messages, self.waits = [], []
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def data_wait(self, share):
+        self.waits.append(share)
+
+
+class Slow:
+    """Batches that take their time."""
+
+    def __init__(self, seconds):
+        self._source, self._seconds = TextBatches(IDS[:1000], length=10, batch_size=8, seed=1), seconds
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    def __len__(self):
+        return len(self._source)
+
+    def batch(self, epoch, index):
+        time.sleep(self._seconds)
+        return self._source.batch(epoch, index)
+
+    batches = None
 
 
 class Changed:
@@ -190,6 +223,35 @@ def test_train_resumed_without_a_checkpoint_says_so(tmp_path):
         run(tmp_path / "m.keras", resume=True)
 
 
+def test_train_whose_checkpoints_are_all_damaged_begins_anew_and_is_not_resumed(tmp_path):
+    result = run(tmp_path / "m.keras", display=StopAt(1, 3))
+    for path in result.folder.glob("checkpoint-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="No older one is whole"):
+        run(tmp_path / "m.keras", resume=True)
+    assert run(tmp_path / "m.keras").status == "finished"
+    assert CheckpointFolder(result.folder).newest().progress["finished"]
+
+
+def test_train_resumed_from_the_checkpoint_before_a_damaged_one_has_the_same_curve(tmp_path):
+    whole = tmp_path / "whole.keras"
+    run(whole, epochs=4)
+    cut = run(tmp_path / "m.keras", epochs=4, display=StopAt(2, 3))
+    newest = max(cut.folder.glob("checkpoint-*"))
+    newest.write_bytes(newest.read_bytes().replace(b"epoch", b"Epoch", 1))
+    heard = Heard()
+    run(tmp_path / "m.keras", epochs=4, resume=True, display=heard)
+    assert newest.name in heard.messages[0] and "before it" in heard.messages[0]
+    assert curve(tmp_path / "m.keras") == curve(whole)
+    assert losses(tmp_path / "m.keras") == losses(whole)
+
+
+def test_second_process_in_the_same_run_is_refused(tmp_path):
+    with exclusive(run_folder(tmp_path / "m.keras")), pytest.raises(OutputError, match="another process"):
+        run(tmp_path / "m.keras")
+    assert not (tmp_path / "m.keras").exists()
+
+
 def test_train_stopped_by_sigterm_saves_as_ctrl_c_does(tmp_path):
     stop = StopAt(0, 5, signal.SIGTERM)
     assert run(tmp_path / "m.keras", display=stop).status == "interrupted"
@@ -225,13 +287,21 @@ def test_train_with_a_time_limit_ends_in_good_order_and_can_go_on(tmp_path):
     assert losses(tmp_path / "m.keras") == losses(tmp_path / "whole.keras")
 
 
-def test_train_keeps_the_best_model_not_the_last(tmp_path):
+@pytest.mark.parametrize(("patience", "status"), [(None, "finished"), (2, "stopped early")])
+def test_train_keeps_the_best_model_not_the_last(tmp_path, patience, status):
     def wrong_from_the_third_epoch_on(epoch, x, y):
         return (x, y) if epoch < 2 else (x, (y + 3) % 7)
 
     source = Changed(wrong_from_the_third_epoch_on)
-    result = run(tmp_path / "m.keras", epochs=4, learning_rate=0.05, source=source, validation=held_out())
-    assert result.best_epoch == 2
+    result = run(
+        tmp_path / "m.keras",
+        epochs=4,
+        learning_rate=0.05,
+        source=source,
+        validation=held_out(),
+        patience=patience,
+    )
+    assert (result.best_epoch, result.status) == (2, status)
     assert [record["best"] for record in result.history] == [True, True, False, False]
     judge = keras.Model(result.model.input, result.model.output)
     judge.compile(loss=LOSS)
@@ -242,12 +312,23 @@ def test_train_that_diverges_raises_and_keeps_what_was_good(tmp_path):
     def no_number(epoch, x, y):
         return x, y, np.full(y.shape, np.nan if epoch else 1.0, np.float32)
 
-    with pytest.raises(TrainingError, match="the loss is nan"):
+    with pytest.raises(TrainingError, match="the loss is nan at step 1 of epoch 2"):
         run(tmp_path / "m.keras", source=Changed(no_number))
     point = CheckpointFolder(run_folder(tmp_path / "m.keras")).newest()
     assert point.position.epoch == 1
     assert all(np.isfinite(value).all() for value in point.arrays.values())
     load_model(tmp_path / "m.keras")
+
+
+def test_train_tells_how_long_it_waited_for_data_and_how_fast_it_was(tmp_path):
+    heard, source = Heard(), Slow(0.05)
+    (record,) = run(tmp_path / "m.keras", epochs=1, source=source, display=heard).history
+    # Eight batches are made ahead while the first step compiles.
+    least = 0.05 * (len(source) - 10) / record["seconds"]
+    assert least < record["data_wait"] <= 1
+    assert heard.waits == sorted(heard.waits) or max(heard.waits) > least
+    assert record["items_per_s"] == pytest.approx(source.items_per_batch / 0.05, rel=0.3)
+    assert run(tmp_path / "n.keras", epochs=1).history[0]["data_wait"] < 0.5
 
 
 def test_train_into_a_file_of_another_suffix_is_refused(tmp_path):

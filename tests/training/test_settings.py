@@ -22,6 +22,8 @@ from cellerate.training.settings import TrainingSettings
         {"schedule": "step"},
         {"final_rate": 1.5},
         {"plateau_factor": 1.0},
+        {"plateau_factor": 0.0},
+        {"keep_checkpoints": 0},
         {"max_seconds": 0},
         {"seed": -1},
         {"jit_compile": "yes"},

@@ -1,0 +1,38 @@
+"""Which precision a trial chooses; the trials themselves run in the tests of training and of `optimize`."""
+
+import math
+
+import pytest
+
+from cellerate.training.precision import PrecisionTrial, fastest_precision
+
+pytestmark = pytest.mark.keras
+BASE = PrecisionTrial("float32", 10.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "loss", "chosen"),
+    [
+        (5.0, 2.0, True),
+        (9.5, 2.0, True),
+        (9.6, 2.0, False),
+        (5.0, 2.02, True),
+        (5.0, 2.03, False),
+        (5.0, math.nan, False),
+        (None, None, False),
+        (5.0, None, False),
+        (None, 1.0, False),
+    ],
+    ids=["faster", "5 %", "hardly", "1 % worse", "worse", "diverged", "cannot run", "no loss", "no time"],
+)
+def test_precision_must_be_faster_and_hold_the_loss(step_ms, loss, chosen):
+    trial = PrecisionTrial("mixed_bfloat16", step_ms, loss)
+    assert fastest_precision([BASE, trial]).policy == ("mixed_bfloat16" if chosen else "float32")
+
+
+def test_fastest_of_several_is_chosen_and_nothing_without_a_first_to_compare_with():
+    trials = [PrecisionTrial(name, ms, 2.0) for name, ms in (("a", 6.0), ("b", 4.0), ("c", 5.0))]
+    assert fastest_precision([BASE, *trials]).policy == "b"
+    assert (
+        fastest_precision([PrecisionTrial("float32", None, None, "no memory"), *trials]).policy == "float32"
+    )
