@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cellerate.format import rounded, short
+from cellerate.format import percent, rounded, short
 
 
 def scaled(result: dict[str, Any]) -> list[list[str]]:
@@ -27,10 +27,10 @@ def scaled(result: dict[str, Any]) -> list[list[str]]:
             "",
         ],
         [
-            f"the same, {whole['steps']:,} steps: memory above that of a series of "
+            f"the same, {whole['steps']:,} steps",
+            f"{percent(whole['data_wait'])} of the time waiting for data",
+            f"{_megabytes(whole['peak_bytes'])} in all; {_megabytes(small['peak_bytes'])} with a series of "
             f"{result['pack small']['rows'] / 1e6:.1f} M rows",
-            f"{whole['data_wait']:.0%} of the time waiting for data",
-            _megabytes(whole["peak_bytes"] - small["peak_bytes"]),
         ],
         [
             f"shuffled and scaled windows of {span} rows, one core",
