@@ -133,15 +133,16 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
 
 
 def publish_folder(folder: Path, target: Path) -> None:
-    """Flushes a folder with all its files, without `exclusive`'s lock, and renames it to `target`.
+    """Flushes a folder with all its files, and renames it to `target`, where the lock of `exclusive` goes.
 
     Raises:
         OSError: It cannot be done.
     """
-    (folder / _LOCK).unlink(missing_ok=True)
     for written in (*folder.rglob("*"), folder):
         _flush(written)
+    # The lock goes along: until the folder has its name, nobody else may begin one in its place.
     folder.rename(target)
+    (target / _LOCK).unlink(missing_ok=True)
     _flush(target.parent)
 
 
@@ -156,24 +157,41 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
     Raises:
         OutputError: Another process has it, or it cannot be written.
     """
-    with _reported(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Never removed: another process may have opened it and be about to lock it.
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = _locked(folder, wait=wait)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise OutputError(
-                f"another process is writing into {folder}. Wait until it has ended, or choose another name."
-            ) from error
-        except OSError as error:
-            # Some network file systems have no locks; there nobody watches over the folder.
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise output_error(folder, error) from error
         yield
     finally:
         os.close(handle)
+
+
+def _locked(folder: Path, *, wait: bool) -> int:
+    """The descriptor of a folder's lock file, locked."""
+    lock = folder / _LOCK
+    while True:
+        with _reported(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                continue  # the folder has just gone
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                os.close(handle)
+                raise OutputError(
+                    f"another process is writing into {folder}. Wait until it has ended, or choose another name."
+                ) from error
+            except OSError as error:
+                # Some network file systems have no locks; there nobody watches over the folder.
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    os.close(handle)
+                    raise
+                return handle
+            # Whoever had it may have renamed or removed the folder meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), lock.stat()):
+                    return handle
+            os.close(handle)
 
 
 def remove_unfinished(target: Path, after_s: float = 0.0) -> None:

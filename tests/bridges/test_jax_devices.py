@@ -156,6 +156,22 @@ def test_dense() -> None:
     assert rows_computed(program) == {2}
 
 
+def test_rows_that_are_whole_where_what_is_made_of_them_is_shared() -> None:
+    codes = cpu.codes(LstmOptions(), return_sequences=True)
+    arrays = lstm_arrays(LSTMS["states"], 8)
+    mesh, along = mesh_of("four devices")
+    labels = jnp.arange(8.0 * T * H).reshape(8, T, H) % 7
+
+    def loss(arrays: Arrays, labels: Any) -> Any:
+        return ((bridge.run(cpu.LSTM, arrays, codes)[0] - labels) ** 2).sum()
+
+    graded = jax.jit(jax.value_and_grad(loss))
+    expected = graded(arrays, labels)
+    whole = placed(arrays, {}, mesh, along)
+    found = graded(whole, jax.device_put(labels, NamedSharding(mesh, PartitionSpec(along))))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3), found, expected)
+
+
 def test_weights_that_are_shared_out_are_gathered() -> None:
     codes = cpu.codes(LstmOptions(), return_sequences=True)
     arrays = lstm_arrays(LSTMS["rows"], 8)

@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cellerate.errors import CheckpointError, OutputError
 from cellerate.files import exclusive, remove_unfinished
+from cellerate.training import checkpoint as checkpoint_file
 from cellerate.training.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
 from cellerate.training.checkpoint_folder import CheckpointFolder
 
@@ -162,15 +164,15 @@ def interrupt_at(number: int, then, monkeypatch) -> None:
     for name in STEPS:
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *a, _real=real, **k: step(_real, *a, **k))
-    write_bytes = Path.write_bytes
+    whole = checkpoint_file._write
 
-    def write(path: Path, content: bytes) -> int:
-        for part in (content[: len(content) // 2], content):
-            write_bytes(path, part)
+    def write(path: Path, parts: Any) -> None:
+        content = b"".join(bytes(part) for part in parts)
+        for part in (content[:0], content[: len(content) // 2], content):
+            whole(path, [part])
             step(lambda: None)
-        return len(content)
 
-    monkeypatch.setattr(Path, "write_bytes", write)
+    monkeypatch.setattr(checkpoint_file, "_write", write)
 
 
 def check_after_an_interruption(folder: Path) -> int:

@@ -162,7 +162,7 @@ class _OnCore:
         return self.operation.results
 
     def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-        return by_rows(functools.partial(self._forward, keep=keep), given, self._rows)
+        return by_rows(functools.partial(self._forward, keep=keep), given, self._rows, given)
 
     def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
         return {name: done[name] for name in self.operation.kept}
@@ -171,7 +171,7 @@ class _OnCore:
         self, given: Mapping[str, Any], kept: Mapping[str, Any], cotangents: Sequence[Any]
     ) -> dict[str, Any]:
         named = {f"d_{name}": d for name, d in zip(self.results, cotangents, strict=True)}
-        found = by_rows(self._backward, {**given, **kept, **named}, self._rows)
+        found = by_rows(self._backward, {**given, **kept, **named}, self._rows, given)
         return {name.removeprefix("d_"): gradient for name, gradient in found.items()}
 
     @property
@@ -243,7 +243,9 @@ class _OnGpu:
     results = ("outputs", "h_T", "c_T")
 
     def forward(self, given: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-        return by_rows(lambda given, _: jax_cuda.forward(self._call(given), keep=keep), given, self._rows)
+        return by_rows(
+            lambda given, _: jax_cuda.forward(self._call(given), keep=keep), given, self._rows, given
+        )
 
     def kept(self, done: Mapping[str, Any]) -> dict[str, Any]:
         needless = {"h_T", "c_T"} | (set() if self.return_sequences else {"outputs"})
@@ -258,7 +260,7 @@ class _OnGpu:
             found = jax_cuda.backward(self._call(every), every, *[every[name] for name in named])
             return {f"d_{name}": gradient for name, gradient in found.items()}
 
-        found = by_rows(call, {**given, **kept, **named}, self._rows)
+        found = by_rows(call, {**given, **kept, **named}, self._rows, given)
         return {name.removeprefix("d_"): gradient for name, gradient in found.items()}
 
     @property

@@ -6,7 +6,7 @@ Without this, XLA would gather the batch on every device, and each would compute
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ Arrays = Mapping[str, Any]
 Call = Callable[[Arrays, int], dict[str, Any]]
 
 
-def by_rows(call: Call, given: Arrays, rows: Mapping[str, int]) -> dict[str, Any]:
+def by_rows(call: Call, given: Arrays, rows: Mapping[str, int], leading: Iterable[str]) -> dict[str, Any]:
     """Makes a call such that devices that share the batch compute each its own rows.
 
     Args:
@@ -33,6 +33,8 @@ def by_rows(call: Call, given: Arrays, rows: Mapping[str, int]) -> dict[str, Any
         given: Its arguments, by name. Those without an axis in `rows` are the same on every device.
         rows: The axis of the batch in each argument and result that has one. The others of the results are sums over
             the rows.
+        leading: The arguments whose placement decides which device computes which rows. A call and the one that goes
+            back through it must have the same, for each device keeps what only it can read.
 
     Returns:
         The results, by name.
@@ -44,7 +46,7 @@ def by_rows(call: Call, given: Arrays, rows: Mapping[str, int]) -> dict[str, Any
     # Each share of the batch is whole pieces.
     pieces = math.gcd(batch, devices)
     results = jax.eval_shape(lambda given: call(given, pieces), dict(given))
-    shared = _Shared(call, tuple(given), tuple(results), rows, batch, pieces)
+    shared = _Shared(call, tuple(given), tuple(results), rows, frozenset(leading), batch, pieces)
     operation = custom_partitioning(shared.whole)
     operation.def_partition(
         partition=shared.partition,
@@ -62,6 +64,7 @@ class _Shared:
         arguments: The names of its arguments.
         results: The names of its results.
         rows: The axis of the batch, by name.
+        leading: As `by_rows` takes it.
         batch: All rows.
         pieces: The pieces of all rows.
     """
@@ -70,6 +73,7 @@ class _Shared:
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     rows: Mapping[str, int]
+    leading: frozenset[str]
     batch: int
     pieces: int
 
@@ -141,7 +145,7 @@ class _Shared:
     def _mesh_axes(self, mesh: Any, arguments: Sequence[Any]) -> tuple[str, ...]:
         """The axes of the mesh along which the rows are shared."""
         for name, array in zip(self.arguments, arguments, strict=True):
-            if name in self.rows and isinstance(array.sharding, NamedSharding):
+            if name in self.leading and name in self.rows and isinstance(array.sharding, NamedSharding):
                 found = array.sharding.spec[self.rows[name]]
                 if found is not None:
                     axes = (found,) if isinstance(found, str) else tuple(found)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from cellerate.files import atomic_write
 from cellerate.machine.environment import require
 
 _FORMAT = "cellerate-checkpoint-2"
-_NO_CHECKSUM = "0" * 64
+_CHECKSUM_BYTES = 32
+# Stands in the place of the checksum while it is computed.
+_NO_CHECKSUM = "0" * 2 * _CHECKSUM_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +89,11 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
         "progress": json.dumps(checkpoint.progress),
         "checksum": _NO_CHECKSUM,
     }
-    content = bytearray(save(checkpoint.arrays, metadata=header))
-    place = _checksum_place(content)
-    content[place : place + len(_NO_CHECKSUM)] = _checksum(content).encode()
+    content = memoryview(save(checkpoint.arrays, metadata=header))
+    place = _checksum_place(bytes(content[: _data_begin(content[:8])]))
+    checksum = hashlib.blake2b(content, digest_size=_CHECKSUM_BYTES).hexdigest().encode()
     with atomic_write(path) as beside:
-        beside.write_bytes(content)
+        _write(beside, [content[:place], checksum, content[place + len(checksum) :]])
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Checkpoint:
@@ -105,24 +107,17 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
         CheckpointError: There is no such file, or it is damaged.
     """
     require("safetensors", "train", "a checkpoint")
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors import SafetensorError, safe_open
 
     path = Path(path)
     try:
-        content = bytearray(path.read_bytes())
-        header = json.loads(content[8 : _data_begin(content)])["__metadata__"]
-        if header["format"] != _FORMAT:
-            raise CheckpointError(
-                f"{path} is not a checkpoint of this version (format {header['format']!r}, expected {_FORMAT!r})."
-            )
-        place = _checksum_place(content)
-        content[place : place + len(_NO_CHECKSUM)] = _NO_CHECKSUM.encode()
-        if header["checksum"] != _checksum(content):
-            raise CheckpointError(f"the checkpoint {path} is damaged: its checksum is wrong.")
+        header = _verified_header(path)
         position = Position(**json.loads(header["position"]))
         identity, progress = json.loads(header["identity"]), json.loads(header["progress"])
-        values = load(bytes(content)) if arrays else {}
+        values: dict[str, np.ndarray] = {}
+        if arrays:
+            with safe_open(path, framework="numpy") as file:
+                values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}.") from error
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, struct.error) as error:
@@ -183,19 +178,43 @@ def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
             variable.assign(checkpoint.arrays[name])
 
 
-def _data_begin(content: bytearray) -> int:
+def _verified_header(path: Path) -> dict[str, str]:
+    """The header of a checkpoint whose bytes are all as they were written; the file is read once, in pieces."""
+    with path.open("rb") as file:
+        begin = _data_begin(file.read(8))
+        if begin > path.stat().st_size:
+            raise CheckpointError(f"the checkpoint {path} is damaged: it is shorter than its header says.")
+        file.seek(0)
+        head = bytearray(file.read(begin))
+        header: dict[str, str] = json.loads(head[8:])["__metadata__"]
+        if header["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this version (format {header['format']!r}, expected {_FORMAT!r})."
+            )
+        place = _checksum_place(bytes(head))
+        head[place : place + len(_NO_CHECKSUM)] = _NO_CHECKSUM.encode()
+        found = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES)
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    if header["checksum"] != found.hexdigest():
+        raise CheckpointError(f"the checkpoint {path} is damaged: its checksum is wrong.")
+    return header
+
+
+def _data_begin(length: bytes | memoryview) -> int:
     """Where the header of a safetensors file ends: its length stands in the first eight bytes."""
-    return 8 + int(struct.unpack_from("<Q", content)[0])
+    return 8 + int(struct.unpack("<Q", length)[0])
 
 
-def _checksum_place(content: bytearray) -> int:
+def _checksum_place(head: bytes) -> int:
     key = b'"checksum":"'
-    return content.index(key, 8, _data_begin(content)) + len(key)
+    return head.index(key) + len(key)
 
 
-def _checksum(content: bytearray) -> str:
-    """Of a file in whose place of the checksum there are zeros."""
-    return hashlib.blake2b(content, digest_size=32).hexdigest()
+def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
 
 
 def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:

@@ -29,11 +29,14 @@ class CheckpointFolder:
         # Checkpoints of this run, from the oldest: what else lies there is damaged or of an earlier run.
         self._own: list[Path] = []
 
-    def newest(self, on_damage: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
+    def newest(
+        self, on_damage: Callable[[str], None] = lambda _: None, *, arrays: bool = True
+    ) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None if there is none at all.
 
         Args:
             on_damage: Told of each newer checkpoint that is not whole.
+            arrays: As `load_checkpoint` takes it.
 
         Raises:
             CheckpointError: All are damaged.
@@ -42,7 +45,7 @@ class CheckpointFolder:
         failure: CheckpointError | None = None
         while paths:
             try:
-                found = load_checkpoint(paths[-1])
+                found = load_checkpoint(paths[-1], arrays=arrays)
             except CheckpointError as error:
                 on_damage(f"{error} Trying the checkpoint before it.")
                 failure = error

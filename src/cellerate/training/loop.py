@@ -98,7 +98,7 @@ def check_start(output: str | Path, *, resume: bool) -> None:
         # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
         checkpoints.check_writable()
     try:
-        newest = checkpoints.newest()
+        newest = checkpoints.newest(arrays=False)
     except CheckpointError:
         if resume:
             raise
