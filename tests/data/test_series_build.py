@@ -1,9 +1,11 @@
 """Packing in blocks: whatever the blocks, and wherever a process was killed, the series are those of one pass."""
 
+import gzip
 import itertools
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from cellerate.data import series_layout, series_read, tables
 from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_build import build_series
 from cellerate.data.series_pack import open_packed
+from cellerate.data.series_packing import pack_series
 from cellerate.data.series_read import Columns
 from cellerate.data.tables import find_tables, open_table
 from cellerate.errors import DataError, OutputError
@@ -73,7 +76,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize("missing", ["drop", "ffill", "interpolate"])
-@pytest.mark.parametrize("holes", [0.0, 0.05, 0.6])
+@pytest.mark.parametrize("holes", [0.0, 0.05, 0.6, 0.95])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_blocks_make_no_difference(tmp_path, small_blocks, missing, holes, shuffled):
     columns = frame(holes=holes)
@@ -87,6 +90,53 @@ def test_blocks_make_no_difference(tmp_path, small_blocks, missing, holes, shuff
     parts = opened(folder, missing=missing)
     assert not parts.cached
     same(parts, whole)
+
+
+@pytest.mark.parametrize("missing", ["ffill", "interpolate"])
+def test_columns_that_are_never_there_together_are_filled_all_the_same(tmp_path, small_blocks, missing):
+    columns = frame(rows=900, series=2)
+    turn = np.arange(900) % 2 == 0
+    columns["a"][turn], columns["b"][~turn] = np.nan, np.nan
+    # One series has no value of a column at all.
+    columns["b"][columns["id"] == "s1"] = np.nan
+    folder = write(tmp_path / "t", columns)
+    whole = opened(folder, missing=missing)
+    assert {segment[2] for segment in whole.segments} == {"s0"}
+    small_blocks("small")
+    same(opened(folder, missing=missing), whole)
+
+
+def test_infinite_values_of_a_matrix_in_place_are_dropped(tmp_path):
+    values = np.ones((60, 2), np.float32)
+    values[20, 1], values[40, 0] = np.inf, np.nan
+    np.save(tmp_path / "v.npy", values)
+    data = open_series(tmp_path / "v.npy", targets=["0"], missing="drop")
+    assert str(data.values.filename) == str(tmp_path / "v.npy")
+    assert [segment[:2] for segment in data.segments] == [(0, 20), (21, 40), (41, 60)]
+
+
+def test_long_numbers_tell_series_apart(tmp_path):
+    ids = np.repeat([1234567.0, 1234568.0, 0.5], 10)
+    np.save(tmp_path / "v.npy", np.stack([ids, np.arange(30.0)], axis=1))
+    data = open_series(tmp_path / "v.npy", targets=["1"], series_column="0")
+    assert [segment[2] for segment in data.segments] == ["1234567", "1234568", "0.5"]
+
+
+def test_files_of_one_name_are_several_series(tmp_path):
+    for shop in ("a", "b"):
+        (tmp_path / shop).mkdir()
+        (tmp_path / shop / "sales.csv").write_text("x\n" + "\n".join(map(str, range(40))))
+    data = open_series(tmp_path, targets=["x"])
+    assert [segment[2] for segment in data.segments] == ["sales", "sales (2)"]
+    split = data.split(0.5, 0.25)
+    assert [(begin, stop) for _, begin, stop in split.test.bounds] == [(30, 40), (70, 80)]
+
+
+def test_compressed_table_that_is_cut_short_is_named(tmp_path):
+    text = "x\n" + "\n".join(str(n * 1.37) for n in range(900_000))
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-100_000])
+    with pytest.raises(DataError, match=r"t\.csv\.gz cannot be read"):
+        open_series(tmp_path / "t.csv.gz", targets=["x"])
 
 
 def test_filled_stretch_is_a_straight_line_between_neighbours(tmp_path, small_blocks):
@@ -189,6 +239,58 @@ def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
         reader.read()
     made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
     np.testing.assert_array_equal(made.values, opened(folder).values)
+
+
+def test_times_that_an_earlier_packing_left_are_not_those_of_another(tmp_path):
+    columns = frame()
+    order = np.argsort(columns["time"], kind="stable")
+    folder = write(tmp_path / "t", {name: values[order] for name, values in columns.items()}, files=2)
+    killed = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder), str(tmp_path / "p.series"), "9"], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    packed = pack_series(folder, tmp_path / "p.series", time_column="", series_column="id")
+    assert packed.times is None
+    assert sorted(p.name for p in (tmp_path / "p.series").iterdir()) == [
+        "segments.npy", "series.json", "values.npy",
+    ]  # fmt: skip
+
+
+def test_packed_series_beside_its_tables_is_no_table(tmp_path):
+    folder = write(tmp_path / "t", frame(), files=2)
+    killed = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder), str(folder / "all.series"), "9"], check=False
+    )
+    assert killed.returncode == -signal.SIGKILL and (folder / "all.series.building").is_dir()
+    for _ in range(2):
+        packed = pack_series(folder, folder / "all.series", series_column="id")
+        np.testing.assert_array_equal(packed.values, opened(folder).values)
+
+
+def test_other_packing_of_the_same_name_is_not_taken_for_ones_own(tmp_path):
+    folder = write(tmp_path / "t", frame())
+    found = [open_table(path) for path in find_tables(folder)]
+    settings = {"missing": "error", "gaps": "split", "dtype": "float32", "cache": False}
+    columns = Columns(["a", "b"], "time", "id")
+    build_series(tmp_path / "p", "one", found, columns, **settings)
+    with pytest.raises(OutputError, match="something else"):
+        build_series(tmp_path / "p", "other", found, columns, **settings)
+    assert open_packed(tmp_path / "p").fingerprint == "one"
+
+
+def test_process_that_waits_for_another_opens_what_that_made(tmp_path):
+    folder = write(tmp_path / "t", frame())
+    code = "import sys; from cellerate.data.series_packing import pack_series; "
+    code += "print(pack_series(sys.argv[1], sys.argv[2], series_column='id').fingerprint)"
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "p.series")]
+    with exclusive(tmp_path / "p.series.building"):
+        others = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        time.sleep(1.5)
+        assert all(other.poll() is None for other in others)
+    said = {other.communicate(timeout=60)[0] for other in others}
+    assert [other.returncode for other in others] == [0, 0, 0]
+    assert said == {open_packed(tmp_path / "p.series").fingerprint + "\n"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.series", "t"]
 
 
 def test_data_that_cannot_be_packed_leave_nothing(tmp_path, monkeypatch):

@@ -6,14 +6,16 @@ one matrix and its segments.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.gather import open_rows
-from cellerate.data.series_build import Storage, build_series, check_packing, packing_key
+from cellerate.data.series_build import Storage, build_series, check_packing, copy_columns, packing_key
 from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
@@ -40,6 +42,7 @@ class SeriesData:
         step: The median time step: timedelta64 or float, or None without times.
         fingerprint: Hash of the files' content and of all settings.
         cached: Whether the matrix was already in the cache.
+        packed_with: The settings of a packed series: time_column, series_column, missing, gaps, dtype; None for tables.
     """
 
     values: np.ndarray
@@ -51,6 +54,7 @@ class SeriesData:
     step: np.timedelta64 | float | None
     fingerprint: str
     cached: bool = False
+    packed_with: Mapping[str, Any] | None = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -228,14 +232,12 @@ def open_series(
     check_packing(missing, gaps, dtype)
     if isinstance(targets, str) or not targets:
         raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
-    packed = _packed_path(paths)
-    if packed is not None:
-        found = open_packed(packed)
-        _check_packed(packed, found, time_column, series_column, missing, gaps, dtype)
-        columns = choose_columns(
-            packed, found.columns, dict.fromkeys(found.columns, "number"), list(targets), features, "", None
-        )
-        return _series_data(found, columns.features, targets, cached=True)
+    path = _packed_path(paths)
+    if path is not None:
+        packed = open_packed(path)
+        kinds = dict.fromkeys(packed.columns, "number")
+        columns = choose_columns(path, packed.columns, kinds, list(targets), features, "", None)
+        return _series_data(_with_columns(packed, columns.values), columns.features, targets, packed.settings)
     tables = open_tables(find_tables(paths), names)
     first = tables[0]
     columns = choose_columns(
@@ -247,13 +249,31 @@ def open_series(
     with contextlib.suppress(DataError):
         if is_packed_series(folder):
             in_place = first.values if isinstance(first, NpyTable) else None
-            return _series_data(open_packed(folder, in_place), columns.features, targets, cached=True)
+            return _series_data(open_packed(folder, in_place), columns.features, targets)
     made = build_series(folder, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, progress=progress)
-    return _series_data(made, columns.features, targets, cached=False)
+    return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
+
+
+def _with_columns(packed: PackedSeries, columns: Sequence[str]) -> PackedSeries:
+    """A packed series with these columns only, in this order: its own, or a copy in the cache.
+
+    A window reads whole rows, so columns that nobody asked for would be read with each.
+    """
+    if list(packed.columns) == list(columns):
+        return packed
+    key = digest(json.dumps(["columns/1", packed.fingerprint, list(columns)]).encode())
+    folder = cache_dir() / "series" / key
+    with contextlib.suppress(DataError):
+        if is_packed_series(folder):
+            return dataclasses.replace(open_packed(folder), times=packed.times)
+    return dataclasses.replace(copy_columns(packed, columns, folder, key), times=packed.times)
 
 
 def _series_data(
-    packed: PackedSeries, features: Sequence[str], targets: Sequence[str], *, cached: bool
+    packed: PackedSeries,
+    features: Sequence[str],
+    targets: Sequence[str],
+    packed_with: Mapping[str, Any] | None = None,
 ) -> SeriesData:
     place = {name: number for number, name in enumerate(packed.columns)}
     step: np.timedelta64 | float | None = None
@@ -270,7 +290,8 @@ def _series_data(
         segments=tuple((first, stop, packed.names[code]) for first, stop, code in packed.segments.tolist()),
         step=step,
         fingerprint=digest(chosen.encode()),
-        cached=cached,
+        cached=True,
+        packed_with=packed_with,
     )
 
 
@@ -283,26 +304,3 @@ def _packed_path(paths: Sequence[str | Path] | str | Path) -> Path | None:
             f"{packed[0]} is a packed series, which is opened alone; {len(given)} paths were given."
         )
     return packed[0] if packed else None
-
-
-def _check_packed(
-    path: Path,
-    packed: PackedSeries,
-    time_column: str | None,
-    series_column: str | None,
-    missing: Missing,
-    gaps: Gaps,
-    dtype: Storage,
-) -> None:
-    """Raises `ConfigError` for a setting other than the default that the series was not packed with."""
-    asked: dict[str, tuple[str | None, str | None]] = {
-        "time_column": (time_column, None),
-        "series_column": (series_column, None),
-    }
-    asked |= {"missing": (missing, "error"), "gaps": (gaps, "split"), "dtype": (dtype, "float32")}
-    for name, (value, default) in asked.items():
-        if value not in (default, packed.settings[name]):
-            raise ConfigError(
-                f"{name} is {value!r}, but {path} was packed with {packed.settings[name]!r}. Leave the setting out, or "
-                "pack the series again."
-            )

@@ -14,16 +14,18 @@ import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.file_digest import file_digest
+from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
-from cellerate.data.series_pack import PackedSeries, describe, is_packed_series, open_packed
-from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, Progress, Reader
+from cellerate.data.series_pack import PackedSeries, describe, open_packed
+from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, Progress, Reader, npy_header
 from cellerate.data.tables import NpyTable, Table
-from cellerate.errors import DataError
+from cellerate.errors import DataError, OutputError
 from cellerate.files import exclusive, output_error, publish_folder
 from cellerate.settings import check_choice
 
 Storage = Literal["float32", "float16"]
 _BUILDING = ".building"
+_COPIED_BYTES = 16 << 20
 
 
 def build_series(
@@ -35,7 +37,7 @@ def build_series(
     missing: Missing,
     gaps: Gaps,
     dtype: Storage,
-    in_place: bool = True,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> PackedSeries:
     """Packs tables into a folder, or waits while another process does.
@@ -48,7 +50,8 @@ def build_series(
         missing: See `open_series`.
         gaps: See `open_series`.
         dtype: Of the values.
-        in_place: Whether a `.npy` file that is what would be stored is used where it lies.
+        cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
+            it lies, and what is damaged is made anew.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Raises:
@@ -56,16 +59,13 @@ def build_series(
         OutputError: The folder cannot be written.
     """
     building = folder.with_name(folder.name + _BUILDING)
-    usable = _usable_in_place(tables, columns, dtype) if in_place else None
+    usable = _usable_in_place(tables, columns, dtype) if cache else None
     with exclusive(building, wait=True):
-        try:
-            if is_packed_series(folder):
-                # Another process was faster.
-                found = open_packed(folder, usable)
+        if folder.exists():
+            found = _made_meanwhile(folder, usable, key, cache=cache)
+            if found is not None:
                 shutil.rmtree(building, ignore_errors=True)
                 return found
-        except DataError:
-            shutil.rmtree(folder, ignore_errors=True)
         try:
             made = _Build(building, key, tables, columns, missing, gaps, np.dtype(dtype), progress)
             packed, elsewhere = made.in_place(usable), True
@@ -73,12 +73,65 @@ def build_series(
                 packed, elsewhere = made.on_disk(), False
             describe(building, packed, in_place=elsewhere)
             publish_folder(building, folder)
-        except DataError:
-            shutil.rmtree(building, ignore_errors=True)
+        except DataError as error:
+            # Data that cannot be used are no better the next time; a disk that failed may be.
+            if not isinstance(error.__cause__, OSError):
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        except OutputError:
             raise
         except OSError as error:
-            raise output_error(folder, error) from error
+            raise output_error(building, error) from error
     return open_packed(folder, usable)
+
+
+def copy_columns(packed: PackedSeries, columns: Sequence[str], folder: Path, key: str) -> PackedSeries:
+    """Makes a packed series in the cache of some columns of another; without times.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    building = folder.with_name(folder.name + _BUILDING)
+    places = [packed.columns.index(name) for name in columns]
+    with exclusive(building, wait=True):
+        if folder.exists():
+            found = _made_meanwhile(folder, None, key, cache=True)
+            if found is not None:
+                shutil.rmtree(building, ignore_errors=True)
+                return found
+        try:
+            with (building / "values.npy").open("wb") as file:
+                file.write(npy_header(packed.values.dtype, (len(packed.values), len(places))))
+                for block in blocks_of(
+                    packed.values, _COPIED_BYTES // packed.values.dtype.itemsize // len(places)
+                ):
+                    file.write(np.ascontiguousarray(block[:, places]).data)
+            values = np.load(building / "values.npy", mmap_mode="r", allow_pickle=False)
+            made = dataclasses.replace(
+                packed, values=values, columns=tuple(columns), times=None, fingerprint=key
+            )
+            describe(building, made, in_place=False)
+            publish_folder(building, folder)
+        except OutputError:
+            raise
+        except OSError as error:
+            raise output_error(building, error) from error
+    return open_packed(folder)
+
+
+def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache: bool) -> PackedSeries | None:
+    """What another process made while this one waited; None if it is a damaged one of the cache, which goes."""
+    try:
+        found = open_packed(folder, usable)
+        if found.fingerprint == key:
+            return found
+    except DataError:
+        if cache:
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+    raise OutputError(
+        f"cannot write {folder}: another process packed something else there. Choose another name."
+    )
 
 
 def check_packing(missing: str, gaps: str, dtype: str) -> None:
@@ -137,11 +190,12 @@ class _Build:
         self._check_holes(reader)
         # What follows changes what was read, so a process that is killed from here on begins anew.
         (self._folder / NOTE).unlink(missing_ok=True)
-        for name, final in ((VALUES, "values.npy"), (TIMES, "times.npy")):
+        files = [(VALUES, "values.npy")] + ([(TIMES, "times.npy")] if self._columns.time is not None else [])
+        for name, final in files:
             source = self._folder / name
-            if done.sorted and source.exists():
+            if done.sorted:
                 source.replace(self._folder / final)
-            elif source.exists():
+            else:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
         values = np.load(self._folder / "values.npy", mmap_mode="r", allow_pickle=False)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellerate.data.gather import FileRows, open_rows
+from cellerate.data.series_fill import Filler, blocks_of
 from cellerate.data.series_read import npy_header
 from cellerate.errors import DataError
 
@@ -40,7 +41,7 @@ def sort_rows(source: Path, target: Path, series: Path, counts: Sequence[int]) -
         file.write(header)
         file.flush()
         before = 0
-        for block in _blocks(table, _BLOCK_BYTES // row_bytes):
+        for block in blocks_of(table, _BLOCK_BYTES // row_bytes):
             own = np.fromfile(series, np.int32, len(block), offset=4 * before)
             order = np.argsort(own, kind="stable")
             block, own = block[order], own[order]
@@ -135,7 +136,7 @@ class _Clock:
         if self.times is None:
             return begins
         back = int(first > 0)
-        (times,) = _blocks(self.times[first - back : stop, None], stop - first + back)
+        (times,) = blocks_of(self.times[first - back : stop, None], stop - first + back)
         steps = np.diff(times[:, 0])
         inside = ~begins[1 - back :]
         wrong = inside & ~(steps > steps.dtype.type(0))
@@ -172,7 +173,7 @@ def _median_step(times: np.ndarray, ends: np.ndarray) -> np.ndarray:
         spread = [(int(n), int(n) + length) for n in np.linspace(0, count - length, _MEDIAN_STRETCHES)]
     found = []
     for first, stop in spread:
-        (part,) = _blocks(times[first:stop, None], stop - first)
+        (part,) = blocks_of(times[first:stop, None], stop - first)
         inside = np.ones(len(part) - 1, bool)
         edges = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, stop)]
         inside[edges - first - 1] = False
@@ -194,76 +195,29 @@ def _kept_rows(
             cut = clock.cut(first, min(clock.rows, first + length))
             yield first, np.ones(len(cut), bool), cut
         return
-    fill = None if missing == "drop" else _Writer(values)
-    usual = length = max(16, _BLOCK_BYTES // (values.shape[1] * values.dtype.itemsize))
-    first = 0
-    while first < clock.rows:
-        stop = min(clock.rows, first + length)
-        cut = clock.cut(first, stop)
-        # A hole at the beginning of the block is filled from the row before.
-        back = int(fill is not None and not cut[0])
-        (block,) = _blocks(values[first - back : stop], stop - first + back)
-        whole = ~np.isnan(block).any(axis=1)
-        if fill is not None and stop < clock.rows and not whole[-1]:
-            # What follows decides how the last holes are filled: they wait for the next block.
-            good = np.flatnonzero(whole[back:])
-            if not len(good):
-                length *= 2
-                continue
-            stop = first + int(good[-1]) + 1
-            block, whole, cut = (
-                block[: stop - first + back],
-                whole[: stop - first + back],
-                cut[: stop - first],
-            )
-        kept = whole[back:]
-        if fill is not None and not whole.all():
-            kept = _fill(block, whole, np.concatenate([[True] * back, cut]).astype(bool), missing)[back:]
-            fill.write(first, block[back:])
+    length = max(16, _BLOCK_BYTES // (values.shape[1] * values.dtype.itemsize))
+    filler = None if missing == "drop" else Filler(values, clock.cut, interpolate=missing == "interpolate")
+    for first in range(0, clock.rows, length):
+        cut = clock.cut(first, min(clock.rows, first + length))
+        (block,) = blocks_of(values[first : first + length], length)
+        kept = np.isfinite(block).all(axis=1)
+        if filler is not None:
+            filled = filler.fill(first, block, cut)
+            if not kept.all():
+                write_rows(values, first, block)
+            kept = filled
         yield first, kept, cut
-        first, length = stop, usual
 
 
-def _fill(block: np.ndarray, whole: np.ndarray, cut: np.ndarray, missing: Missing) -> np.ndarray:
-    """Fills holes in place, never across a cut; returns which rows are complete now."""
-    kept = whole.copy()
-    starts = np.flatnonzero(cut)
-    stops = np.append(starts[1:], len(block))
-    touched = np.unique(np.searchsorted(starts, np.flatnonzero(~whole), side="right") - 1)
-    for first, stop in zip(starts[touched], stops[touched], strict=True):
-        kept[first:stop] = True
-        for column in range(block.shape[1]):
-            series = block[first:stop, column].astype(np.float64)
-            holes = np.flatnonzero(np.isnan(series))
-            if not len(holes):
-                continue
-            good = np.flatnonzero(~np.isnan(series))
-            if not len(good):
-                kept[first:stop] = False
-            elif missing == "interpolate":
-                block[first + holes, column] = np.interp(holes, good, series[good])
-            else:
-                last = np.searchsorted(good, holes) - 1
-                kept[first + holes[last < 0]] = False  # nothing to carry forward yet
-                block[first + holes[last >= 0], column] = series[good[last[last >= 0]]]
-    return kept
-
-
-class _Writer:
+def write_rows(values: np.ndarray, first: int, rows: np.ndarray) -> None:
     """Writes rows of a memory-mapped array into its file."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        rows = open_rows(values)
-        assert isinstance(rows, FileRows)  # noqa: S101 (holes are filled in a copy on the disk)
-        self._path, self._offset = rows.path, rows.offset
-        self._row_bytes = values.shape[1] * values.dtype.itemsize
-
-    def write(self, first: int, rows: np.ndarray) -> None:
-        handle = os.open(self._path, os.O_WRONLY)
-        try:
-            _write(handle, rows, self._offset + first * self._row_bytes)
-        finally:
-            os.close(handle)
+    reader = open_rows(values)
+    assert isinstance(reader, FileRows)  # noqa: S101 (holes are filled in a copy on the disk)
+    handle = os.open(reader.path, os.O_WRONLY)
+    try:
+        _write(handle, rows, reader.offset + first * values.shape[1] * values.dtype.itemsize)
+    finally:
+        os.close(handle)
 
 
 def _write(handle: int, rows: np.ndarray, place: int) -> None:
@@ -271,12 +225,3 @@ def _write(handle: int, rows: np.ndarray, place: int) -> None:
     while left:
         done = os.pwrite(handle, left, place)
         left, place = left[done:], place + done
-
-
-def _blocks(table: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """The rows of (N, C), so many at a time."""
-    reader = open_rows(table)
-    for first in range(0, len(table), max(1, rows)):
-        block = np.empty((min(rows, len(table) - first), table.shape[1]), table.dtype)
-        reader.read(first, block)
-        yield block

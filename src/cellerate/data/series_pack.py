@@ -113,8 +113,7 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSerie
             )
         step = np.empty(0)
         if told["step"] is not None:
-            dates = times is not None and times.dtype.kind == "M"
-            step = np.array(told["step"], "timedelta64[us]" if dates else np.float64)
+            step = np.array(told["step"], "timedelta64[us]" if isinstance(told["step"], int) else np.float64)
         assert values is not None  # noqa: S101 (else it is wrong)
         names = tuple(map(str, told["names"]))
         return PackedSeries(

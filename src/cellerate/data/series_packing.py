@@ -64,5 +64,5 @@ def pack_series(
             )
         return found
     return build_series(
-        output, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, in_place=False, progress=progress
+        output, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, cache=False, progress=progress
     )

@@ -7,6 +7,7 @@ process is continued where it was.
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import time
@@ -99,7 +100,9 @@ class Reader:
         self._folder, self._tables, self._columns, self._dtype = folder, tables, columns, dtype
         self._progress = progress or (lambda rows, total: None)
         self.done = self._noted(key)
-        self._codes = {name: code for code, name in enumerate(self.done.names)} if columns.series else {}
+        self._codes: dict[str, int] = {}
+        if columns.series is not None:
+            self._codes = {name: code for code, name in enumerate(self.done.names)}
 
     def read(self) -> Reading:
         """Reads what is left.
@@ -110,7 +113,7 @@ class Reader:
         """
         known = [table.rows for table in self._tables]
         total = 0 if None in known else sum(filter(None, known))
-        done, noted = self.done, time.monotonic()
+        done, noted, pause_s = self.done, time.monotonic(), _NOTE_EVERY_S
         with self._files() as files:
             while done.table < len(self._tables):
                 table = self._tables[done.table]
@@ -125,9 +128,13 @@ class Reader:
                     (done.table, done.part + 1) if done.part + 1 < table.parts else (done.table + 1, 0)
                 )
                 last = done.table == len(self._tables)
-                if files and (last or time.monotonic() - noted > _NOTE_EVERY_S):
+                if files and (last or time.monotonic() - noted > pause_s):
+                    begin = time.monotonic()
                     self._note(files)
                     noted = time.monotonic()
+                    # With very many series a note takes a while.
+                    pause_s = max(_NOTE_EVERY_S, 20 * (noted - begin))
+        self._progress(done.rows, done.rows)
         self._check()
         if self._folder is not None:
             shape = (done.rows, len(self._columns.values))
@@ -184,7 +191,10 @@ class Reader:
         if begins and not (
             block.times is not None and done.last_time is not None and self._goes_on(block.times)
         ):
-            done.names.append(table.path.stem)
+            # Files of the same name in several folders are several series.
+            stem, names = table.path.stem, set(done.names)
+            others = (f"{stem} ({number})" for number in itertools.count(2))
+            done.names.append(next(name for name in itertools.chain([stem], others) if name not in names))
             done.counts.append(0)
         return np.full(len(block.numbers), len(done.names) - 1)
 
@@ -260,7 +270,7 @@ class Reader:
             file.flush()
             os.fsync(file.fileno())
         with atomic_write(self._folder / NOTE) as beside:
-            beside.write_text(json.dumps(dataclasses.asdict(self.done)))
+            beside.write_text(json.dumps(vars(self.done)))
 
     def _noted(self, key: str) -> Reading:
         """Where an earlier process stopped that read the same, or the beginning."""
@@ -272,6 +282,9 @@ class Reader:
                     p.stat().st_size >= h + found.rows * row for p, (h, row) in sizes
                 ):
                     return found
+            # What is left of another one would be taken for a part of this.
+            for name in (NOTE, VALUES, TIMES, SERIES):
+                (self._folder / name).unlink(missing_ok=True)
         return Reading(key)
 
 

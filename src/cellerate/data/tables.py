@@ -19,6 +19,7 @@ _MISSING = ["", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None"
 _BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 1 << 16
 _PART_ROWS = 1 << 20
+_PARQUET_BUFFER = 1 << 20
 _SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".parquet", ".pq", ".npy")
 
 
@@ -74,7 +75,9 @@ def find_tables(paths: Sequence[str | Path] | str | Path) -> list[Path]:
     for name in given:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.lower().endswith(_SUFFIXES))
+            inside = sorted(
+                p for p in path.rglob("*") if p.name.lower().endswith(_SUFFIXES) and _is_table(p, path)
+            )
             if not inside:
                 raise DataError(f"the folder {path} holds no table ({', '.join(_SUFFIXES)}).")
             found += inside
@@ -90,6 +93,12 @@ def find_tables(paths: Sequence[str | Path] | str | Path) -> list[Path]:
     if not found:
         raise DataError("no file was given; expected at least one CSV, Parquet or .npy file.")
     return found
+
+
+def _is_table(path: Path, folder: Path) -> bool:
+    """Whether it is a file, and none of those of a packed series in the folder, finished or not."""
+    above = path.relative_to(folder).parents
+    return path.is_file() and not any(one.name.endswith((".series", ".series.building")) for one in above)
 
 
 def open_table(path: Path, names: Sequence[str] | None = None) -> Table:
@@ -171,8 +180,12 @@ class NpyTable:
             found = Block(block[:, places].astype(np.float64), times, None)
             if series is not None:
                 ids, codes = np.unique(block[:, self.columns.index(series)], return_inverse=True)
-                found = dataclasses.replace(found, series=codes, ids=[f"{value:g}" for value in ids])
+                found = dataclasses.replace(found, series=codes, ids=[_id_of(float(value)) for value in ids])
             yield found
+
+
+def _id_of(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 class _ArrowTable:
@@ -259,6 +272,8 @@ class CsvTable(_ArrowTable):
         except pa.ArrowInvalid as error:
             self._explain(list(numbers))
             raise DataError(f"{self.path} cannot be read as CSV: {error}") from error
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from error
 
     def _read_as(self, types: dict[str, Any]) -> Iterator[Any]:
         from pyarrow import csv
@@ -316,7 +331,8 @@ class ParquetTable(_ArrowTable):
 
         del numbers
         try:
-            with pq.ParquetFile(self.path) as file:
+            # Without a buffer for all of a row group, which may be of any size.
+            with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_PARQUET_BUFFER) as file:
                 groups = list(self._parts[part][0])
                 yield from file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=groups, columns=columns)
         except (pa.ArrowInvalid, OSError) as error:

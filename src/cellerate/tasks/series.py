@@ -30,6 +30,9 @@ from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
 from cellerate.training.settings import TrainingSettings
 
+# Settings of reading, which a packed series has of its own.
+_PACKED_SETTINGS = ("time_column", "series_column", "missing", "gaps")
+
 
 @dataclasses.dataclass(frozen=True)
 class SeriesModel:
@@ -118,6 +121,7 @@ def train_on_series(
     architecture = architecture or ForecastArchitecture()
     check_start(output, resume=resume)
     data = _open(options, reading)
+    _check_packed(data, options)
     split = data.split(options.train_fraction, options.validation_fraction)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
@@ -226,9 +230,24 @@ def _reading(options: SeriesOptions) -> dict[str, Any]:
     return reading_arguments(dataclasses.asdict(options))
 
 
+def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
+    """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
+    for name, value in (data.packed_with or {}).items():
+        if name in _PACKED_SETTINGS and getattr(options, name) not in (
+            getattr(SeriesOptions(), name),
+            value or "",
+        ):
+            raise ConfigError(
+                f"{name} is {getattr(options, name)!r}, but {options.paths[0]} was packed with {value!r}. Leave the "
+                "setting out, or pack the series again."
+            )
+
+
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     """The options with which a saved model opens other files: JSON values, with the columns that were found."""
     plain = dataclasses.asdict(options)
+    # A packed series was read with settings of its own, and other tables are to be read as it was.
+    plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
     season = options.season or daily_season(data.step)
     return plain | {
         "paths": [],
