@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 PARTS = ("text", "series", "lines", "speed")
 SEEDS = (0, 1, 2)
@@ -154,18 +154,18 @@ class _Work:
         self._sign = -1.0 if self.workload.metric.higher_is_better else 1.0
         self.original = self.quality(self.workload.model)
 
-    def quality(self, model: Any) -> float:
-        """On what was held out, in the task's own metric."""
+    def quality(self, model: Any, part: Literal["validation", "test"] = "test") -> float:
+        """On the part of the held-out data that no choice has seen, in the task's own metric."""
         import keras
 
         from cellerate.layers.accelerate import accelerate
 
         model = accelerate(model) if isinstance(model, keras.Model) else model
-        return self.workload.judge(model).mean
+        return self.workload.judge(model, part).mean
 
     def judge(self, model: Any) -> float:
-        """The same, less is better."""
-        return self._sign * self.quality(model)
+        """What choices go by: another part, and less is better."""
+        return self._sign * self.quality(model, "validation")
 
     def told(self, name: str, model: Any, record: Any, **more: Any) -> dict[str, Any]:
         """What a result file keeps of a smaller model and its record."""
