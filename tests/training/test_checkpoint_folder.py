@@ -235,7 +235,11 @@ def kill_at_random(place: str) -> None:
             writer.newest()
             for number in range(last + 1, 10**9):
                 writer.save(checkpoint(number, size=50_000))
-        time.sleep(0.02 + 0.06 * clock.random())
+        # However slow the disk is: each child writes one at least.
+        before = set(folder.glob("checkpoint-*"))
+        while not set(folder.glob("checkpoint-*")) - before:
+            time.sleep(0.001)
+        time.sleep(0.06 * clock.random())
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         remove_unfinished(folder)
@@ -244,7 +248,7 @@ def kill_at_random(place: str) -> None:
         if found is not None:
             assert number_of(found) >= last
             last = number_of(found)
-    assert last > 50
+    assert last >= 50
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

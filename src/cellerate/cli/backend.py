@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -25,11 +25,12 @@ _NOTES = re.compile(
 )
 
 
-def start_backend(name: str | None) -> str:
+def start_backend(name: str | None, join: Callable[[str], None] = lambda _: None) -> str:
     """Selects the backend and imports Keras.
 
     Args:
         name: "tensorflow", "jax", "torch" or None; see `environment.select_backend`.
+        join: Called with the backend's name before the backend looks for devices, to meet other processes.
 
     Returns:
         The backend's name.
@@ -42,6 +43,7 @@ def start_backend(name: str | None) -> str:
         sys.meta_path.insert(0, _NoTensorFlow())
     with without_notes():
         importlib.import_module("keras")
+        join(backend)
         # TensorFlow complains about a missing GPU when it looks for devices.
         importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
     return backend

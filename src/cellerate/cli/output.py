@@ -11,6 +11,23 @@ from typing import Any
 
 from cellerate.files import output_error
 
+_silent = False
+
+
+def silence() -> None:
+    """Prints nothing from now on but errors: of several processes that do the same, only one speaks."""
+    global _silent
+    _silent = True
+
+
+def keep_stdout() -> None:
+    """Keeps stdout for results: what a library prints there, past Python, goes nowhere."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="backslashreplace")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
 
 def show(text: str) -> None:
     """Prints a piece of a result as soon as it comes.
@@ -19,6 +36,8 @@ def show(text: str) -> None:
         OutputError: Stdout cannot be written, for example because the disk is full.
         BrokenPipeError: The reader of stdout (head, less) has gone.
     """
+    if _silent:
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -40,7 +59,8 @@ def emit_json(result: Mapping[str, Any]) -> None:
 
 def note(text: str) -> None:
     """Prints a sentence about what is going on."""
-    print(text, file=sys.stderr, flush=True)
+    if not _silent:
+        print(text, file=sys.stderr, flush=True)
 
 
 def command_to_resume() -> str:

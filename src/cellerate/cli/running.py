@@ -1,16 +1,57 @@
 """What the three training verbs share around the training itself, so that all runs start, report and end alike."""
 
 import contextlib
+import functools
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cellerate.cli.output import command_to_resume, note
+from cellerate.cli.backend import start_backend
+from cellerate.cli.output import command_to_resume, keep_stdout, note, silence
+from cellerate.machine.environment import PROBE_VARIABLE, select_backend
 
 if TYPE_CHECKING:
     from cellerate.training.display import Display
     from cellerate.training.loop import TrainingResult
+
+
+def start_training(backend: str | None, processes: int, probe: bool, quiet: bool) -> bool:
+    """Starts the backend of a training, in the group of processes that this one belongs to.
+
+    With several `processes` it runs this command in as many, and exits as they do.
+
+    Returns:
+        Whether several processes train.
+
+    Raises:
+        CellerateError: The backend or the group cannot be started, or several processes are no faster than one.
+    """
+    from cellerate.distributed.group import check_backend, join, own_place
+
+    place = own_place()
+    # Beside several processes a probe times one, which has this command, but no place in a group.
+    if place is None and processes > 1 and PROBE_VARIABLE not in os.environ:
+        from cellerate.distributed import launch
+
+        check_backend(select_backend(backend))
+        command = [sys.executable, *sys.argv]
+        if probe:
+            found = launch.probe(command, processes)
+            if not quiet:
+                note(found)
+        raise typer.Exit(launch.launch(command, processes))
+    if PROBE_VARIABLE in os.environ or (place is not None and place.number):
+        silence()
+    if place is None:
+        start_backend(backend)
+        return False
+    # The processes of JAX tell on stdout whom they are connected to.
+    keep_stdout()
+    start_backend(backend, functools.partial(join, place))
+    return True
 
 
 def training_display(quiet: bool) -> "Display":

@@ -7,10 +7,19 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.options import (
+    Backend,
+    Config,
+    Json,
+    Output,
+    Probe,
+    Processes,
+    Quiet,
+    Resume,
+    with_settings,
+)
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, training_display, training_report
+from cellerate.cli.running import finish_training, start_training, training_display, training_report
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -32,6 +41,8 @@ def train_embed(
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
+    processes: Processes = 1,
+    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -43,7 +54,7 @@ def train_embed(
 
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
     """
-    start_backend(backend)
+    start_training(backend, processes, probe, quiet)
     from cellerate.tasks.embed import train_on_lines
 
     run = train_on_lines(

@@ -7,10 +7,25 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.options import (
+    Backend,
+    Config,
+    Json,
+    Output,
+    Probe,
+    Processes,
+    Quiet,
+    Resume,
+    with_settings,
+)
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, progress_bar, training_display, training_report
+from cellerate.cli.running import (
+    finish_training,
+    progress_bar,
+    start_training,
+    training_display,
+    training_report,
+)
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -37,6 +52,8 @@ def train_series(
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
+    processes: Processes = 1,
+    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -51,7 +68,7 @@ def train_series(
     """
     from cellerate.machine.environment import package_version
 
-    start_backend(backend)
+    start_training(backend, processes, probe, quiet)
     from cellerate.tasks.series import train_on_series
 
     if plot is not None:

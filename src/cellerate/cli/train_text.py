@@ -7,10 +7,25 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Output, Quiet, Resume, with_settings
+from cellerate.cli.options import (
+    Backend,
+    Config,
+    Json,
+    Output,
+    Probe,
+    Processes,
+    Quiet,
+    Resume,
+    with_settings,
+)
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, progress_bar, training_display, training_report
+from cellerate.cli.running import (
+    finish_training,
+    progress_bar,
+    start_training,
+    training_display,
+    training_report,
+)
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -36,6 +51,8 @@ def train_text(
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
+    processes: Processes = 1,
+    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -49,7 +66,7 @@ def train_text(
 
         cellerate train text book.txt -o book.keras --resume
     """
-    start_backend(backend)
+    several = start_training(backend, processes, probe, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.generating import generate_text
     from cellerate.tasks.text import TextModel, load_text_model, train_on_text
@@ -67,7 +84,9 @@ def train_text(
                 f"{untrained.record['data']['characters']:,} characters, vocabulary of "
                 f"{untrained.tokenizer.vocabulary_size}, {untrained.model.count_params():,} weights"
             )
-        show_sample("before training", untrained)
+        # The untrained weights may lie in arrays that span all processes.
+        if not several:
+            show_sample("before training", untrained)
 
     with progress_bar("reading", quiet, in_bytes=True) as reading:
         run = train_on_text(
@@ -82,7 +101,7 @@ def train_text(
             on_ready=on_ready,
         )
     report = {"training": training_report(run.training), "held_out": run.evaluation}
-    if sample is not None and run.training.status != "interrupted":
+    if sample is not None and run.training.here and run.training.status != "interrupted":
         show_sample("after training", load_text_model(output))
     if json:
         emit_json(report)

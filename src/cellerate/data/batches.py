@@ -4,11 +4,12 @@ Training, evaluation, checkpoints and all three input pipelines see data only as
 batches, and batch number i of epoch e, which is a pure function of i and e.
 """
 
+import copy
 import hashlib
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -58,8 +59,14 @@ class GatheredBatches:
     _windows: int  # windows per epoch, all of them full
     _chunk: int  # batches per gather
     _pad: bool  # fill the last batch up with rows of weight 0
+    _whole_batch: int  # rows of a batch of which this source has only a share; 0 if it has all of them
+    _first_row: int  # where in such a batch the share begins
 
     def __init__(self) -> None:
+        self._whole_batch = self._first_row = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
         self._recent: tuple[tuple[tuple[int, int], Batch], ...] = ()
 
@@ -68,12 +75,25 @@ class GatheredBatches:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        GatheredBatches.__init__(self)
+        self._forget()
+
+    def share(self, number: int, count: int) -> Self:
+        """These batches, each with only the rows that process `number` of `count` computes.
+
+        Only those rows are read. `count` must be a divisor of `batch_size`.
+        """
+        own = copy.copy(self)
+        own._forget()
+        own._whole_batch = self.batch_size
+        own.batch_size = self.batch_size // count
+        own.items_per_batch = self.items_per_batch // count
+        own._first_row = number * own.batch_size
+        own._chunk = self._chunk * count
+        return own
 
     def __len__(self) -> int:
-        if self._pad:
-            return -(-self._windows // self.batch_size)
-        return self._windows // self.batch_size
+        size = self._whole_batch or self.batch_size
+        return -(-self._windows // size) if self._pad else self._windows // size
 
     def batch(self, epoch: int, index: int) -> Batch:
         """Batch `index` of `epoch`, copied into new arrays. May be called in any order, from any thread.
@@ -107,18 +127,29 @@ class GatheredBatches:
                 yield tuple([array[place : place + size] for array in arrays])
 
     def _gather(self, epoch: int, number: int) -> Batch:
-        first = number * self._chunk * self.batch_size
-        last = min(first + self._chunk * self.batch_size, len(self) * self.batch_size)
+        """The batches of chunk `number`, one after the other."""
+        begin = number * self._chunk
+        end = min(begin + self._chunk, len(self))
+        if not self._whole_batch:
+            return self._rows(epoch, begin * self.batch_size, end * self.batch_size)
+        firsts = range(
+            begin * self._whole_batch + self._first_row, end * self._whole_batch, self._whole_batch
+        )
+        parts = [self._rows(epoch, first, first + self.batch_size) for first in firsts]
+        return tuple([joined(list(arrays)) for arrays in zip(*parts, strict=True)])
+
+    def _rows(self, epoch: int, first: int, last: int) -> Batch:
+        """Windows `first` to `last - 1`; with `_pad`, weights too, and copies of the last window behind the end."""
         if not self._pad:
             return self._read(epoch, first, last)
         full = min(last, self._windows)
-        arrays = self._read(epoch, first, full)
+        # A share may be nothing but copies.
+        arrays = self._read(epoch, min(first, full - 1), full)
         weight = np.ones(last - first, np.float32)
-        weight[full - first :] = 0
+        weight[max(0, full - first) :] = 0
         if full < last:
-            arrays = tuple(
-                np.concatenate([array, np.repeat(array[-1:], last - full, axis=0)]) for array in arrays
-            )
+            rows = np.minimum(np.arange(last - first), len(arrays[0]) - 1)
+            arrays = tuple([array[rows] for array in arrays])
         return *arrays, weight
 
     def _read(self, epoch: int, first: int, last: int) -> Batch:

@@ -3,11 +3,13 @@
 The data stay the same, but Keras and custom models sometimes need a batch in a slightly different form.
 """
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import numpy as np
 
 from cellerate.data.batches import BatchSource
+from cellerate.data.shares import share_of
 
 
 class ChangedBatches:
@@ -33,6 +35,14 @@ class ChangedBatches:
     def fingerprint(self) -> str:
         """The fingerprint of the other source."""
         return self._source.fingerprint()
+
+    def share(self, number: int, count: int) -> Self:
+        """These batches, each with only the rows that process `number` of `count` computes."""
+        own = copy.copy(self)
+        own._source = share_of(self._source, number, count)
+        own.batch_size = own._source.batch_size
+        own.items_per_batch = self.items_per_batch // count
+        return own
 
     def _change(self, x: Any, y: Any, *weight: Any) -> tuple[Any, ...]:
         raise NotImplementedError

@@ -16,6 +16,8 @@ from cellerate.errors import BackendError
 from cellerate.machine.processor import describe
 
 BACKENDS = ("tensorflow", "jax", "torch")
+PROBE_VARIABLE = "CELLERATE_PROBE"
+"""Names the file for the result, in the environment of a training that is only to time a few of its steps."""
 # Options of mallopt(3): M_MMAP_MAX (map nothing), M_TRIM_THRESHOLD (give nothing back), M_TOP_PAD (grow by 64 MiB),
 # M_ARENA_MAX (one heap for all threads, because per-thread heaps give memory back whatever the threshold).
 _KEEP_MEMORY = ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20), (-8, 1))

@@ -146,7 +146,7 @@ def train_on_lines(
         bits="bits/character",
     )
     evaluation = None
-    if held_out and result.status != "interrupted":
+    if held_out and result.here and result.status != "interrupted":
         trained = LineModel(result.model, vocabulary, data.max_length, data.padding, payload)
         evaluation = evaluate_lines(trained, held_out, batch_size=data.batch_size)
     return EmbedRun(result, evaluation, source.truncated)

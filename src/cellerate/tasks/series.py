@@ -153,7 +153,7 @@ def train_on_series(
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
-    if count_windows(split.test, options) and result.status != "interrupted":
+    if count_windows(split.test, options) and result.here and result.status != "interrupted":
         trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         test = _evaluate(trained, split.test)
         examples = _examples(trained, split.test)

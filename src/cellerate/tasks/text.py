@@ -149,7 +149,7 @@ def train_on_text(
         bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
     )
     evaluation = None
-    if validation is not None and result.status != "interrupted":
+    if validation is not None and result.here and result.status != "interrupted":
         trained = TextModel(result.model, text.tokenizer, payload)
         evaluation = _evaluate(trained, tail, data.length, data.batch_size)
     return TextRun(result, text.tokenizer, evaluation)

@@ -17,6 +17,7 @@ from cellerate.errors import TrainingError
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics
 from cellerate.training.display import Display
 from cellerate.training.optimizers import current_learning_rate
+from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 
 _LOOK_EVERY_S = 0.2
@@ -106,6 +107,8 @@ class Conductor(keras.callbacks.Callback):
         write_history: Writes the history files.
         begin_states: Called at the start of an epoch and of a validation pass: zeroes carried states.
         identity: What the run is made of, for its checkpoints.
+        processes: Those that train together. All look at the same batches and stop and save after the same; the first
+            one's clock and any one's signal decide.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Conductor(keras.callbacks.Callback):
         write_history: Callable[[Mapping[str, float]], None],
         begin_states: Callable[[], None],
         identity: dict[str, Any],
+        processes: Processes,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -139,6 +143,7 @@ class Conductor(keras.callbacks.Callback):
         self._write_history = write_history
         self._begin_states = begin_states
         self._identity = identity
+        self._processes = processes
         self._resumed: Checkpoint | None = None
         self._cut: Checkpoint | None = None
         self._start = 0
@@ -160,15 +165,12 @@ class Conductor(keras.callbacks.Callback):
     def due(self, batch: int) -> bool:
         """Whether batch `batch` of this call of `fit` must be looked at; looking waits for the device."""
         done = self._start + batch + 1
+        if batch == 0 or done % self._settings.log_every == 0 or done == self._steps_per_epoch:
+            return True
+        if self._processes.several:
+            return done >= self._next_look
         now = time.perf_counter()
-        return (
-            self.stop_requested
-            or batch == 0
-            or done % self._settings.log_every == 0
-            or done == self._steps_per_epoch
-            or now - self._looked >= _LOOK_EVERY_S
-            or now >= self._deadline
-        )
+        return self.stop_requested or now - self._looked >= _LOOK_EVERY_S or now >= self._deadline
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Starts the clock of the time limit, which counts training only."""
@@ -187,13 +189,18 @@ class Conductor(keras.callbacks.Callback):
         self._epoch_began = time.perf_counter()
         self._waited_before = self._batches.waited_s
         self._first_step: tuple[int, float] | None = None
-        self._last_step = (0, 0.0)
+        self._last_step = (self._start, self._epoch_began)
+        self._next_look = 0
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Looks at a batch that is due."""
         done = self._start + batch + 1
+        if self._processes.several:
+            # Those of the step itself may be this process's own.
+            logs = self.model.get_metrics_result()
         logs = {name: float(value) for name, value in (logs or {}).items()}
         now = self._looked = time.perf_counter()
+        stop, late, save = self._agreed(done, now)
         self._first_step = self._first_step or (done, now)
         self._last_step = (done, now)
         self.position = Position(self.position.epoch, done)
@@ -210,19 +217,20 @@ class Conductor(keras.callbacks.Callback):
         if done == self._steps_per_epoch:
             # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
             return
-        if self.stop_requested:
+        if stop:
             self.interrupted = True
             self.save()
             raise Interrupted
-        if now >= self._deadline:
+        if late:
             # `fit` still validates after this partial epoch; the epoch itself resumes from this checkpoint.
             self._cut = self._capture()
             self.model.stop_training = True
-        elif now - self._saved >= self._settings.checkpoint_every_s:
+        elif save:
             self.save()
 
     def on_test_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Zeroes carried states: validation must not see those of the training streams."""
+        self._processes.settle(self.model)
         self._begin_states()
         self._display.phase("validating")
 
@@ -233,6 +241,8 @@ class Conductor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Records the epoch, writes the model if it is the best so far, then the history and a checkpoint."""
         logs = {name: float(value) for name, value in (logs or {}).items()}
+        self._processes.settle(self.model)
+        stop, late, _ = self._agreed(self._steps_per_epoch, time.perf_counter())
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
         value = logs[self._monitor]
@@ -251,33 +261,56 @@ class Conductor(keras.callbacks.Callback):
         }
         if best:
             progress.best, progress.best_epoch = value, epoch + 1
-            self._write_best()
+            self._write(self._write_best)
         progress.history.append(record)
         progress.seconds += part_seconds
-        self._write_history({k: v for k, v in record.items() if isinstance(v, float)})
+        self._write(lambda: self._write_history({k: v for k, v in record.items() if isinstance(v, float)}))
         self._display.epoch({**record, "metrics": [name for name in logs if not name.endswith("loss")]})
         if self._cut is not None:
-            self._cut.progress.update(best=progress.best, best_epoch=progress.best_epoch)
-            self._write_checkpoint(self._cut)
+            cut = self._cut
+            cut.progress.update(best=progress.best, best_epoch=progress.best_epoch)
+            self._write(lambda: self._write_checkpoint(cut))
             self.timed_out = True
             return
-        if time.perf_counter() >= self._deadline:
+        if late:
             self.timed_out = True
             self.model.stop_training = True
         self.position = Position(epoch + 1, 0)
         self._start = 0
         progress.epoch_seconds = 0.0
         self.save()
-        if self.stop_requested:
+        if stop:
             self.interrupted = True
             raise Interrupted
 
     def save(self) -> None:
         """Writes a checkpoint of the current state."""
-        self._write_checkpoint(self._capture())
+        checkpoint = self._capture()
+        self._write(lambda: self._write_checkpoint(checkpoint))
         self._saved = time.perf_counter()
 
+    def _agreed(self, done: int, now: float) -> tuple[bool, bool, bool]:
+        """Whether to stop, whether the time is up and whether to save: the same in all processes."""
+        before, then = self._last_step
+        steps = (done - before) * _LOOK_EVERY_S / max(now - then, 1e-6)
+        stop, late, save, self._next_look = self._processes.most(
+            [
+                self.stop_requested,
+                now >= self._deadline,
+                now - self._saved >= self._settings.checkpoint_every_s,
+                done + max(1, min(int(steps), self._settings.log_every)),
+            ]
+        )
+        return bool(stop), bool(late), bool(save)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes a file, in the first process only."""
+        if self._processes.first:
+            with self._processes.apart():
+                write()
+
     def _capture(self) -> Checkpoint:
+        self._processes.settle(self.model)
         progress = dataclasses.asdict(self.progress)
         if self.position.batch:
             part_seconds = self._last_step[1] - self._epoch_began

@@ -8,11 +8,8 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import keras
@@ -43,8 +40,11 @@ from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display, Plan
 from cellerate.training.history import TensorBoardWriter, write_history
 from cellerate.training.optimizers import build_optimizer
-from cellerate.training.precision import PrecisionTrial, choose_precision
+from cellerate.training.parallel import Processes
+from cellerate.training.precision import PrecisionTrial, choose_precision, fastest_precision
+from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.signals import stop_signals
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
 
@@ -63,6 +63,7 @@ class TrainingResult:
         best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
         precision: The dtype policy of the training.
+        here: Whether this process says and judges what came of it: of several that train together, the first.
     """
 
     model: keras.Model
@@ -74,6 +75,7 @@ class TrainingResult:
     best: float | None
     seconds: float
     precision: str
+    here: bool = True
 
 
 def run_folder(output: str | Path) -> Path:
@@ -147,11 +149,15 @@ def train(
         carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
             batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
         resume: Continues from the checkpoint in the run folder.
-        display: Shows the progress; None shows nothing.
+        display: Shows the progress; None shows nothing. Of several processes, only the first shows.
         bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
+
+    Several processes that have joined a group (`distributed.group`, torchrun) train together: each is called with the
+    same arguments, computes its rows of every batch, and returns. The curve is that of one process. The first process
+    writes the files.
 
     Returns:
         The result. After an interruption (Ctrl-C, SIGTERM) the checkpoint is written and the status is
@@ -165,7 +171,9 @@ def train(
     """
     output = Path(output)
     check_start(output, resume=resume)
-    display = display or Display()
+    processes = Processes()
+    processes.check(model, carry_states=carry_states)
+    display = display if display is not None and processes.first else Display()
     keep_freed_memory()
     folder = run_folder(output)
     identity = {
@@ -182,7 +190,7 @@ def train(
     progress = _progress(checkpoint)
     progress.finished = ""
     if checkpoint is None:
-        progress.precision = _precision(model, source, loss, settings, display)
+        progress.precision = _precision(model, source, loss, settings, display, processes)
     if progress.precision != "float32":
         model = with_dtype_policy(model, progress.precision)
     accelerate(model, settings.implementation)
@@ -192,13 +200,16 @@ def train(
     trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
     trainer.compile(
         optimizer=build_optimizer(settings, len(source), progress.precision),
-        loss=loss,
+        loss=processes.loss(loss),
         weighted_metrics=list(metrics),
         jit_compile=settings.jit_compile,
     )
     if checkpoint is not None:
         restore(trainer, checkpoint)
-    board = TensorBoardWriter(folder / "tensorboard") if settings.tensorboard else None
+    processes.replicate(trainer)
+    if is_probe():
+        end_probe(trainer, source, loss, settings, progress.precision, processes)
+    board = TensorBoardWriter(folder / "tensorboard") if settings.tensorboard and processes.first else None
 
     def on_history(scalars: Mapping[str, float]) -> None:
         write_history(folder, progress.history, progress.curve)
@@ -218,6 +229,7 @@ def train(
         write_history=on_history,
         begin_states=states.reset if states else lambda: None,
         identity=dict(identity),
+        processes=processes,
     )
     callbacks: list[keras.callbacks.Callback] = []
     if settings.patience is not None:
@@ -233,14 +245,22 @@ def train(
             )
         )
     plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds)
-    with exclusive(folder):
-        remove_unfinished(folder)
-        remove_unfinished(output)
+    with contextlib.ExitStack() as held:
+        if processes.first:
+            held.enter_context(exclusive(folder))
+            remove_unfinished(folder)
+            remove_unfinished(output)
         display.start(plan)
         try:
-            with _stop_signals(conductor, display):
+            with stop_signals(conductor, display):
                 stopped_early = _fit_parts(
-                    trainer, source, validation, settings.epochs, callbacks, conductor, checkpoint
+                    trainer,
+                    processes.share(source),
+                    processes.share(validation) if validation is not None else None,
+                    settings.epochs,
+                    callbacks,
+                    conductor,
+                    checkpoint,
                 )
         except Interrupted:
             stopped_early = False
@@ -258,8 +278,9 @@ def train(
         if status in ("finished", "stopped early"):
             progress.finished = status
             conductor.save()
+    model = processes.leave(model, settings.implementation)
     best_is_last = progress.best_epoch == len(progress.history)
-    if status != "interrupted" and progress.best_epoch and not best_is_last:
+    if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
         model.load_weights(output)
     return TrainingResult(
         model=model,
@@ -271,6 +292,7 @@ def train(
         best=progress.best,
         seconds=progress.seconds,
         precision=progress.precision,
+        here=processes.first,
     )
 
 
@@ -315,7 +337,12 @@ def _fit_parts(
 
 
 def _precision(
-    model: keras.Model, source: BatchSource, loss: Any, settings: TrainingSettings, display: Display
+    model: keras.Model,
+    source: BatchSource,
+    loss: Any,
+    settings: TrainingSettings,
+    display: Display,
+    processes: Processes,
 ) -> str:
     """The dtype policy to train in: the requested one, or the one a trial chooses."""
     if settings.precision != "auto":
@@ -325,7 +352,12 @@ def _precision(
         found = trial.error or f"{trial.step_ms:.1f} ms a step, loss {trial.loss:.4f}"
         display.message(f"precision trial: {trial.policy}: {found}")
 
-    chosen, _ = choose_precision(model, source, loss=loss, settings=settings, on_trial=on_trial)
+    _, trials = choose_precision(
+        model, processes.share(source), loss=loss, settings=settings, on_trial=on_trial
+    )
+    # Each process has measured for itself, and all must train in the same.
+    fastest = trials.index(fastest_precision(trials))
+    chosen = trials[processes.of_first(fastest)].policy
     display.message(f"precision: {chosen}")
     return chosen
 
@@ -361,26 +393,3 @@ def _architecture(model: keras.Model) -> str:
         [type(layer).__name__ for layer in model.layers],
     ]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
-    """Makes the first Ctrl-C or SIGTERM finish the step and save; the second stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if conductor.stop_requested:
-            raise KeyboardInterrupt
-        conductor.stop_requested = True
-        display.message(
-            "Stopping after this step; once more stops at once and loses the steps since the last save."
-        )
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,73 @@
+"""Several processes of JAX that train one model: every array of the training spans all of them.
+
+JAX calls this multi-controller: each process runs the same program, and XLA adds what they exchange. Keras's
+`DataParallel` places the variables on every device and the rows of a batch on one each.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def join(address: str, count: int, number: int) -> None:
+    """Meets the other processes; call it before anything is computed.
+
+    Args:
+        address: Host and port of process 0.
+        count: How many processes there are.
+        number: Which one this is.
+
+    Raises:
+        RuntimeError: They do not all come.
+    """
+    # What processors exchange their arrays through; without it, JAX knows of no other process on them.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, count, number)
+    # Each process reads its own rows, so Keras must not cut them once more.
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+
+
+def place() -> tuple[int, int]:
+    """Which process this is, and how many train together."""
+    return jax.process_index(), jax.process_count()
+
+
+def gathered(values: Sequence[int]) -> np.ndarray:
+    """The whole numbers of each process: int32, (processes, values). All of them must call it."""
+    return np.asarray(multihost_utils.process_allgather(np.array(values, np.int32)))
+
+
+def joint_loss(loss: Any) -> Any:
+    """The loss of the whole batch: here each process computes that anyway."""
+    return loss
+
+
+def replicate(trainer: keras.Model) -> None:
+    """Makes a compiled model ready to train with the others; Keras's distribution has done so already."""
+
+
+def settle(trainer: keras.Model) -> None:
+    """Makes what the processes hold of the model equal; here it is one array."""
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Lets one process work with the values of a model without the others."""
+    # Otherwise each array that Keras makes on the way is compared with those of the others, who make none.
+    joint = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(joint)
+
+
+def leave() -> None:
+    """Parts from the other processes; arrays that span them can still be read, but not computed with."""
+    keras.distribution.set_distribution(None)
+    jax.distributed.shutdown()

@@ -1,0 +1,187 @@
+"""Several processes of torch that train one model: `DistributedDataParallel` within a Keras model.
+
+Keras has no distribution on torch. Here its `fit` stays as it is: the model's forward pass goes through
+`DistributedDataParallel`, which averages the gradients while they are computed, and metrics are added up over all
+processes when they are read.
+"""
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+# How long a process waits for another: longer than the first one needs to write a large model.
+_PATIENCE = datetime.timedelta(minutes=30)
+
+
+def join(address: str, count: int, number: int) -> None:
+    """Meets the other processes.
+
+    Args:
+        address: Host and port of process 0.
+        count: How many processes there are.
+        number: Which one this is.
+
+    Raises:
+        RuntimeError: They do not all come.
+    """
+    if dist.is_initialized():
+        return
+    dist.init_process_group(
+        # Arrays of a GPU travel by NCCL, those of a processor by gloo; the metrics may be on either.
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        init_method=f"tcp://{address}",
+        world_size=count,
+        rank=number,
+        timeout=_PATIENCE,
+    )
+
+
+def place() -> tuple[int, int]:
+    """Which process this is, and how many train together."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def gathered(values: Sequence[int]) -> np.ndarray:
+    """The whole numbers of each process: int64, (processes, values). All of them must call it."""
+    mine = torch.tensor(values, dtype=torch.int64)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return torch.stack(found).numpy()
+
+
+def joint_loss(loss: Any) -> Any:
+    """The loss whose mean over the processes is the loss of the whole batch."""
+    return JointLoss(loss) if isinstance(loss, keras.losses.Loss) else loss
+
+
+def replicate(trainer: keras.Model) -> None:
+    """Makes a compiled model train with those of the other processes, from the weights of process 0.
+
+    Each process draws its own dropout, and all see the same metrics.
+    """
+    if dist.get_rank():
+        # Process 0 stays as it is: its state is the one that checkpoints keep.
+        for generator in _seed_generators(trainer):
+            state = keras.ops.convert_to_numpy(generator.state.value).astype(np.int64)
+            state[0] = (state[0] + 0x9E3779B1 * dist.get_rank()) % 2**31
+            generator.state.assign(state)
+    Replica(trainer)
+
+
+def settle(trainer: keras.Model) -> None:
+    """Makes what the processes hold of the model equal: the statistics of layers such as batch normalisation."""
+    for variable in trainer.non_trainable_variables:
+        if "float" in variable.dtype:
+            dist.all_reduce(variable.value.data)
+            variable.value.data /= dist.get_world_size()
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Lets one process work with the values of a model without the others."""
+    yield
+
+
+def leave() -> None:
+    """Parts from the other processes."""
+    dist.destroy_process_group()
+
+
+class JointLoss(keras.losses.Loss):
+    """Another loss, weighted by what it divides by in this process and in all.
+
+    Processes have equally many rows, but not equally many that count: lines have lengths, and rows may be masked.
+    """
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        super().__init__(name=loss.name)
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The loss of the rows of this process, times their share of what counts."""
+        value = self._loss(y_true, y_pred, sample_weight)
+        if self._loss.reduction == "sum":
+            return value * dist.get_world_size()
+        counted = sample_weight if self._loss.reduction == "mean_with_sample_weight" else None
+        mask = getattr(y_pred, "_keras_mask", None)
+        if mask is not None:
+            mask = mask.to(torch.float32)
+            counted = (
+                mask
+                if counted is None
+                else counted * mask.reshape(*mask.shape, *[1] * (counted.ndim - mask.ndim))
+            )
+        if counted is None:
+            return value
+        here = counted.sum()
+        everywhere = here.clone()
+        dist.all_reduce(everywhere)
+        return value * (dist.get_world_size() * here / everywhere)
+
+
+class _Network(torch.nn.Module):
+    """A model's forward pass with its trainable weights, which is all that is averaged."""
+
+    def __init__(self, forward: Callable[..., Any], weights: Sequence[Any]) -> None:
+        super().__init__()
+        for number, weight in enumerate(weights):
+            self.register_parameter(f"weight_{number}", weight.value)
+        self._forward = forward
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return self._forward(*arguments, **options)
+
+
+class Replica:
+    """Takes over what must differ in a model that several processes train: its forward pass and its metrics."""
+
+    def __init__(self, trainer: keras.Model) -> None:
+        self._trainer = trainer
+        self._alone = trainer.call
+        self._together = DistributedDataParallel(_Network(trainer.call, trainer.trainable_variables))
+        self._local_metrics = trainer.get_metrics_result
+        self._step: Literal["train", "test", None] = None
+        # On the instance, not in a class of its own: the model's variables keep their order, so checkpoints of one
+        # process and of several are the same.
+        trainer.call = self._call
+        trainer.train_step = self._within("train", trainer.train_step)
+        trainer.test_step = self._within("test", trainer.test_step)
+        trainer.get_metrics_result = self._metrics
+
+    def _call(self, *arguments: Any, **options: Any) -> Any:
+        network = self._together if self._step == "train" else self._alone
+        return network(*arguments, **options)
+
+    def _within(self, name: Literal["train", "test"], step: Callable[..., Any]) -> Callable[..., Any]:
+        def known(data: Any) -> Any:
+            self._step = name
+            try:
+                return step(data)
+            finally:
+                self._step = None
+
+        return known
+
+    def _metrics(self) -> dict[str, Any]:
+        """The metrics over the rows of all processes; within a step, which does not wait for them, of this one."""
+        if self._step is not None:
+            return self._local_metrics()
+        variables = self._trainer.metrics_variables
+        mine = [variable.value.detach().clone() for variable in variables]
+        for variable in variables:
+            dist.all_reduce(variable.value.data)
+        found = {name: float(value) for name, value in self._local_metrics().items()}
+        for variable, value in zip(variables, mine, strict=True):
+            variable.assign(value)
+        return found
+
+
+def _seed_generators(trainer: keras.Model) -> list[keras.random.SeedGenerator]:
+    return [generator for layer in trainer._flatten_layers() for generator in layer._seed_generators]

@@ -1,0 +1,183 @@
+"""Starts the processes of a group on this machine, and ends them all if one fails."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from cellerate.distributed.group import Place
+from cellerate.errors import ConfigError
+from cellerate.machine.environment import PROBE_VARIABLE, processors
+
+# How long the others may still take once one has failed: they wait for it, and notice sooner or later.
+_GRACE_S = 5.0
+_LOOK_EVERY_S = 0.05
+_PR_SET_PDEATHSIG = 1
+# How much of what a process said last is repeated.
+_TOLD_BYTES = 4000
+
+
+def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | None = None) -> int:
+    """Runs a command in `count` processes and waits for them; each learns its place from its environment.
+
+    The first has the terminal, and what it says is what the command says. Of another one, what it said last is shown if
+    it failed first. Each has its share of this machine's processors. Ctrl-C and SIGTERM go to all of them.
+
+    Args:
+        command: The command.
+        count: How many processes.
+        extra: Further variables for their environment.
+
+    Returns:
+        The exit code: that of the process that failed first, or 0.
+    """
+    port = _free_port()
+    with contextlib.ExitStack() as opened:
+        logs = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(count - 1)]
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for number in range(count):
+                place = Place(number, count, f"127.0.0.1:{port}") if count > 1 else None
+                started.append(
+                    subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
+                        command,
+                        env={**os.environ, **(extra or {}), **(place.environment() if place else {})},
+                        stdin=None if number == 0 else subprocess.DEVNULL,
+                        stdout=None if number == 0 else subprocess.DEVNULL,
+                        stderr=None if number == 0 else logs[number - 1],
+                        preexec_fn=_prepared(_processors_of(number, count)),
+                        # Ctrl-C in a terminal reaches the whole group of processes, and each would hear of it twice.
+                        start_new_session=True,
+                    )
+                )
+            with _passed_on(started):
+                failed = _first_failure(started)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        if failed is None:
+            return 0
+        number, code = failed
+        if number:
+            _repeat(number, code, logs[number - 1])
+        return code if code > 0 else 128 - code
+
+
+def probe(command: Sequence[str], count: int) -> str:
+    """Times a few steps of a training in one process and in several.
+
+    Args:
+        command: The training.
+        count: How many processes.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        ConfigError: Several processes are no faster.
+        SystemExit: The training itself fails; it has said why.
+    """
+    alone, together = (_step_seconds(command, each) for each in (1, count))
+    gain = alone / together
+    found = (
+        f"a step takes {1e3 * alone:.3g} ms in one process and {1e3 * together:.3g} ms in {count}: {gain:.2f} times as "
+        f"fast, an efficiency of {gain / count:.0%}"
+    )
+    if gain <= 1:
+        raise ConfigError(
+            f"{found}. Train in one process, or with a larger batch; --no-probe trains in {count} all the same."
+        )
+    return found
+
+
+def _step_seconds(command: Sequence[str], count: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "probe.json"
+        code = launch(command, count, extra={PROBE_VARIABLE: str(result)})
+        if code or not result.exists():
+            raise SystemExit(code or 1)
+        return float(json.loads(result.read_text())["step_s"])
+
+
+def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, int] | None:
+    """Waits for all; the number and exit code of the one that failed first, after which the others have little time."""
+    failed: tuple[int, int] | None = None
+    deadline = float("inf")
+    while None in (codes := [process.poll() for process in started]) and time.monotonic() < deadline:
+        if failed is None:
+            failed = next(((number, code) for number, code in enumerate(codes) if code), None)
+            if failed is not None:
+                deadline = time.monotonic() + _GRACE_S
+        time.sleep(_LOOK_EVERY_S)
+    ended = [(number, process.returncode) for number, process in enumerate(started) if process.returncode]
+    if failed is None:
+        return ended[0] if ended else None
+    # All fail alike, each with a message of its own: that of the first process has been seen.
+    return (0, failed[1]) if (0, failed[1]) in ended else failed
+
+
+@contextlib.contextmanager
+def _passed_on(started: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """Passes Ctrl-C and SIGTERM on to all processes, which end by themselves."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    before: dict[int, Any] = {
+        number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _repeat(number: int, code: int, log: IO[bytes]) -> None:
+    """Shows what a process that failed said last."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _TOLD_BYTES))
+    said = log.read().decode(errors="replace").strip()
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    print(f"process {number} {how}{':' if said else ''}\n{said}".strip(), file=sys.stderr)
+
+
+def _prepared(own: set[int]) -> Callable[[], None]:
+    """What a process does before its program starts. Only calls that are safe between fork and exec."""
+    library = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        # Without the one that waits for them they would go on unseen. They save before they end.
+        with contextlib.suppress(AttributeError):
+            library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if own:
+            os.sched_setaffinity(0, own)
+
+    return prepare
+
+
+def _processors_of(number: int, count: int) -> set[int]:
+    """The share of this machine's processors; empty where there are fewer than processes, and they share all."""
+    if not hasattr(os, "sched_getaffinity") or count > processors():
+        return set()
+    known = sorted(os.sched_getaffinity(0))
+    return set(known[len(known) * number // count : len(known) * (number + 1) // count])
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

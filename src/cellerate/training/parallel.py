@@ -1,0 +1,107 @@
+"""The processes that train one model together, each on its rows of every batch.
+
+Which process this is, the backend says: `distributed.group` starts or joins a group before anything else, and so may a
+program that torchrun started. Without one there is a single process, for which all of this is nothing.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from cellerate.data.batches import BatchSource
+from cellerate.data.shares import share_of
+from cellerate.errors import ConfigError
+from cellerate.layers.accelerate import accelerate
+from cellerate.models.rewrite import describe, rebuild
+
+
+class Processes:
+    """The processes that train together, as one of them sees them.
+
+    Attributes:
+        number: Which one this is, from 0. The first writes all files, and shows and tells what happens.
+        count: How many there are.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.count = 0, 1
+        if keras.config.backend() != "tensorflow":
+            self._bridge: Any = importlib.import_module(
+                f"cellerate.bridges.{keras.config.backend()}_processes"
+            )
+            self.number, self.count = self._bridge.place()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and shows."""
+        return self.number == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.count > 1
+
+    def check(self, model: keras.Model, *, carry_states: bool) -> None:
+        """Raises `ConfigError` or `ModelError` for a training that several processes cannot share."""
+        if not self.several:
+            return
+        if carry_states:
+            raise ConfigError(
+                f"states that carry over need all rows of a batch in one process, not in {self.count}: train without "
+                "carry_states, or in one process."
+            )
+        describe(model)
+        if any(tensor.shape[0] is not None for tensor in model.inputs):
+            raise ConfigError(
+                f"the model takes batches of {model.inputs[0].shape[0]} only, and each of {self.count} processes has a "
+                "part of a batch: build it with keras.Input(shape), without a batch size."
+            )
+
+    def share(self, source: BatchSource) -> BatchSource:
+        """The rows of each batch that this process computes."""
+        return share_of(source, self.number, self.count)
+
+    def loss(self, loss: Any) -> Any:
+        """What this process computes of a loss of whole batches."""
+        return self._bridge.joint_loss(loss) if self.several else loss
+
+    def replicate(self, trainer: keras.Model) -> None:
+        """Makes a compiled model train with those of the others."""
+        if self.several:
+            self._bridge.replicate(trainer)
+
+    def settle(self, trainer: keras.Model) -> None:
+        """Makes what each process has counted by itself equal, before it is saved or judged. All must call it."""
+        if self.several:
+            self._bridge.settle(trainer)
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over all processes. All must call it."""
+        if not self.several:
+            return list(values)
+        return [int(value) for value in self._bridge.gathered(values).max(axis=0)]
+
+    def of_first(self, value: int) -> int:
+        """What the first process says. All must call it."""
+        return int(self._bridge.gathered([value])[0, 0]) if self.several else value
+
+    def apart(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which this process reads or saves the model without the others."""
+        return self._bridge.apart() if self.several else contextlib.nullcontext()
+
+    def leave(self, model: keras.Model, implementation: str) -> keras.Model:
+        """Ends the training together; afterwards each process goes on alone.
+
+        Returns:
+            The model to go on with: on JAX a copy, whose arrays are this process's own.
+        """
+        if not self.several:
+            return model
+        shared = keras.config.backend() == "jax"
+        description, values = describe(model), model.get_weights() if shared else []
+        self._bridge.leave()
+        self.count = 1
+        return accelerate(rebuild(model, description, values), implementation) if shared else model
