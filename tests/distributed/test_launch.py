@@ -16,13 +16,15 @@ from cellerate.errors import ConfigError
 
 def python(code: str) -> list[str]:
     """A process in which `rank` and `count` say its place."""
-    head = "import os, signal, sys, time, json\nrank, count = (int(os.environ.get(n, 0)) for n in ('RANK', 'WORLD_SIZE'))\n"
+    head = "import os, signal, sys, time, json\n"
+    head += "rank, count = (int(os.environ.get(name, 0)) for name in ('RANK', 'WORLD_SIZE'))\n"
     return [sys.executable, "-c", head + textwrap.dedent(code)]
 
 
 def test_each_process_has_a_place_and_a_share_of_the_processors(tmp_path):
     code = f"""
-        json.dump([count, os.environ['MASTER_PORT'], sorted(os.sched_getaffinity(0))], open(f'{tmp_path}/{{rank}}', 'w'))
+        found = [count, os.environ['MASTER_PORT'], sorted(os.sched_getaffinity(0))]
+        json.dump(found, open(f'{tmp_path}/{{rank}}', 'w'))
     """
     known = os.sched_getaffinity(0)
     count = min(2, len(known))

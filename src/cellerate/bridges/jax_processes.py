@@ -5,6 +5,7 @@ JAX calls this multi-controller: each process runs the same program, and XLA add
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ import jax
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
+
+# How long a process that is done waits for the first one, which still judges the model.
+_PATIENCE_S = 7 * 24 * 3600
 
 
 def join(address: str, count: int, number: int) -> None:
@@ -27,7 +31,10 @@ def join(address: str, count: int, number: int) -> None:
     """
     # What processors exchange their arrays through; without it, JAX knows of no other process on them.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, count, number)
+    # Older versions of JAX wait for five minutes, and cannot be told otherwise.
+    known = "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters
+    patience = {"shutdown_timeout_seconds": _PATIENCE_S} if known else {}
+    jax.distributed.initialize(address, count, number, **patience)
     # Each process reads its own rows, so Keras must not cut them once more.
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
@@ -52,12 +59,16 @@ def replicate(trainer: keras.Model) -> None:
 
 
 def settle(trainer: keras.Model) -> None:
-    """Makes what the processes hold of the model equal; here it is one array."""
+    """Makes process 0 hold what all have counted; here that is one array."""
+
+
+def count_once(trainer: keras.Model) -> None:
+    """Leaves sums of metrics that all processes hold to process 0; here they are one array."""
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Lets one process work with the values of a model without the others."""
+    """Lets one process compute without the others."""
     # Otherwise each array that Keras makes on the way is compared with those of the others, who make none.
     joint = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
@@ -65,9 +76,3 @@ def apart() -> Iterator[None]:
         yield
     finally:
         keras.distribution.set_distribution(joint)
-
-
-def leave() -> None:
-    """Parts from the other processes; arrays that span them can still be read, but not computed with."""
-    keras.distribution.set_distribution(None)
-    jax.distributed.shutdown()

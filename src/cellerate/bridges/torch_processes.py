@@ -76,22 +76,27 @@ def replicate(trainer: keras.Model) -> None:
 
 
 def settle(trainer: keras.Model) -> None:
-    """Makes what the processes hold of the model equal: the statistics of layers such as batch normalisation."""
+    """Makes process 0 hold what all have counted: sums of metrics, and the statistics of batch normalisation."""
+    for variable in trainer.metrics_variables:
+        dist.all_reduce(variable.value.data)
+    count_once(trainer)
     for variable in trainer.non_trainable_variables:
         if "float" in variable.dtype:
             dist.all_reduce(variable.value.data)
             variable.value.data /= dist.get_world_size()
 
 
+def count_once(trainer: keras.Model) -> None:
+    """Leaves sums of metrics that all processes hold to process 0: they are added up when they are read."""
+    if dist.get_rank():
+        for variable in trainer.metrics_variables:
+            variable.value.data.zero_()
+
+
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Lets one process work with the values of a model without the others."""
+    """Lets one process compute without the others, which it does anyway."""
     yield
-
-
-def leave() -> None:
-    """Parts from the other processes."""
-    dist.destroy_process_group()
 
 
 class JointLoss(keras.losses.Loss):

@@ -1,7 +1,6 @@
 """Starts the processes of a group on this machine, and ends them all if one fails."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -19,10 +18,10 @@ from cellerate.distributed.group import Place
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import PROBE_VARIABLE, processors
 
+_BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.05
-_PR_SET_PDEATHSIG = 1
 # How much of what a process said last is repeated.
 _TOLD_BYTES = 4000
 
@@ -50,12 +49,11 @@ def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | Non
                 place = Place(number, count, f"127.0.0.1:{port}") if count > 1 else None
                 started.append(
                     subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
-                        command,
+                        [*_BEGIN, str(os.getpid()), _processors_of(number, count), *command],
                         env={**os.environ, **(extra or {}), **(place.environment() if place else {})},
                         stdin=None if number == 0 else subprocess.DEVNULL,
                         stdout=None if number == 0 else subprocess.DEVNULL,
                         stderr=None if number == 0 else logs[number - 1],
-                        preexec_fn=_prepared(_processors_of(number, count)),
                         # Ctrl-C in a terminal reaches the whole group of processes, and each would hear of it twice.
                         start_new_session=True,
                     )
@@ -155,26 +153,13 @@ def _repeat(number: int, code: int, log: IO[bytes]) -> None:
     print(f"process {number} {how}{':' if said else ''}\n{said}".strip(), file=sys.stderr)
 
 
-def _prepared(own: set[int]) -> Callable[[], None]:
-    """What a process does before its program starts. Only calls that are safe between fork and exec."""
-    library = ctypes.CDLL(None)
-
-    def prepare() -> None:
-        # Without the one that waits for them they would go on unseen. They save before they end.
-        with contextlib.suppress(AttributeError):
-            library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if own:
-            os.sched_setaffinity(0, own)
-
-    return prepare
-
-
-def _processors_of(number: int, count: int) -> set[int]:
+def _processors_of(number: int, count: int) -> str:
     """The share of this machine's processors; empty where there are fewer than processes, and they share all."""
     if not hasattr(os, "sched_getaffinity") or count > processors():
-        return set()
+        return ""
     known = sorted(os.sched_getaffinity(0))
-    return set(known[len(known) * number // count : len(known) * (number + 1) // count])
+    share = known[len(known) * number // count : len(known) * (number + 1) // count]
+    return ",".join(map(str, share))
 
 
 def _free_port() -> int:

@@ -19,6 +19,7 @@ from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 
 
@@ -148,7 +149,8 @@ def train_on_lines(
     evaluation = None
     if held_out and result.here and result.status != "interrupted":
         trained = LineModel(result.model, vocabulary, data.max_length, data.padding, payload)
-        evaluation = evaluate_lines(trained, held_out, batch_size=data.batch_size)
+        with apart():
+            evaluation = evaluate_lines(trained, held_out, batch_size=data.batch_size)
     return EmbedRun(result, evaluation, source.truncated)
 
 

@@ -28,6 +28,7 @@ from cellerate.tasks.series_batches import check_series_model, count_windows, ra
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 
 # Settings of reading, which a packed series has of its own.
@@ -155,8 +156,9 @@ def train_on_series(
     examples: tuple[Example, ...] = ()
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         trained = SeriesModel(result.model, scaler, options, quantiles, payload)
-        test = _evaluate(trained, split.test)
-        examples = _examples(trained, split.test)
+        with apart():
+            test = _evaluate(trained, split.test)
+            examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
 
 

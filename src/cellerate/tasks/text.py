@@ -25,6 +25,7 @@ from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 
 _NATS_PER_BIT = math.log(2)
@@ -151,7 +152,8 @@ def train_on_text(
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
         trained = TextModel(result.model, text.tokenizer, payload)
-        evaluation = _evaluate(trained, tail, data.length, data.batch_size)
+        with apart():
+            evaluation = _evaluate(trained, tail, data.length, data.batch_size)
     return TextRun(result, text.tokenizer, evaluation)
 
 

@@ -182,6 +182,7 @@ class Conductor(keras.callbacks.Callback):
         self.position = Position(epoch, self._start)
         if self._resumed is not None:
             restore_metrics(self.model, self._resumed)
+            self._processes.count_once(self.model)
             self._resumed = None
         else:
             self._begin_states()

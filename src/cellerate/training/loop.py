@@ -54,7 +54,8 @@ class TrainingResult:
     """The result of a run.
 
     Attributes:
-        model: The trained model: the best one, except after an interruption.
+        model: The trained model: the best one, except after an interruption. Of several processes only the first
+            one's is certain to be.
         status: Why the run ended.
         output: The model file; after an interruption in the first epoch it does not exist yet.
         folder: The run's folder: checkpoint, history, curve, TensorBoard files.
@@ -278,7 +279,7 @@ def train(
         if status in ("finished", "stopped early"):
             progress.finished = status
             conductor.save()
-    model = processes.leave(model, settings.implementation)
+    model = processes.own(model, settings.implementation)
     best_is_last = progress.best_epoch == len(progress.history)
     if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
         model.load_weights(output)

@@ -74,9 +74,14 @@ class Processes:
             self._bridge.replicate(trainer)
 
     def settle(self, trainer: keras.Model) -> None:
-        """Makes what each process has counted by itself equal, before it is saved or judged. All must call it."""
+        """Gives the first process what each has counted by itself, before it is saved or judged. All must call it."""
         if self.several:
             self._bridge.settle(trainer)
+
+    def count_once(self, trainer: keras.Model) -> None:
+        """Makes sums of metrics that every process has read from a checkpoint count once."""
+        if self.several:
+            self._bridge.count_once(trainer)
 
     def most(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all processes. All must call it."""
@@ -89,19 +94,18 @@ class Processes:
         return int(self._bridge.gathered([value])[0, 0]) if self.several else value
 
     def apart(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which this process reads or saves the model without the others."""
+        """A block in which this process works on its own: reads or saves the model, or judges it."""
         return self._bridge.apart() if self.several else contextlib.nullcontext()
 
-    def leave(self, model: keras.Model, implementation: str) -> keras.Model:
-        """Ends the training together; afterwards each process goes on alone.
-
-        Returns:
-            The model to go on with: on JAX a copy, whose arrays are this process's own.
-        """
-        if not self.several:
+    def own(self, model: keras.Model, implementation: str) -> keras.Model:
+        """A model that this process can use without the others: on JAX a copy, whose arrays are its own."""
+        if not self.several or keras.config.backend() != "jax":
             return model
-        shared = keras.config.backend() == "jax"
-        description, values = describe(model), model.get_weights() if shared else []
-        self._bridge.leave()
-        self.count = 1
-        return accelerate(rebuild(model, description, values), implementation) if shared else model
+        values = model.get_weights()
+        with self.apart():
+            return accelerate(rebuild(model, describe(model), values), implementation)
+
+
+def apart() -> contextlib.AbstractContextManager[None]:
+    """A block in which this process computes without the others that it trains with."""
+    return Processes().apart()

@@ -1,0 +1,115 @@
+"""One model trained by several processes: what one process would have made."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.errors import ConfigError
+from cellerate.training.parallel import Processes
+from support import joint_training
+
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
+BACKEND = keras.config.backend()
+needs_processes = pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has no such processes")
+
+
+def alone(job: str, folder: Path) -> dict:
+    """A job in this process."""
+    folder.mkdir(exist_ok=True)
+    return json.loads(json.dumps(joint_training.JOBS[job](folder)))
+
+
+def together(jobs: list[str], count: int, folder: Path) -> list[list[dict]]:
+    """Jobs in several processes; what each process says of each job."""
+    folder.mkdir(exist_ok=True)
+    code = f"import sys; from cellerate.distributed.launch import launch; sys.exit(launch(sys.argv[1:], {count}))"
+    command = [sys.executable, "-c", code, sys.executable, joint_training.__file__, str(folder), *jobs]
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "KERAS_BACKEND": BACKEND},
+    )
+    assert done.returncode == 0, done.stderr
+    return [[json.loads((folder / f"{job}-{n}.json").read_text()) for n in range(count)] for job in jobs]
+
+
+def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> None:
+    assert len(found["history"]) == len(expected["history"])
+    for ours, theirs in zip(found["history"], expected["history"], strict=True):
+        assert ours == pytest.approx(theirs, rel=tolerance)
+
+
+@needs_processes
+def test_two_processes_make_what_one_makes(tmp_path):
+    names = ["divided", "odd", "lines", "dropout", "normalised", "interrupted"]
+    found = dict(zip(names, together(names, 2, tmp_path / "two"), strict=True))
+    for first, second in found.values():
+        assert first["history"] == second["history"]
+    for name in ("divided", "odd"):
+        expected = alone(name, tmp_path / name)
+        first, second = found[name]
+        assert_same_curve(first, expected)
+        np.testing.assert_allclose(first["predicted"], expected["predicted"], atol=1e-4)
+        assert (first["here"], second["here"], second["predicted"]) == (True, False, None)
+    assert_same_curve(found["lines"][0], alone("lines", tmp_path / "lines"), 1e-3)
+    assert found["lines"][0]["judged"] is not None
+    assert found["lines"][1]["judged"] is None
+    # On JAX the processes compute one model; on torch each has one and draws for itself.
+    assert (found["dropout"][0]["states"][0][0] == found["dropout"][1]["states"][0][0]) == (BACKEND == "jax")
+    first, second = found["normalised"]
+    np.testing.assert_allclose(first["statistics"], second["statistics"], rtol=1e-6)
+
+    first, second = found["interrupted"]
+    assert first["status"] == second["status"] == "interrupted"
+    expected = alone("divided", tmp_path / "expected")
+    assert_same_curve(first, {"history": expected["history"][:1]})
+    # What two have begun, one goes on with.
+    resumed = alone("interrupted", tmp_path / "two")
+    assert resumed["status"] == "finished"
+    assert_same_curve(resumed, expected)
+
+
+@needs_processes
+@pytest.mark.slow
+def test_processes_that_come_and_go_make_the_curve_of_one(tmp_path, monkeypatch):
+    plan = [
+        (2, [0, 6], "interrupted"),
+        (1, [1, 2], "interrupted"),
+        (2, [1, 10], "interrupted"),
+        (3, [9, 9], "finished"),
+    ]
+    for count, stop, status in plan:
+        monkeypatch.setenv("STOP_AT", json.dumps(stop))
+        ((first, *_),) = together(["elastic"], count, tmp_path / "elastic")
+        assert first["status"] == status
+    assert [record["steps"] for record in first["history"]] == [17] * 3
+    assert_same_curve(first, alone("divided", tmp_path / "divided"))
+
+
+@needs_processes
+def test_training_that_cannot_be_shared_is_refused(monkeypatch):
+    processes = Processes()
+    assert (processes.first, processes.several) == (True, False)
+    fixed = keras.Sequential([keras.Input(batch_shape=(4, 6, 2)), keras.layers.LSTM(3)])
+    processes.check(fixed, carry_states=True)
+    monkeypatch.setattr(processes, "count", 3)
+    with pytest.raises(ConfigError, match="in one process, not in 3: train without carry_states"):
+        processes.check(fixed, carry_states=True)
+    with pytest.raises(ConfigError, match="takes batches of 4 only"):
+        processes.check(fixed, carry_states=False)
+    processes.check(joint_training.forecaster(), carry_states=False)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the others have such processes")
+def test_tensorflow_trains_alone():
+    processes = Processes()
+    assert (processes.number, processes.count) == (0, 1)

@@ -1,0 +1,174 @@
+"""Trainings that several processes share, and one alone: `python joint_training.py FOLDER JOB...` in a group or not."""
+
+import functools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+LINES = ["".join("abcdefgh"[(n * k + k) % 8] for k in range(1 + n % 6)) for n in range(60)]
+
+
+def forecaster(*between):
+    import keras
+
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.LSTM(8, dropout=0.3 if between == ("dropout",) else 0.0)]
+    if between == ("normalised",):
+        layers.append(keras.layers.BatchNormalization())
+    return keras.Sequential([keras.Input((6, 2)), *layers, keras.layers.Dense(2)])
+
+
+def windows(batch_size, **settings):
+    from cellerate.data.windows import WindowSource
+
+    values = np.random.default_rng(0).normal(size=(220, 2)).astype(np.float32).cumsum(axis=0) / 5
+    return WindowSource(values, window=6, horizon=1, batch_size=batch_size, **settings)
+
+
+def run(folder, name, model, source, validation, **settings):
+    """Trains, and gives what the run was."""
+    import keras
+
+    from cellerate.data.changed import ChangedBatches
+    from cellerate.training.loop import train
+    from cellerate.training.parallel import apart
+    from cellerate.training.settings import TrainingSettings
+
+    class LastRow(ChangedBatches):
+        def _change(self, x, y, *weight):
+            return x, y[:, 0], *weight
+
+    options = {"epochs": 3, "clipnorm": 1.0, "learning_rate": 0.01, "log_every": 4}
+    extra = {"display": settings.pop("display", None), "resume": settings.pop("resume", False)}
+    result = train(
+        model,
+        LastRow(source),
+        output=folder / f"{name}.keras",
+        save=lambda trained, path: trained.save(path),
+        loss=keras.losses.MeanSquaredError(),
+        metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
+        settings=TrainingSettings(**{**options, **settings}),
+        validation=LastRow(validation),
+        **extra,
+    )
+    predicted = None
+    if result.here:
+        with apart():
+            predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
+    return {
+        "status": result.status,
+        "here": result.here,
+        "history": [
+            {k: r[k] for k in ("loss", "val_loss", "mae", "val_mae", "steps")} for r in result.history
+        ],
+        "predicted": predicted,
+    }
+
+
+def divided(folder):
+    """A batch that processes share without a rest, and a last batch of validation that is filled up."""
+    return run(folder, "divided", forecaster(), windows(12, seed=1), windows(10, drop_last=False))
+
+
+def odd(folder):
+    """A batch that leaves a rest."""
+    return run(folder, "odd", forecaster(), windows(7, seed=1), windows(7, drop_last=False), accumulate=2)
+
+
+def lines(folder):
+    """Rows of different lengths: what counts differs between the processes."""
+    from cellerate.tasks.embed import train_on_lines
+    from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+    from cellerate.training.settings import TrainingSettings
+
+    (folder / "lines.txt").write_text("\n".join(LINES))
+    found = train_on_lines(
+        LineOptions(path=folder / "lines.txt", batch_size=9, validation_fraction=0.2),
+        folder / "lines.keras",
+        architecture=AutoencoderArchitecture(latent=8),
+        training=TrainingSettings(epochs=3, learning_rate=0.01),
+    )
+    return {
+        "history": [
+            {k: r[k] for k in ("loss", "val_loss", "token_accuracy")} for r in found.training.history
+        ],
+        "judged": found.evaluation,
+    }
+
+
+def dropout(folder):
+    """What each process draws."""
+    model = forecaster("dropout")
+    found = run(folder, "dropout", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
+    states = [np.asarray(v.value).tolist() for layer in model.layers for v in layer.non_trainable_variables]
+    return {**found, "states": states}
+
+
+def normalised(folder):
+    """Statistics that each process counts by itself."""
+    model = forecaster("normalised")
+    found = run(folder, "normalised", model, windows(12, seed=1), windows(10, drop_last=False), epochs=1)
+    values = [np.asarray(v.value).tolist() for v in model.layers[1].non_trainable_variables]
+    return {**found, "statistics": values}
+
+
+def interrupted(folder):
+    """A signal that only the last process gets, early in the second epoch."""
+    from cellerate.data.windows import WindowSource
+
+    last = os.environ.get("RANK") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+    resume = any((folder / "interrupted.run").glob("checkpoint-*"))
+    sent: list[int] = []
+
+    class Stopping(WindowSource):
+        def _read(self, epoch, first, last_row):
+            if epoch == 1 and last and not resume and not sent:
+                sent.append(epoch)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super()._read(epoch, first, last_row)
+
+    source = windows(12, seed=1)
+    source.__class__ = Stopping
+    model = forecaster()
+    return run(folder, "interrupted", model, source, windows(10, drop_last=False), resume=resume, log_every=2)
+
+
+def elastic(folder):
+    """Trains until the step that `STOP_AT` names, from where the last processes stopped."""
+    from cellerate.training.display import Display
+
+    stop = tuple(json.loads(os.environ["STOP_AT"]))
+
+    class Stopping(Display):
+        def step(self, epoch, step, logs):
+            if (epoch, step) == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    resume = any((folder / "elastic.run").glob("checkpoint-*"))
+    source, validation = windows(12, seed=1), windows(10, drop_last=False)
+    return run(
+        folder, "elastic", forecaster(), source, validation, resume=resume, log_every=2, display=Stopping()
+    )
+
+
+JOBS = {job.__name__: job for job in (divided, odd, lines, dropout, normalised, interrupted, elastic)}
+
+
+def main() -> None:
+    from cellerate.cli.backend import start_backend
+    from cellerate.distributed.group import join, own_place
+
+    folder, *jobs = sys.argv[1:]
+    place = own_place()
+    start_backend(None, functools.partial(join, place) if place else lambda _: None)
+    for job in jobs:
+        found = JOBS[job](Path(folder))
+        Path(folder, f"{job}-{place.number if place else 0}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
