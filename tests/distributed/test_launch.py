@@ -1,5 +1,6 @@
 """What the launcher does with processes of plain Python."""
 
+import functools
 import json
 import os
 import signal
@@ -116,17 +117,24 @@ def test_processes_end_with_the_one_that_waits_for_them(tmp_path):
         time.sleep(0.02)
 
 
-def steps(alone: float, together: float) -> list[str]:
-    """A training that says it took so long."""
+def steps(alone: float, together: float):
+    """Runs a training that says it took so long."""
     code = f"json.dump({{'step_s': {together} if count > 1 else {alone}}}, open(os.environ['CELLERATE_PROBE'], 'w'))"
-    return python(code)
+    return functools.partial(launch, python(code))
 
 
-def test_probe_tells_the_gain():
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Where a probe may write."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_probe_tells_the_gain(tmp_path):
     found = probe(steps(0.3, 0.2), 2)
     assert found == (
         "a step takes 300 ms in one process and 200 ms in 2: 1.50 times as fast, an efficiency of 75%"
     )
+    assert not [*tmp_path.iterdir()]
 
 
 def test_probe_refuses_processes_that_are_slower():
@@ -136,5 +144,5 @@ def test_probe_refuses_processes_that_are_slower():
 
 def test_probe_of_a_training_that_fails_exits_as_it_does():
     with pytest.raises(SystemExit) as ended:
-        probe(python("sys.exit(3)"), 2)
+        probe(functools.partial(launch, python("sys.exit(3)")), 2)
     assert ended.value.code == 3

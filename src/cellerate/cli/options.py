@@ -87,22 +87,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint beside the output.")]
 
-Processes = Annotated[
-    int,
-    typer.Option(
-        "--processes",
-        min=1,
-        help="Train in this many processes on this machine, each on a part of every batch. The curve stays the same.",
-    ),
-]
-Probe = Annotated[
-    bool,
-    typer.Option(
-        "--probe/--no-probe",
-        help="With --processes: first time a few steps, and refuse if several processes are no faster than one.",
-    ),
-]
-
 # Fields whose types the command line lacks, and how they are written there.
 _WRITTEN: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "jit_compile": (

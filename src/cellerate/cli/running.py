@@ -4,13 +4,15 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.output import command_to_resume, keep_stdout, note, silence
+from cellerate.cli.output import command_to_resume, emit, keep_stdout, note, silence
+from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import PROBE_VARIABLE, select_backend
 
 if TYPE_CHECKING:
@@ -18,10 +20,16 @@ if TYPE_CHECKING:
     from cellerate.training.loop import TrainingResult
 
 
-def start_training(backend: str | None, processes: int, probe: bool, quiet: bool) -> bool:
+def start_training(backend: str | None, parallel: ProcessSettings, output: Path, quiet: bool) -> bool:
     """Starts the backend of a training, in the group of processes that this one belongs to.
 
-    With several `processes` it runs this command in as many, and exits as they do.
+    With several processes it runs this command in as many, and exits as they do.
+
+    Args:
+        backend: The backend, as `start_backend` takes it.
+        parallel: How many processes there are to be.
+        output: The model that will be written.
+        quiet: Whether to say nothing.
 
     Returns:
         Whether several processes train.
@@ -31,19 +39,19 @@ def start_training(backend: str | None, processes: int, probe: bool, quiet: bool
     """
     from cellerate.distributed.group import check_backend, join, own_place
 
-    place = own_place()
+    place, probing = own_place(), PROBE_VARIABLE in os.environ
     # Beside several processes a probe times one, which has this command, but no place in a group.
-    if place is None and processes > 1 and PROBE_VARIABLE not in os.environ:
-        from cellerate.distributed import launch
-
+    if place is None and not probing and (parallel.processes > 1 or parallel.ray is not None):
         check_backend(select_backend(backend))
-        command = [sys.executable, *sys.argv]
-        if probe:
-            found = launch.probe(command, processes)
+        run = _runner(parallel, output)
+        if parallel.probe and parallel.processes > 1:
+            from cellerate.distributed.launch import probe
+
+            found = probe(run, parallel.processes)
             if not quiet:
                 note(found)
-        raise typer.Exit(launch.launch(command, processes))
-    if PROBE_VARIABLE in os.environ or (place is not None and place.number):
+        raise typer.Exit(run(parallel.processes, {}))
+    if probing or (place is not None and place.number):
         silence()
     if place is None:
         start_backend(backend)
@@ -52,6 +60,36 @@ def start_training(backend: str | None, processes: int, probe: bool, quiet: bool
     keep_stdout()
     start_backend(backend, functools.partial(join, place))
     return True
+
+
+def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[str, str]], int]:
+    """What runs this command in a number of processes, with variables for their environment."""
+    command = [sys.executable, *sys.argv]
+    if parallel.ray is None:
+        from cellerate.distributed.launch import launch
+
+        return functools.partial(launch, command)
+    from cellerate.distributed.ray_launch import launch_on_ray
+
+    address = parallel.ray
+
+    def on_ray(count: int, extra: Mapping[str, str]) -> int:
+        try:
+            return launch_on_ray(
+                command,
+                address,
+                count,
+                least=min(count, parallel.min_processes or count),
+                run=output.with_suffix(".run"),
+                extra=extra,
+                say=note,
+                emit=emit,
+            )
+        except KeyboardInterrupt:
+            note(f"interrupted. To go on:\n  {command_to_resume()}")
+            return 130
+
+    return on_ray
 
 
 def training_display(quiet: bool) -> "Display":

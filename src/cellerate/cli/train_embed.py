@@ -12,14 +12,13 @@ from cellerate.cli.options import (
     Config,
     Json,
     Output,
-    Probe,
-    Processes,
     Quiet,
     Resume,
     with_settings,
 )
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import finish_training, start_training, training_display, training_report
+from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -27,6 +26,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("data", LineOptions, leave_out=["path"], panel="Lines")
 @with_settings("architecture", AutoencoderArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
 def train_embed(
     lines: Annotated[
         Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
@@ -35,14 +35,13 @@ def train_embed(
     data: LineOptions,
     architecture: AutoencoderArchitecture,
     training: TrainingSettings,
+    parallel: ProcessSettings,
     model: Annotated[
         Path | None,
         typer.Option(help="Continue with this line model instead of a new one.", show_default=False),
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
-    processes: Processes = 1,
-    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -54,7 +53,7 @@ def train_embed(
 
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
     """
-    start_training(backend, processes, probe, quiet)
+    start_training(backend, parallel, output, quiet)
     from cellerate.tasks.embed import train_on_lines
 
     run = train_on_lines(

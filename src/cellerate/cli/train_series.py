@@ -12,8 +12,6 @@ from cellerate.cli.options import (
     Config,
     Json,
     Output,
-    Probe,
-    Processes,
     Quiet,
     Resume,
     with_settings,
@@ -26,6 +24,7 @@ from cellerate.cli.running import (
     training_display,
     training_report,
 )
+from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -33,6 +32,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
 @with_settings("architecture", ForecastArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
 def train_series(
     paths: Annotated[
         list[str], typer.Argument(help="CSV, Parquet or .npy files, or a packed series.", show_default=False)
@@ -41,6 +41,7 @@ def train_series(
     options: SeriesOptions,
     architecture: ForecastArchitecture,
     training: TrainingSettings,
+    parallel: ProcessSettings,
     model: Annotated[
         Path | None, typer.Option(help="Train this .keras model instead of building one.", show_default=False)
     ] = None,
@@ -52,8 +53,6 @@ def train_series(
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
-    processes: Processes = 1,
-    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -68,7 +67,7 @@ def train_series(
     """
     from cellerate.machine.environment import package_version
 
-    start_training(backend, processes, probe, quiet)
+    start_training(backend, parallel, output, quiet)
     from cellerate.tasks.series import train_on_series
 
     if plot is not None:

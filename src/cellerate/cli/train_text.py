@@ -12,8 +12,6 @@ from cellerate.cli.options import (
     Config,
     Json,
     Output,
-    Probe,
-    Processes,
     Quiet,
     Resume,
     with_settings,
@@ -26,6 +24,7 @@ from cellerate.cli.running import (
     training_display,
     training_report,
 )
+from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -33,6 +32,7 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("data", TextOptions, leave_out=["paths"], panel="Text")
 @with_settings("architecture", TextArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
+@with_settings("parallel", ProcessSettings, panel="Processes")
 def train_text(
     paths: Annotated[
         list[str], typer.Argument(help="Text files, folders or glob patterns.", show_default=False)
@@ -41,6 +41,7 @@ def train_text(
     data: TextOptions,
     architecture: TextArchitecture,
     training: TrainingSettings,
+    parallel: ProcessSettings,
     model: Annotated[
         Path | None,
         typer.Option(help="Train this .keras model instead of building one.", show_default=False),
@@ -51,8 +52,6 @@ def train_text(
     ] = None,
     resume: Resume = False,
     backend: Backend = None,
-    processes: Processes = 1,
-    probe: Probe = True,
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -66,7 +65,7 @@ def train_text(
 
         cellerate train text book.txt -o book.keras --resume
     """
-    several = start_training(backend, processes, probe, quiet)
+    several = start_training(backend, parallel, output, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.generating import generate_text
     from cellerate.tasks.text import TextModel, load_text_model, train_on_text

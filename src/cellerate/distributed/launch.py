@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -18,7 +18,7 @@ from cellerate.distributed.group import Place
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import PROBE_VARIABLE, processors
 
-_BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
+BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.05
@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.05
 _TOLD_BYTES = 4000
 
 
-def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | None = None) -> int:
+def launch(command: Sequence[str], count: int, extra: Mapping[str, str] | None = None) -> int:
     """Runs a command in `count` processes and waits for them; each learns its place from its environment.
 
     The first has the terminal, and what it says is what the command says. Of another one, what it said last is shown if
@@ -40,7 +40,7 @@ def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | Non
     Returns:
         The exit code: that of the process that failed first, or 0.
     """
-    port = _free_port()
+    port = free_port()
     with contextlib.ExitStack() as opened:
         logs = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(count - 1)]
         started: list[subprocess.Popen[bytes]] = []
@@ -49,7 +49,7 @@ def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | Non
                 place = Place(number, count, f"127.0.0.1:{port}") if count > 1 else None
                 started.append(
                     subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
-                        [*_BEGIN, str(os.getpid()), _processors_of(number, count), *command],
+                        [*BEGIN, str(os.getpid()), _processors_of(number, count), *command],
                         env={**os.environ, **(extra or {}), **(place.environment() if place else {})},
                         stdin=None if number == 0 else subprocess.DEVNULL,
                         stdout=None if number == 0 else subprocess.DEVNULL,
@@ -72,11 +72,11 @@ def launch(command: Sequence[str], count: int, *, extra: Mapping[str, str] | Non
         return code if code > 0 else 128 - code
 
 
-def probe(command: Sequence[str], count: int) -> str:
+def probe(run: Callable[[int, Mapping[str, str]], int], count: int) -> str:
     """Times a few steps of a training in one process and in several.
 
     Args:
-        command: The training.
+        run: Runs the training in a number of processes, with variables for their environment; gives its exit code.
         count: How many processes.
 
     Returns:
@@ -86,7 +86,7 @@ def probe(command: Sequence[str], count: int) -> str:
         ConfigError: Several processes are no faster.
         SystemExit: The training itself fails; it has said why.
     """
-    alone, together = (_step_seconds(command, each) for each in (1, count))
+    alone, together = (_step_seconds(run, each) for each in (1, count))
     gain = alone / together
     found = (
         f"a step takes {1e3 * alone:.3g} ms in one process and {1e3 * together:.3g} ms in {count}: {gain:.2f} times as "
@@ -99,10 +99,11 @@ def probe(command: Sequence[str], count: int) -> str:
     return found
 
 
-def _step_seconds(command: Sequence[str], count: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
+def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int) -> float:
+    # In the working folder, which the machines of a cluster share.
+    with tempfile.TemporaryDirectory(prefix=".cellerate-probe-", dir=Path.cwd()) as folder:
         result = Path(folder) / "probe.json"
-        code = launch(command, count, extra={PROBE_VARIABLE: str(result)})
+        code = run(count, {PROBE_VARIABLE: str(result)})
         if code or not result.exists():
             raise SystemExit(code or 1)
         return float(json.loads(result.read_text())["step_s"])
@@ -162,7 +163,8 @@ def _processors_of(number: int, count: int) -> str:
     return ",".join(map(str, share))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

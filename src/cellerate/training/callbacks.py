@@ -201,8 +201,8 @@ class Conductor(keras.callbacks.Callback):
             logs = self.model.get_metrics_result()
         logs = {name: float(value) for name, value in (logs or {}).items()}
         now = self._looked = time.perf_counter()
-        stop, late, save = self._agreed(done, now)
         self._first_step = self._first_step or (done, now)
+        steps, seconds = done - self._last_step[0], now - self._last_step[1]
         self._last_step = (done, now)
         self.position = Position(self.position.epoch, done)
         if not math.isfinite(logs["loss"]):
@@ -218,6 +218,9 @@ class Conductor(keras.callbacks.Callback):
         if done == self._steps_per_epoch:
             # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
             return
+        # The next look is about as far away in time as in a single process.
+        look = done + max(1, min(int(steps * _LOOK_EVERY_S / max(seconds, 1e-6)), self._settings.log_every))
+        stop, late, save = self._agreed(now, look)
         if stop:
             self.interrupted = True
             self.save()
@@ -243,7 +246,7 @@ class Conductor(keras.callbacks.Callback):
         """Records the epoch, writes the model if it is the best so far, then the history and a checkpoint."""
         logs = {name: float(value) for name, value in (logs or {}).items()}
         self._processes.settle(self.model)
-        stop, late, _ = self._agreed(self._steps_per_epoch, time.perf_counter())
+        stop, late, _ = self._agreed(time.perf_counter())
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
         value = logs[self._monitor]
@@ -290,19 +293,16 @@ class Conductor(keras.callbacks.Callback):
         self._write(lambda: self._write_checkpoint(checkpoint))
         self._saved = time.perf_counter()
 
-    def _agreed(self, done: int, now: float) -> tuple[bool, bool, bool]:
-        """Whether to stop, whether the time is up and whether to save: the same in all processes."""
-        before, then = self._last_step
-        steps = (done - before) * _LOOK_EVERY_S / max(now - then, 1e-6)
-        stop, late, save, self._next_look = self._processes.most(
-            [
-                self.stop_requested,
-                now >= self._deadline,
-                now - self._saved >= self._settings.checkpoint_every_s,
-                done + max(1, min(int(steps), self._settings.log_every)),
-            ]
-        )
-        return bool(stop), bool(late), bool(save)
+    def _agreed(self, now: float, look: int = 0) -> tuple[bool, bool, bool]:
+        """Whether to stop, whether the time is up and whether to save: the same in all processes.
+
+        They then look together at batch `look`.
+        """
+        late = now >= self._deadline
+        save = now - self._saved >= self._settings.checkpoint_every_s
+        *agreed, self._next_look = self._processes.most([self.stop_requested, late, save, look])
+        stop, late, save = map(bool, agreed)
+        return stop, late, save
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes a file, in the first process only."""

@@ -1,0 +1,205 @@
+"""Runs the processes of a group on a Ray cluster, which places them, and starts them again after a failure.
+
+Ray only launches: each of its workers runs the command that a user would run, in a process of its own, and the
+processes train together as they do without Ray. What a run has done is in its checkpoint, so a worker that dies costs
+the steps since the last one.
+"""
+
+import logging
+import os
+import queue
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.distributed.group import Place
+from cellerate.distributed.launch import BEGIN, free_port
+from cellerate.errors import BackendError, ConfigError
+from cellerate.machine.environment import require
+
+# Exit codes that another attempt would end with, too: what is wrong with the settings, the data, the model.
+_FINAL = (0, 2, 3, 4, 7)
+_ATTEMPTS = 3
+# What the environment of this process says to the processes on other machines.
+_PASSED_ON = ("CELLERATE_", "KERAS_", "XLA_", "JAX_")
+# How long an attempt waits for processors, so that a cluster that has none says so.
+_WAIT_S = 0.2
+
+
+def launch_on_ray(
+    command: Sequence[str],
+    address: str,
+    count: int,
+    *,
+    least: int | None = None,
+    run: Path,
+    extra: Mapping[str, str] | None = None,
+    say: Callable[[str], None],
+    emit: Callable[[str], None],
+) -> int:
+    """Runs a command in `count` processes on a cluster and waits for them.
+
+    Every machine must have Cellerate, and see the same files under the same names.
+
+    Args:
+        command: The command; after a failure it runs with `--resume`.
+        address: The cluster: "local" for one on this machine, else what `ray.init` takes.
+        count: How many processes; the most, with `least`.
+        least: How many are enough to begin, or to go on with if machines go away; None for `count`.
+        run: The folder of the run, whose checkpoints another attempt goes on from.
+        extra: Further variables for the environment of the processes.
+        say: Shows a line that the first process wrote to stderr.
+        emit: Shows what it wrote to stdout.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        BackendError: Ray is not installed, the cluster cannot be reached, or a process failed again and again.
+        ConfigError: The cluster has too few processors.
+    """
+    require("ray", "ray", "Training on Ray")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.util.queue import Queue
+
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=False if address == "local" else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise BackendError(f"the Ray cluster {address} cannot be reached: {error}") from error
+    try:
+        found = ray.cluster_resources()
+        processors, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
+        if processors < (least or count):
+            raise ConfigError(
+                f"the Ray cluster has {processors} processors, and {least or count} processes need one each: ask for "
+                "fewer, or add machines."
+            )
+        workers: Any = (least, count) if least is not None and least < count else count
+        said = Queue()
+        listener = _Listener(said, say, emit)
+        trainer = DataParallelTrainer(
+            _work,
+            train_loop_config={
+                "command": [*command],
+                "folder": str(Path.cwd()),
+                "environment": {
+                    k: v for k, v in os.environ.items() if k.startswith(("CELLERATE_", "KERAS_", "XLA_"))
+                },
+                "run": str(run),
+                "before": [path.name for path in _checkpoints(run)],
+                "said": said,
+            },
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus >= count),
+            # Ray keeps a little there about the attempts.
+            run_config=RunConfig(
+                failure_config=FailureConfig(max_failures=_ATTEMPTS),
+                storage_path=str((run / "ray").absolute()),
+            ),
+        )
+        with listener:
+            try:
+                trainer.fit()
+            except ray.train.TrainingFailedError as error:
+                raise BackendError(
+                    f"training failed {_ATTEMPTS + 1} times; the last checkpoint is as it was. {listener.last}"
+                ) from error
+        return listener.code
+    finally:
+        ray.shutdown()
+
+
+class _Listener:
+    """Shows what the first process says, while it says it."""
+
+    def __init__(self, said: Any, say: Callable[[str], None], emit: Callable[[str], None]) -> None:
+        self.code, self.last = 1, ""
+        self._said, self._say, self._emit = said, say, emit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> "_Listener":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        while True:
+            over = self._over.is_set()
+            try:
+                kind, what = self._said.get(timeout=_WAIT_S)
+            except queue.Empty:
+                if over:
+                    return
+                continue
+            if kind == "exit":
+                self.code = what
+            elif kind == "out":
+                self._emit(what)
+            else:
+                self.last = what
+                self._say(what)
+
+
+def _work(config: dict[str, Any]) -> None:
+    """What a worker does: runs the command as one process of the group."""
+    import ray.train
+    from ray.train.collective import broadcast_from_rank_zero
+
+    context = ray.train.get_context()
+    number, count = context.get_world_rank(), context.get_world_size()
+    # All must begin alike, so the first one looks for all.
+    made = {path.name for path in _checkpoints(Path(config["folder"], config["run"]))} - {*config["before"]}
+    address, again = broadcast_from_rank_zero(
+        (f"{ray.util.get_node_ip_address()}:{free_port()}", bool(made)) if number == 0 else None
+    )
+    command = [*config["command"], *(["--resume"] if again and "--resume" not in config["command"] else [])]
+    process = subprocess.Popen(  # noqa: S603 (the user's own command)
+        [*BEGIN, str(os.getpid()), "", *command],
+        cwd=config["folder"],
+        env={**os.environ, **config["environment"], **Place(number, count, address).environment()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    code, last = _heard(process, config["said"] if number == 0 else None)
+    if code not in _FINAL:
+        raise RuntimeError(f"process {number} of {count} on {socket.gethostname()} ended with {code}: {last}")
+    if number == 0:
+        config["said"].put(("exit", code))
+
+
+def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str]:
+    """Passes on what a process says until it ends; its exit code, and what it said last."""
+    last = ""
+
+    def results() -> None:
+        for line in process.stdout or ():
+            if said is not None:
+                said.put(("out", line.rstrip("\n")))
+
+    reader = threading.Thread(target=results)
+    reader.start()
+    for line in process.stderr or ():
+        last = line.rstrip("\n") or last
+        if said is not None:
+            said.put(("err", line.rstrip("\n")))
+    reader.join()
+    return process.wait(), last
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return [*run.glob("checkpoint-*")]
