@@ -86,7 +86,7 @@ test-devices: $(STAMPS)/dev
 # The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
 # others, too, and the layers once more with XLA's optimizations, which `make test` leaves out.
 test-slow: $(STAMPS)/dev test-native
-	$(BIN)/pip install --quiet --group browser --group contract --group judges
+	$(BIN)/pip install --quiet --group browser --group cluster --group contract --group judges
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
 		$(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.output import command_to_resume, emit, keep_stdout, note, silence
+from cellerate.cli.output import command_to_resume, keep_stdout, note, show, silence
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.machine.environment import PROBE_VARIABLE, select_backend
 
@@ -83,7 +83,7 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
                 run=output.with_suffix(".run"),
                 extra=extra,
                 say=note,
-                emit=emit,
+                emit=show,
             )
         except KeyboardInterrupt:
             note(f"interrupted. To go on:\n  {command_to_resume()}")

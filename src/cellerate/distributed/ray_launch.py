@@ -5,11 +5,13 @@ processes train together as they do without Ray. What a run has done is in its c
 the steps since the last one.
 """
 
+import contextlib
 import logging
 import os
 import queue
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +27,8 @@ _FINAL = (0, 2, 3, 4, 7)
 _ATTEMPTS = 3
 # What the environment of this process says to the processes on other machines.
 _PASSED_ON = ("CELLERATE_", "KERAS_", "XLA_", "JAX_")
-# How long an attempt waits for processors, so that a cluster that has none says so.
+_CONNECT_S = 10.0
+# How often the end is looked for.
 _WAIT_S = 0.2
 
 
@@ -52,7 +55,7 @@ def launch_on_ray(
         run: The folder of the run, whose checkpoints another attempt goes on from.
         extra: Further variables for the environment of the processes.
         say: Shows a line that the first process wrote to stderr.
-        emit: Shows what it wrote to stdout.
+        emit: Shows what it wrote to stdout, once it has ended.
 
     Returns:
         The exit code.
@@ -69,13 +72,17 @@ def launch_on_ray(
     from ray.util.queue import Queue
 
     try:
+        if address != "local" and "//" not in address:
+            # Ray itself would try for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _CONNECT_S).close()
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if address == "local" else None,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise BackendError(f"the Ray cluster {address} cannot be reached: {error}") from error
     try:
         found = ray.cluster_resources()
@@ -87,7 +94,7 @@ def launch_on_ray(
             )
         workers: Any = (least, count) if least is not None and least < count else count
         said = Queue()
-        listener = _Listener(said, say, emit)
+        listener = _Listener(said, say)
         trainer = DataParallelTrainer(
             _work,
             train_loop_config={
@@ -107,13 +114,15 @@ def launch_on_ray(
                 storage_path=str((run / "ray").absolute()),
             ),
         )
-        with listener:
+        # Ray tells on stdout which workers died.
+        with contextlib.redirect_stdout(sys.stderr), listener:
             try:
                 trainer.fit()
             except ray.train.TrainingFailedError as error:
                 raise BackendError(
                     f"training failed {_ATTEMPTS + 1} times; the last checkpoint is as it was. {listener.last}"
                 ) from error
+        emit(listener.results)
         return listener.code
     finally:
         ray.shutdown()
@@ -122,9 +131,9 @@ def launch_on_ray(
 class _Listener:
     """Shows what the first process says, while it says it."""
 
-    def __init__(self, said: Any, say: Callable[[str], None], emit: Callable[[str], None]) -> None:
-        self.code, self.last = 1, ""
-        self._said, self._say, self._emit = said, say, emit
+    def __init__(self, said: Any, say: Callable[[str], None]) -> None:
+        self.code, self.results, self.last = 1, "", ""
+        self._said, self._say = said, say
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
@@ -146,9 +155,8 @@ class _Listener:
                     return
                 continue
             if kind == "exit":
-                self.code = what
-            elif kind == "out":
-                self._emit(what)
+                # Results only of the attempt that came to an end.
+                self.code, self.results = what
             else:
                 self.last = what
                 self._say(what)
@@ -175,30 +183,27 @@ def _work(config: dict[str, Any]) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    code, last = _heard(process, config["said"] if number == 0 else None)
+    if again and number == 0:
+        config["said"].put(("err", f"going on from the last checkpoint, with {count} processes"))
+    code, results, last = _heard(process, config["said"] if number == 0 else None)
     if code not in _FINAL:
         raise RuntimeError(f"process {number} of {count} on {socket.gethostname()} ended with {code}: {last}")
     if number == 0:
-        config["said"].put(("exit", code))
+        config["said"].put(("exit", (code, results)))
 
 
-def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str]:
-    """Passes on what a process says until it ends; its exit code, and what it said last."""
-    last = ""
-
-    def results() -> None:
-        for line in process.stdout or ():
-            if said is not None:
-                said.put(("out", line.rstrip("\n")))
-
-    reader = threading.Thread(target=results)
+def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str, str]:
+    """Passes on what a process tells until it ends; its exit code, its results, and what it told last."""
+    results: list[str] = []
+    reader = threading.Thread(target=lambda: results.extend(process.stdout or ()))
     reader.start()
+    last = ""
     for line in process.stderr or ():
         last = line.rstrip("\n") or last
         if said is not None:
             said.put(("err", line.rstrip("\n")))
     reader.join()
-    return process.wait(), last
+    return process.wait(), "".join(results), last
 
 
 def _checkpoints(run: Path) -> list[Path]:

@@ -1,0 +1,89 @@
+"""Trainings in several processes, as the command line starts them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from cellerate.cli import output, running
+from cellerate.distributed.settings import ProcessSettings
+from cellerate.errors import BackendError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--processes", "0"], "processes must be a whole number at least 1, not 0"),
+        (["--min-processes", "1"], "min_processes is for a Ray cluster"),
+        (
+            ["--ray", "local", "--processes", "2", "--min-processes", "3"],
+            "min_processes is 3, but processes only 2",
+        ),
+    ],
+)
+def test_numbers_of_processes_that_cannot_be_are_refused(cellerate, tmp_path, words, said):
+    code, out, err = cellerate("train", "text", "t.txt", "-o", tmp_path / "m.keras", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr(running, "select_backend", lambda _: "tensorflow")
+    with pytest.raises(BackendError, match="--backend jax and --backend torch"):
+        running.start_training("tensorflow", ProcessSettings(processes=2), tmp_path / "m.keras", quiet=True)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The backend is not started, and every launch is noted."""
+    launched = []
+
+    def launch(command, count, extra=None):
+        launched.append((count, sorted(extra)))
+        if "CELLERATE_PROBE" in extra:
+            with Path(extra["CELLERATE_PROBE"]).open("w") as file:
+                json.dump({"step_s": 1 / count}, file)
+        return 0
+
+    monkeypatch.setattr("cellerate.distributed.launch.launch", launch)
+    monkeypatch.setattr(running, "select_backend", lambda _: "torch")
+    monkeypatch.setattr(running, "start_backend", lambda *_: launched.append("backend"))
+    monkeypatch.setattr(output, "_silent", False)
+    return launched
+
+
+def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(typer.Exit) as ended:
+        running.start_training(None, ProcessSettings(processes=2), tmp_path / "m.keras", quiet=False)
+    assert ended.value.exit_code == 0
+    assert started == [(1, ["CELLERATE_PROBE"]), (2, ["CELLERATE_PROBE"]), (2, [])]
+    assert "2.00 times as fast, an efficiency of 100%" in capsys.readouterr().err
+
+
+def test_probe_can_be_left_out(started, tmp_path):
+    with pytest.raises(typer.Exit):
+        running.start_training(
+            None, ProcessSettings(processes=3, probe=False), tmp_path / "m.keras", quiet=False
+        )
+    assert started == [(3, [])]
+
+
+def test_process_of_a_probe_starts_no_others(started, monkeypatch, tmp_path):
+    monkeypatch.setenv("CELLERATE_PROBE", str(tmp_path / "probe.json"))
+    assert not running.start_training(None, ProcessSettings(processes=2), tmp_path / "m.keras", quiet=False)
+    assert started == ["backend"]
+
+
+def test_group_that_is_not_whole_is_an_error(started, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        running.start_training(None, ProcessSettings(), tmp_path / "m.keras", quiet=False)
+
+
+def test_only_the_first_process_prints(started, monkeypatch, capsys):
+    output.silence()
+    output.note("a")
+    output.emit("b")
+    assert capsys.readouterr() == ("", "")
