@@ -42,8 +42,9 @@ def started(monkeypatch):
     def launch(command, count, extra=None):
         launched.append((count, sorted(extra)))
         if "CELLERATE_PROBE" in extra:
-            with Path(extra["CELLERATE_PROBE"]).open("w") as file:
-                json.dump({"step_s": 1 / count}, file)
+            Path(json.loads(extra["CELLERATE_PROBE"])["result"]).write_text(
+                json.dumps({"step_s": {"1": 1 / count}})
+            )
         return 0
 
     monkeypatch.setattr("cellerate.distributed.launch.launch", launch)

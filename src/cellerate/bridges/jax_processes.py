@@ -5,6 +5,7 @@ JAX calls this multi-controller: each process runs the same program, and XLA add
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 # How long a process that is done waits for the first one, which still judges the model.
 _PATIENCE_S = 7 * 24 * 3600
@@ -47,6 +49,20 @@ def place() -> tuple[int, int]:
 def gathered(values: Sequence[int]) -> np.ndarray:
     """The whole numbers of each process: int32, (processes, values). All of them must call it."""
     return np.asarray(multihost_utils.process_allgather(np.array(values, np.int32)))
+
+
+def add_up(array: np.ndarray) -> None:
+    """Adds up float32 arrays of all processes, to time it."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("process",))
+    divided, same = (NamedSharding(mesh, spec) for spec in (PartitionSpec("process"), PartitionSpec()))
+    mine = np.broadcast_to(array, (jax.local_device_count(), *array.shape))
+    whole = jax.make_array_from_process_local_data(divided, mine)
+    _sum_of_all(same)(whole).block_until_ready()
+
+
+@functools.cache
+def _sum_of_all(result: NamedSharding) -> Any:
+    return jax.jit(lambda arrays: arrays.sum(axis=0), out_shardings=result)
 
 
 def joint_loss(loss: Any) -> Any:

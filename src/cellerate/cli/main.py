@@ -23,6 +23,7 @@ from cellerate.cli import (
     generate,
     optimize,
     pack,
+    plan,
     report,
     serve,
     train_embed,
@@ -47,12 +48,14 @@ train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)
 app.add_typer(train_app, name="train")
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
-data_app.command("pack")(data.pack)
+data_app.command("plan")(plan.plan)
+app.command("pack")(data.pack)
 app.add_typer(data_app, name="data")
 app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
+app.command("plan")(plan.plan)
 app.command("pack")(pack.pack)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)

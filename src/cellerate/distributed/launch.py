@@ -26,7 +26,9 @@ _LOOK_EVERY_S = 0.05
 _TOLD_BYTES = 4000
 
 
-def launch(command: Sequence[str], count: int, extra: Mapping[str, str] | None = None) -> int:
+def launch(
+    command: Sequence[str], count: int, extra: Mapping[str, str] | None = None, *, parts: int | None = None
+) -> int:
     """Runs a command in `count` processes and waits for them; each learns its place from its environment.
 
     The first has the terminal, and what it says is what the command says. Of another one, what it said last is shown if
@@ -36,6 +38,7 @@ def launch(command: Sequence[str], count: int, extra: Mapping[str, str] | None =
         command: The command.
         count: How many processes.
         extra: Further variables for their environment.
+        parts: Into how many parts this machine's processors are divided, one for each process; None for `count`.
 
     Returns:
         The exit code: that of the process that failed first, or 0.
@@ -49,7 +52,7 @@ def launch(command: Sequence[str], count: int, extra: Mapping[str, str] | None =
                 place = Place(number, count, f"127.0.0.1:{port}") if count > 1 else None
                 started.append(
                     subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
-                        [*BEGIN, str(os.getpid()), _processors_of(number, count), *command],
+                        [*BEGIN, str(os.getpid()), _processors_of(number, parts or count), *command],
                         env={**os.environ, **(extra or {}), **(place.environment() if place else {})},
                         stdin=None if number == 0 else subprocess.DEVNULL,
                         stdout=None if number == 0 else subprocess.DEVNULL,
@@ -103,10 +106,10 @@ def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int) -> f
     # In the working folder, which the machines of a cluster share.
     with tempfile.TemporaryDirectory(prefix=".cellerate-probe-", dir=Path.cwd()) as folder:
         result = Path(folder) / "probe.json"
-        code = run(count, {PROBE_VARIABLE: str(result)})
+        code = run(count, {PROBE_VARIABLE: json.dumps({"result": str(result), "shares": [1]})})
         if code or not result.exists():
             raise SystemExit(code or 1)
-        return float(json.loads(result.read_text())["step_s"])
+        return float(json.loads(result.read_text())["step_s"]["1"])
 
 
 def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, int] | None:

@@ -6,16 +6,22 @@ program that torchrun started. Without one there is a single process, for which 
 
 import contextlib
 import importlib
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.shares import share_of
 from cellerate.errors import ConfigError
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import describe, rebuild
+
+# Exchanges that are timed, and how many numbers a long one has: 16 MB.
+_EXCHANGES, _LONG = 15, 4 << 20
 
 
 class Processes:
@@ -92,6 +98,26 @@ class Processes:
     def of_first(self, value: int) -> int:
         """What the first process says. All must call it."""
         return int(self._bridge.gathered([value])[0, 0]) if self.several else value
+
+    def measure_link(self) -> dict[str, float] | None:
+        """The bandwidth and the latency between the processes, in bytes per second and seconds; None for one."""
+        if not self.several:
+            return None
+        short, long = (self._exchange_s(values) for values in (1, _LONG))
+        rounds = 2 * math.ceil(math.log2(self.count))
+        travelling = 2 * (self.count - 1) / self.count * 4 * _LONG
+        return {"latency_s": short / rounds, "bytes_per_s": travelling / max(long - short, 1e-9)}
+
+    def _exchange_s(self, values: int) -> float:
+        """The median time in which the processes add up arrays of so many float32 numbers."""
+        array = np.zeros(values, np.float32)
+        self._bridge.add_up(array)
+        found = []
+        for _ in range(_EXCHANGES):
+            began = time.perf_counter()
+            self._bridge.add_up(array)
+            found.append(time.perf_counter() - began)
+        return float(np.median(found))
 
     def apart(self) -> contextlib.AbstractContextManager[None]:
         """A block in which this process works on its own: reads or saves the model, or judges it."""

@@ -1,6 +1,11 @@
-"""A training that only times a few of its steps, for `distributed.launch` to compare numbers of processes."""
+"""A training that only times a few of its steps, to compare or predict numbers of processes.
+
+`distributed` asks for it in the environment: where to write the result, and for how many processes the rows are shared
+whose steps are timed.
+"""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +13,8 @@ from typing import Any
 import keras
 
 from cellerate.data.batches import BatchSource
-from cellerate.machine.environment import PROBE_VARIABLE
+from cellerate.data.shares import share_of
+from cellerate.machine.environment import PROBE_VARIABLE, peak_memory_bytes
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
@@ -29,19 +35,31 @@ def end_probe(
     policy: str,
     processes: Processes,
 ) -> None:
-    """Times a few steps and ends the process; the first of several writes the result.
+    """Times a few steps and ends the process; the first of several writes the result, as JSON.
 
     Raises:
         SystemExit: Always.
     """
-    trial = try_training(
-        trainer,
-        processes.share(source),
-        loss=processes.loss(loss),
-        settings=settings,
-        policy=policy,
-        steps=_STEPS,
-    )
+    request = json.loads(os.environ[PROBE_VARIABLE])
+    step_s, memory = {}, {}
+    # From the fewest rows to the most: the peak of the memory never falls.
+    for count in sorted(request["shares"], reverse=True):
+        rows = processes.share(source) if processes.several else share_of(source, 0, count)
+        trial = try_training(
+            trainer, rows, loss=processes.loss(loss), settings=settings, policy=policy, steps=_STEPS
+        )
+        step_s[count], memory[count] = trial.steps.median_s, peak_memory_bytes()
+    link = processes.measure_link()
     if processes.first:
-        Path(os.environ[PROBE_VARIABLE]).write_text(json.dumps({"step_s": trial.steps.median_s}))
+        result = {
+            "step_s": step_s,
+            "memory_bytes": memory,
+            "gradient_bytes": sum(4 * math.prod(weight.shape) for weight in trainer.trainable_weights),
+            "batches": len(source),
+            "batch_size": source.batch_size,
+            "items": source.items_per_batch,
+            "item": source.item,
+            "link": link,
+        }
+        Path(request["result"]).write_text(json.dumps(result))
     raise SystemExit(0)

@@ -1,0 +1,104 @@
+"""`cellerate plan`."""
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+
+from cellerate.cli.options import Json
+from cellerate.cli.output import emit, emit_json
+from cellerate.errors import ConfigError
+
+
+def plan(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="The training, after --: train series data.csv ...", show_default=False),
+    ] = None,
+    devices: Annotated[str, typer.Option(help="Numbers of devices, separated by commas.")] = "1,8,64,512",
+    bandwidth: Annotated[float, typer.Option(help="Between two devices, in GB/s.", min=1e-6)] = 3.0,
+    latency: Annotated[float, typer.Option(help="Between two devices, in microseconds.", min=0)] = 30.0,
+    items: Annotated[
+        float | None,
+        typer.Option(
+            help="Windows, characters or lines of an epoch, such as 1e9; those of the data if not given.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    check: Annotated[
+        int | None,
+        typer.Option(
+            help="Also run the training in this many processes here, beside a prediction for them.",
+            show_default=False,
+            min=2,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predict what a training takes on more devices, from a few of its steps on this machine.
+
+    Nothing is trained or written. Each device is taken to be as fast as this machine.
+
+    Examples:
+        cellerate plan -- train series prices.series --target close -o close.keras --batch-size 8192
+
+        cellerate plan --devices 2,4 --items 1e9 --check 2 -- train text book.txt -o book.keras
+    """
+    from cellerate.distributed import plan as planning
+    from cellerate.format import duration, milliseconds, short, size
+
+    numbers = _whole_numbers(devices)
+    training = planning.training_command(command or [], [sys.executable, sys.argv[0]])
+    link = planning.Link(bandwidth * 1e9, latency * 1e-6)
+    measured = planning.measure(training, numbers)
+    predictions = planning.predict(measured, numbers, link, None if items is None else int(items))
+    checked = planning.check(training, check) if check is not None else None
+    if json:
+        emit_json(
+            {
+                "measured": measured,
+                "link": dataclasses.asdict(link),
+                "items": int(items or measured["batches"] * measured["items"]),
+                "predictions": [dataclasses.asdict(each) for each in predictions],
+                "check": checked and {**dataclasses.asdict(checked), "error": checked.error},
+            }
+        )
+        return
+    whole = int(items or measured["batches"] * measured["items"])
+    emit(
+        f"{whole:,} {measured['item']} an epoch, {measured['items']:,} a step; "
+        f"{size(measured['gradient_bytes'])} of gradients a step"
+    )
+    emit(
+        f"assumed: each device is as fast as this machine, {bandwidth:g} GB/s and {latency:g} µs between two, which "
+        "exchange after they have computed"
+    )
+    emit("devices   rows each    compute   exchange     a step   efficiency     an epoch   memory each")
+    for each in predictions:
+        took = [milliseconds(1e3 * seconds) for seconds in (each.compute_s, each.exchange_s, each.step_s)]
+        memory = "" if each.memory_bytes is None else size(each.memory_bytes)
+        emit(
+            f"{each.devices:>7}{each.rows:>12,}{took[0]:>11}{took[1]:>11}{took[2]:>11}{each.efficiency:>13.0%}"
+            f"{duration(each.epoch_s):>13}{memory:>14}"
+        )
+    if checked is not None:
+        link, predicted, found = checked.link, 1e3 * checked.predicted_s, 1e3 * checked.measured_s
+        emit(
+            f"checked with {checked.devices} processes here, {short(link.bytes_per_s)}B/s and "
+            f"{link.latency_s * 1e6:.0f} µs between them: predicted {milliseconds(predicted)} a step, measured "
+            f"{milliseconds(found)}, {checked.error:+.0%}"
+        )
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigError(
+            f"devices is {text!r}; expected whole numbers from 1 on, separated by commas: 8,64,512."
+        )
+    return found

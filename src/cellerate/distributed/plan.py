@@ -1,0 +1,182 @@
+"""What a training would take on more devices, from what its steps take on one.
+
+The rows of a device's share are measured; what the devices exchange is a formula, with a link that is assumed or
+measured. Assumed besides: all devices are as fast as the measured one, and the exchange is not hidden behind the
+computation, so that the truth is rather better than the prediction.
+"""
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.distributed.launch import launch
+from cellerate.errors import ConfigError
+from cellerate.machine.environment import PROBE_VARIABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What connects two devices.
+
+    Attributes:
+        bytes_per_s: Its bandwidth.
+        latency_s: What a message takes, however short it is, in seconds.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+
+    def exchange_s(self, size: int, devices: int) -> float:
+        """Seconds in which `devices` add up gradients of `size` bytes.
+
+        Every device sends and receives each byte about twice, in rounds along a tree.
+
+        Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in
+        MPICH", IJHPCA 2005.
+        """
+        if devices == 1:
+            return 0.0
+        return 2 * (
+            math.ceil(math.log2(devices)) * self.latency_s + (devices - 1) / devices * size / self.bytes_per_s
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A training on a number of devices.
+
+    Attributes:
+        devices: How many.
+        rows: Of each batch, the rows of one device.
+        compute_s: Seconds a step computes and reads its rows.
+        exchange_s: Seconds it then exchanges gradients.
+        step_s: Both.
+        efficiency: The gain over one device, over the number of devices.
+        epoch_s: Seconds of an epoch, without validation.
+        memory_bytes: The resident memory of the process of one device.
+    """
+
+    devices: int
+    rows: int
+    compute_s: float
+    exchange_s: float
+    step_s: float
+    efficiency: float
+    epoch_s: float
+    memory_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A prediction for processes on this machine, beside what they took.
+
+    Attributes:
+        devices: How many.
+        predicted_s: The predicted seconds of a step.
+        measured_s: The measured ones.
+        link: What connects them, measured.
+    """
+
+    devices: int
+    predicted_s: float
+    measured_s: float
+    link: Link
+
+    @property
+    def error(self) -> float:
+        """How far off the prediction is, as a share of what was measured; negative if it promised too much speed."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def measure(command: Sequence[str], devices: Sequence[int]) -> dict[str, Any]:
+    """Times steps of a training in one process, with the rows that each of so many devices would have.
+
+    Args:
+        command: The training.
+        devices: The numbers of devices.
+
+    Returns:
+        What `training.probe` writes.
+
+    Raises:
+        SystemExit: The training itself fails; it has said why.
+    """
+    return _probed(command, sorted({1, *devices}), 1, 1)
+
+
+def predict(
+    measured: Mapping[str, Any], devices: Sequence[int], link: Link, items: int | None = None
+) -> list[Prediction]:
+    """What the training takes on each number of devices.
+
+    Args:
+        measured: The result of `measure`.
+        devices: The numbers of devices.
+        link: What connects two of them.
+        items: Items of an epoch, such as windows; None for those of the data.
+    """
+    steps = math.ceil(items / measured["items"]) if items is not None else measured["batches"]
+    alone = measured["step_s"]["1"]
+    found = []
+    for count in devices:
+        compute, exchange = measured["step_s"][str(count)], link.exchange_s(measured["gradient_bytes"], count)
+        step = compute + exchange
+        found.append(
+            Prediction(
+                devices=count,
+                rows=-(-measured["batch_size"] // count),
+                compute_s=compute,
+                exchange_s=exchange,
+                step_s=step,
+                efficiency=alone / (count * step),
+                epoch_s=steps * step,
+                memory_bytes=measured["memory_bytes"][str(count)],
+            )
+        )
+    return found
+
+
+def check(command: Sequence[str], devices: int) -> Check:
+    """Predicts what processes on this machine take, each with its share of the processors, and runs them.
+
+    Raises:
+        SystemExit: The training itself fails; it has said why.
+    """
+    alone = _probed(command, [devices], 1, devices)
+    together = _probed(command, [1], devices, devices)
+    link = Link(**together["link"])
+    predicted = alone["step_s"][str(devices)] + link.exchange_s(alone["gradient_bytes"], devices)
+    return Check(devices, predicted, together["step_s"]["1"], link)
+
+
+def training_command(words: Sequence[str], program: Sequence[str]) -> list[str]:
+    """The command of the training to plan.
+
+    Raises:
+        ConfigError: It is none, or says by itself how many processes there are to be.
+    """
+    if not words or words[0] != "train":
+        raise ConfigError(
+            "expected a training to plan, as in: cellerate plan --devices 8 -- train series data.csv --target y "
+            f"-o y.keras; got {' '.join(words) or 'nothing'!r}."
+        )
+    if wrong := [word for word in words if word.split("=")[0] in ("--processes", "--ray")]:
+        raise ConfigError(
+            f"{wrong[0]} is not for a plan, which tells what other numbers of devices would take."
+        )
+    return [*program, *words]
+
+
+def _probed(command: Sequence[str], shares: Sequence[int], count: int, parts: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "probe.json"
+        request = json.dumps({"result": str(result), "shares": list(shares)})
+        code = launch(command, count, {PROBE_VARIABLE: request}, parts=parts)
+        if code or not result.exists():
+            raise SystemExit(code or 1)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
