@@ -50,8 +50,11 @@ def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> N
 
 @needs_processes
 def test_two_processes_make_what_one_makes(tmp_path):
-    names = ["divided", "odd", "lines", "dropout", "normalised", "interrupted"]
+    names = ["divided", "odd", "lines", "dropout", "normalised", "interrupted", "link"]
     found = dict(zip(names, together(names, 2, tmp_path / "two"), strict=True))
+    for first, _ in [found.pop("link")]:
+        assert 1e-6 < first["latency_s"] < 0.1
+        assert 1e6 < first["bytes_per_s"] < 1e12
     for first, second in found.values():
         assert first["history"] == second["history"]
     for name in ("divided", "odd"):
@@ -107,6 +110,23 @@ def test_training_that_cannot_be_shared_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="takes batches of 4 only"):
         processes.check(fixed, carry_states=False)
     processes.check(joint_training.forecaster(), carry_states=False)
+
+
+def test_probe_times_the_rows_of_each_number_of_processes_and_writes_no_model(tmp_path, monkeypatch):
+    result = tmp_path / "probe.json"
+    monkeypatch.setenv("CELLERATE_PROBE", json.dumps({"result": str(result), "shares": [1, 4, 100]}))
+    with pytest.raises(SystemExit) as ended:
+        joint_training.divided(tmp_path)
+    assert ended.value.code == 0
+    found = json.loads(result.read_text())
+    assert [*found["step_s"]] == [*found["memory_bytes"]] == ["100", "4", "1"]
+    assert all(0 < seconds < 10 for seconds in found["step_s"].values())
+    assert found["memory_bytes"]["100"] <= found["memory_bytes"]["1"]
+    # Of 2 inputs and 8 units, and of 2 outputs.
+    assert found["gradient_bytes"] == 4 * (4 * 8 * (2 + 8 + 1) + 8 * 2 + 2)
+    assert (found["batches"], found["batch_size"], found["items"], found["item"]) == (17, 12, 12, "windows")
+    assert found["link"] is None
+    assert [*tmp_path.iterdir()] == [result]
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the others have such processes")

@@ -68,7 +68,11 @@ ROOMS = {
     "optimization": Room(("optimization/**/*.py",), ("tests/optimization",)),
 }
 # The tests of modules whose names do not say so.
-MIRRORS = {"kernels/decoder/sampling.py": "tests/runtime/test_sampling.py"}
+MIRRORS = {
+    "kernels/decoder/sampling.py": "tests/runtime/test_sampling.py",
+    "training/parallel.py": "tests/distributed/test_joint_training.py",
+    "training/probe.py": "tests/distributed/test_joint_training.py",
+}
 
 
 class Mutant(NamedTuple):

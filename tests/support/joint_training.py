@@ -155,7 +155,14 @@ def elastic(folder):
     )
 
 
-JOBS = {job.__name__: job for job in (divided, odd, lines, dropout, normalised, interrupted, elastic)}
+def link(folder):
+    """What lies between the processes."""
+    from cellerate.training.parallel import Processes
+
+    return Processes().measure_link()
+
+
+JOBS = {job.__name__: job for job in (divided, odd, lines, dropout, normalised, interrupted, elastic, link)}
 
 
 def main() -> None:
