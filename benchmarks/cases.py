@@ -17,6 +17,7 @@ import kernel
 import loader
 import lstm
 import optimizing
+import planning
 import quality
 import scale
 import serving
@@ -128,6 +129,11 @@ def rows(quick: bool) -> dict[str, Any]:
     return scale.run(quick=quick)
 
 
+def plan(quick: bool) -> dict[str, Any]:
+    """What `cellerate plan` says of 8, 64 and 512 devices, and how far off it is for two processes here."""
+    return planning.run(quick=quick)
+
+
 CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "kernel": native,
     "step": step,
@@ -147,6 +153,7 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "smaller": smaller,
     "serving": served,
     "scale": rows,
+    "plan": plan,
 }
 
 
@@ -169,9 +176,21 @@ EXPECTED_S: dict[str, int] = {
     "smaller": 45,
     "serving": 300,
     "scale": 500,
+    "plan": 400,
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
-LONG = ("text", "inference", "quality", "optimize", "series", "embed", "compression", "serving", "scale")
+LONG = (
+    "text",
+    "inference",
+    "quality",
+    "optimize",
+    "series",
+    "embed",
+    "compression",
+    "serving",
+    "scale",
+    "plan",
+)
 """Cases that train models to the end to see how good they become, or run many; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)
 """Cases that measure this machine, in 40 minutes in all."""

@@ -40,6 +40,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
         *_programs("serving", "serving_client", "serving_peer", "generation_model", "generation_peers"),
     ),
     "scale": (*(f"src/cellerate/{room}" for room in ("data", "training", "tasks")), *_programs("scale")),
+    "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("planning")),
     "smaller": (*_PACKED, "src/cellerate/models", *_programs("compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""

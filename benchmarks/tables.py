@@ -5,6 +5,7 @@ from typing import Any
 
 from cellerate.format import percent, quantity, rounded, short
 from optimizing import factor
+from planning import planned
 from scale_table import scaled
 from serving_table import served
 from standings import PRECISIONS, RUNTIMES, WAYS, inferring
@@ -354,5 +355,6 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "compression": compressed,
     "smaller": smaller,
     "serving": served,
+    "plan": planned,
     "scale": scaled,
 }

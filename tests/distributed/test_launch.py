@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import pytest
 
@@ -42,6 +43,18 @@ def test_more_processes_than_processors_share_them_all(tmp_path):
         == 0
     )
     assert {(tmp_path / str(number)).read_text() for number in range(count)} == {str(count - 1)}
+
+
+@pytest.mark.parametrize(("visible", "seen"), [("3,5", ["3", "5"]), ("7", ["7", "7"]), (None, ["", ""])])
+def test_each_process_has_a_gpu_of_its_own_where_there_are_enough(tmp_path, monkeypatch, visible, seen):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("cellerate.distributed.launch.facts", lambda: types.SimpleNamespace(devices=()))
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = f"open(f'{tmp_path}/{{rank}}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', ''))"
+    assert launch(python(code), 2) == 0
+    assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == seen
 
 
 def test_failure_of_another_process_ends_all_and_is_shown(capfd):

@@ -17,6 +17,7 @@ from typing import IO, Any
 from cellerate.distributed.group import Place
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import PROBE_VARIABLE, processors
+from cellerate.machine.gpu.machine import facts
 
 BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.
@@ -32,7 +33,8 @@ def launch(
     """Runs a command in `count` processes and waits for them; each learns its place from its environment.
 
     The first has the terminal, and what it says is what the command says. Of another one, what it said last is shown if
-    it failed first. Each has its share of this machine's processors. Ctrl-C and SIGTERM go to all of them.
+    it failed first. Each has its share of this machine's processors, and a GPU of its own where there are enough.
+    Ctrl-C and SIGTERM go to all of them.
 
     Args:
         command: The command.
@@ -53,7 +55,12 @@ def launch(
                 started.append(
                     subprocess.Popen(  # noqa: S603 (the user's own command, or a part of it)
                         [*BEGIN, str(os.getpid()), _processors_of(number, parts or count), *command],
-                        env={**os.environ, **(extra or {}), **(place.environment() if place else {})},
+                        env={
+                            **os.environ,
+                            **(extra or {}),
+                            **(place.environment() if place else {}),
+                            **_gpu_of(number, count),
+                        },
                         stdin=None if number == 0 else subprocess.DEVNULL,
                         stdout=None if number == 0 else subprocess.DEVNULL,
                         stderr=None if number == 0 else logs[number - 1],
@@ -164,6 +171,13 @@ def _processors_of(number: int, count: int) -> str:
     known = sorted(os.sched_getaffinity(0))
     share = known[len(known) * number // count : len(known) * (number + 1) // count]
     return ",".join(map(str, share))
+
+
+def _gpu_of(number: int, count: int) -> dict[str, str]:
+    """The variable that shows a process its own GPU alone; nothing where there are fewer than processes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(gpu) for gpu in range(len(facts().devices))]
+    return {"CUDA_VISIBLE_DEVICES": names[number]} if 1 < count <= len(names) else {}
 
 
 def free_port() -> int:

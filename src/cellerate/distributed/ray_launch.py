@@ -49,7 +49,7 @@ def launch_on_ray(
 
     Args:
         command: The command; after a failure it runs with `--resume`.
-        address: The cluster: "local" for one on this machine, else what `ray.init` takes.
+        address: The cluster: "local" for one on this machine, "auto" for the one it is part of, or host and port.
         count: How many processes; the most, with `least`.
         least: How many are enough to begin, or to go on with if machines go away; None for `count`.
         run: The folder of the run, whose checkpoints another attempt goes on from.
@@ -72,7 +72,7 @@ def launch_on_ray(
     from ray.util.queue import Queue
 
     try:
-        if address != "local" and "//" not in address:
+        if ":" in address and "//" not in address:
             # Ray itself would try for minutes.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), _CONNECT_S).close()

@@ -13,7 +13,8 @@ class ProcessSettings:
     Attributes:
         processes: Train in this many processes, each on a part of every batch: the curve stays that of one.
         probe: With several processes: first time a few steps, and refuse if they are no faster than one.
-        ray: Let a Ray cluster run the processes and start them again after a failure: "local", or its address.
+        ray: Let a Ray cluster run the processes and start them again after a failure: "local" for one on this machine,
+            "auto" for the one that this machine is part of, or host:port.
         min_processes: With `ray`: begin, and go on after a failure, with this many if there is no room for more.
     """
 
