@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import keras
@@ -105,6 +107,10 @@ def test_training_that_cannot_be_shared_is_refused(monkeypatch):
     fixed = keras.Sequential([keras.Input(batch_shape=(4, 6, 2)), keras.layers.LSTM(3)])
     processes.check(fixed, carry_states=True)
     monkeypatch.setattr(processes, "count", 3)
+    if BACKEND == "jax":
+        with pytest.raises(ConfigError, match="3 processes have met, but Keras does not know"):
+            processes.check(fixed, carry_states=False)
+        monkeypatch.setattr(keras.distribution, "distribution", lambda: "one")
     with pytest.raises(ConfigError, match="in one process, not in 3: train without carry_states"):
         processes.check(fixed, carry_states=True)
     with pytest.raises(ConfigError, match="takes batches of 4 only"):
@@ -133,3 +139,32 @@ def test_probe_times_the_rows_of_each_number_of_processes_and_writes_no_model(tm
 def test_tensorflow_trains_alone():
     processes = Processes()
     assert (processes.number, processes.count) == (0, 1)
+
+
+@needs_processes
+def test_link_is_what_short_and_long_exchanges_take(monkeypatch):
+    taken = []
+
+    def add_up(array):
+        taken.append(array.nbytes)
+        time.sleep(0.01 + array.nbytes / 4e9)
+
+    processes = Processes()
+    monkeypatch.setattr(processes, "count", 4)
+    monkeypatch.setattr(processes, "_bridge", types.SimpleNamespace(add_up=add_up))
+    found = processes.measure_link()
+    # Two rounds there and two back, and each byte 2 · 3/4 times.
+    assert found["latency_s"] == pytest.approx(0.01 / 4, rel=0.2)
+    assert found["bytes_per_s"] == pytest.approx(1.5 * 4e9, rel=0.3)
+    assert taken[0] == 4
+    assert taken[-1] == 16 << 20
+
+
+@needs_processes
+def test_numbers_are_the_most_of_all_processes_or_the_first_ones(monkeypatch):
+    processes = Processes()
+    assert (processes.most([3, 0]), processes.of_first(7)) == ([3, 0], 7)
+    monkeypatch.setattr(processes, "count", 3)
+    gathered = np.array([[4, 0], [2, 9], [3, 1]])
+    monkeypatch.setattr(processes, "_bridge", types.SimpleNamespace(gathered=lambda _: gathered))
+    assert (processes.most([4, 0]), processes.of_first(5)) == ([4, 9], 4)

@@ -27,6 +27,12 @@ def test_build_optimizer_by_name_gives_keras_own(name, wanted):
     assert optimizer.weight_decay == 0.1
 
 
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.5, True), (0.9, True)])
+def test_sgd_looks_ahead_if_it_has_momentum(momentum, nesterov):
+    made = build_optimizer(TrainingSettings(optimizer="sgd", momentum=momentum), 10, "float32")
+    assert (made.momentum, made.nesterov) == (momentum, nesterov)
+
+
 def test_build_optimizer_in_mixed_float16_scales_the_loss():
     optimizer = build_optimizer(TrainingSettings(), 10, "mixed_float16")
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

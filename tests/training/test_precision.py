@@ -4,7 +4,11 @@ import math
 
 import pytest
 
+from cellerate.measure import as_timing
+from cellerate.training import precision
 from cellerate.training.precision import PrecisionTrial, fastest_precision
+from cellerate.training.settings import TrainingSettings
+from cellerate.training.trial import Trial
 
 pytestmark = pytest.mark.keras
 BASE = PrecisionTrial("float32", 10.0, 2.0)
@@ -36,3 +40,14 @@ def test_fastest_of_several_is_chosen_and_nothing_without_a_first_to_compare_wit
     assert (
         fastest_precision([PrecisionTrial("float32", None, None, "no memory"), *trials]).policy == "float32"
     )
+
+
+def test_trial_of_a_precision_tells_its_median_step_in_milliseconds(monkeypatch):
+    steps = as_timing([0.004, 0.002, 0.003])
+    monkeypatch.setattr(precision, "try_training", lambda *_, **__: Trial(steps, 1.5))
+    monkeypatch.setattr(precision, "with_dtype_policy", lambda model, _: model)
+    monkeypatch.setattr(precision, "accelerate", lambda model, _: model)
+    chosen, trials = precision.choose_precision(
+        None, None, loss=None, settings=TrainingSettings(), candidates=["mixed_bfloat16"]
+    )
+    assert (chosen, [(trial.step_ms, trial.loss) for trial in trials]) == ("float32", [(3.0, 1.5)] * 2)

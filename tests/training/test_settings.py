@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -28,12 +29,28 @@ from cellerate.training.settings import TrainingSettings
         {"seed": -1},
         {"jit_compile": "yes"},
         {"patience": 0},
+        {"momentum": -0.5},
+        {"momentum": 1.0},
     ],
     ids=str,
 )
 def test_settings_with_a_wrong_value_name_the_setting(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TrainingSettings(**wrong)
+
+
+def test_settings_at_their_bounds_are_taken():
+    TrainingSettings(
+        epochs=1, momentum=0.0, final_rate=1.0, warmup_steps=0, seed=0, patience=1, keep_checkpoints=1
+    )
+    TrainingSettings(final_rate=0.0, accumulate=1, log_every=1)
+
+
+def test_settings_do_not_change_and_are_given_by_name():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainingSettings().epochs = 3
+    with pytest.raises(TypeError):
+        TrainingSettings(3)
 
 
 def test_settings_with_two_kinds_of_clipping_are_refused():

@@ -281,7 +281,6 @@ class Conductor(keras.callbacks.Callback):
             self.model.stop_training = True
         self.position = Position(epoch + 1, 0)
         self._start = 0
-        progress.epoch_seconds = 0.0
         self.save()
         if stop:
             self.interrupted = True

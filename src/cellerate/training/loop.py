@@ -76,7 +76,7 @@ class TrainingResult:
     best: float | None
     seconds: float
     precision: str
-    here: bool = True
+    here: bool
 
 
 def run_folder(output: str | Path) -> Path:

@@ -54,6 +54,11 @@ class Processes:
         """Raises `ConfigError` or `ModelError` for a training that several processes cannot share."""
         if not self.several:
             return
+        if keras.config.backend() == "jax" and keras.distribution.distribution() is None:
+            raise ConfigError(
+                f"{self.count} processes have met, but Keras does not know: before the model is made, call "
+                "keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))."
+            )
         if carry_states:
             raise ConfigError(
                 f"states that carry over need all rows of a batch in one process, not in {self.count}: train without "
