@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cellerate.training.display import Display
     from cellerate.training.loop import TrainingResult
 
+# Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
+_KILLED = 131
+
 
 def start_training(backend: str | None, parallel: ProcessSettings, output: Path, quiet: bool) -> bool:
     """Starts the backend of a training, in the group of processes that this one belongs to.
@@ -50,7 +53,10 @@ def start_training(backend: str | None, parallel: ProcessSettings, output: Path,
             found = probe(run, parallel.processes)
             if not quiet:
                 note(found)
-        raise typer.Exit(run(parallel.processes, {}))
+        code = run(parallel.processes, {})
+        if (code == 1 or code >= _KILLED) and any(output.with_suffix(".run").glob("checkpoint-*")):
+            note(f"the last checkpoint is as it was. To go on:\n  {command_to_resume()}")
+        raise typer.Exit(code)
     if probing or (place is not None and place.number):
         silence()
     if place is None:
