@@ -71,9 +71,10 @@ def test_probe_can_be_left_out(started, tmp_path):
     assert started == [(3, [])]
 
 
-def test_process_of_a_probe_starts_no_others(started, monkeypatch, tmp_path):
-    monkeypatch.setenv("CELLERATE_PROBE", str(tmp_path / "probe.json"))
-    assert not running.start_training(None, ProcessSettings(processes=2), tmp_path / "m.keras", quiet=False)
+@pytest.mark.parametrize("settings", [{"processes": 2}, {"ray": "local"}, {"processes": 2, "ray": "auto"}])
+def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_path, settings):
+    monkeypatch.setenv("CELLERATE_LAUNCHED", "1")
+    assert not running.start_training(None, ProcessSettings(**settings), tmp_path / "m.keras", quiet=False)
     assert started == ["backend"]
 
 

@@ -45,7 +45,7 @@ def test_more_processes_than_processors_share_them_all(tmp_path):
     assert {(tmp_path / str(number)).read_text() for number in range(count)} == {str(count - 1)}
 
 
-@pytest.mark.parametrize(("visible", "seen"), [("3,5", ["3", "5"]), ("7", ["7", "7"]), (None, ["", ""])])
+@pytest.mark.parametrize(("visible", "seen"), [("3,5", ["3", "5"]), ("3,5,6", ["3", "5"]), (None, ["", ""])])
 def test_each_process_has_a_gpu_of_its_own_where_there_are_enough(tmp_path, monkeypatch, visible, seen):
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -55,6 +55,13 @@ def test_each_process_has_a_gpu_of_its_own_where_there_are_enough(tmp_path, monk
     code = f"open(f'{tmp_path}/{{rank}}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', ''))"
     assert launch(python(code), 2) == 0
     assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == seen
+
+
+def test_fewer_gpus_than_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(ConfigError, match="2 processes need a GPU each, and this machine has 1"):
+        launch(python(""), 2)
+    assert launch(python(""), 1) == 0
 
 
 def test_failure_of_another_process_ends_all_and_is_shown(capfd):
@@ -137,26 +144,20 @@ def steps(alone: float, together: float):
     return functools.partial(launch, python(code))
 
 
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    """Where a probe may write."""
-    monkeypatch.chdir(tmp_path)
-
-
 def test_probe_tells_the_gain(tmp_path):
-    found = probe(steps(0.3, 0.2), 2)
+    found = probe(steps(0.3, 0.2), 2, tmp_path)
     assert found == (
         "a step takes 300 ms in one process and 200 ms in 2: 1.50 times as fast, an efficiency of 75%"
     )
     assert not [*tmp_path.iterdir()]
 
 
-def test_probe_refuses_processes_that_are_slower():
+def test_probe_refuses_processes_that_are_slower(tmp_path):
     with pytest.raises(ConfigError, match=r"0\.67 times as fast.*--no-probe"):
-        probe(steps(0.2, 0.3), 2)
+        probe(steps(0.2, 0.3), 2, tmp_path)
 
 
-def test_probe_of_a_training_that_fails_exits_as_it_does():
+def test_probe_of_a_training_that_fails_exits_as_it_does(tmp_path):
     with pytest.raises(SystemExit) as ended:
-        probe(functools.partial(launch, python("sys.exit(3)")), 2)
+        probe(functools.partial(launch, python("sys.exit(3)")), 2, tmp_path)
     assert ended.value.code == 3

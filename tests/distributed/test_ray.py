@@ -96,6 +96,16 @@ def test_worker_that_is_killed_costs_nothing_but_time(text, tmp_path, backend):
     assert "epoch 6/6" in told
 
 
+def test_one_worker_trains_and_a_probe_comes_first(text, tmp_path):
+    one = command(text, "one.keras", "torch", "--epochs", "1", "--ray", "local")
+    done = subprocess.run(one, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, len(history(done.stdout))) == (0, 1)
+    two = command(text, "two.keras", "torch", "--epochs", "1", "--ray", "local", "--processes", "2")
+    done = subprocess.run(two, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=240)
+    assert "an efficiency of" in done.stderr
+    assert (done.returncode, bool(done.stdout)) in ((0, True), (2, False))
+
+
 def test_what_cannot_be_trained_is_said_once_and_not_tried_again(text, tmp_path):
     wrong = command(
         text, "ray.keras", "torch", "--ray", "local", "--processes", "2", "--no-probe", "--length", "999999"

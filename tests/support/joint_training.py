@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,7 @@ def run(folder, name, model, source, validation, **settings):
         **extra,
     )
     predicted = None
+    curve = folder / f"{name}.run" / "curve.csv"
     if result.here:
         with apart():
             predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
@@ -65,6 +67,7 @@ def run(folder, name, model, source, validation, **settings):
         "history": [
             {k: r[k] for k in ("loss", "val_loss", "mae", "val_mae", "steps")} for r in result.history
         ],
+        "curve": [float(line.rpartition(",")[2]) for line in curve.read_text().splitlines()[1:]],
         "predicted": predicted,
     }
 
@@ -155,6 +158,35 @@ def elastic(folder):
     )
 
 
+def diverging(folder):
+    """A rate at which the loss is soon no number."""
+    from cellerate.errors import TrainingError
+
+    try:
+        run(
+            folder,
+            "diverging",
+            forecaster(),
+            windows(12, seed=1),
+            windows(10),
+            learning_rate=1e30,
+            clipnorm=None,
+        )
+    except TrainingError as error:
+        return {"history": str(error)}
+    return {"history": ""}
+
+
+def failing(folder):
+    """An error that only the first process meets, after all have met."""
+    from cellerate.cli.main import _end
+    from cellerate.training.parallel import Processes
+
+    if os.environ.get("RANK") == "0":
+        _end("the disk is full", 6)
+    Processes().wait()
+
+
 def link(folder):
     """What lies between the processes."""
     from cellerate.training.parallel import Processes
@@ -162,7 +194,10 @@ def link(folder):
     return Processes().measure_link()
 
 
-JOBS = {job.__name__: job for job in (divided, odd, lines, dropout, normalised, interrupted, elastic, link)}
+JOBS = {
+    job.__name__: job
+    for job in (divided, odd, lines, dropout, normalised, interrupted, elastic, diverging, failing, link)
+}
 
 
 def main() -> None:
@@ -173,7 +208,12 @@ def main() -> None:
     place = own_place()
     start_backend(None, functools.partial(join, place) if place else lambda _: None)
     for job in jobs:
-        found = JOBS[job](Path(folder))
+        try:
+            found = JOBS[job](Path(folder))
+        except BaseException:
+            # The others would wait for this one, and this one for them.
+            traceback.print_exc()
+            os._exit(1)
         Path(folder, f"{job}-{place.number if place else 0}.json").write_text(json.dumps(found))
 
 

@@ -7,7 +7,7 @@ JAX calls this multi-controller: each process runs the same program, and XLA add
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,9 @@ def join(address: str, count: int, number: int) -> None:
     """
     # What processors exchange their arrays through; without it, JAX knows of no other process on them.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would catch SIGTERM until training does, and a process that loads its data could not be ended.
+    if hasattr(jax.config, "jax_enable_preemption_service"):
+        jax.config.update("jax_enable_preemption_service", False)
     # Older versions of JAX wait for five minutes, and cannot be told otherwise.
     known = "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters
     patience = {"shutdown_timeout_seconds": _PATIENCE_S} if known else {}
@@ -68,6 +71,11 @@ def _sum_of_all(result: NamedSharding) -> Any:
 def joint_loss(loss: Any) -> Any:
     """The loss of the whole batch: here each process computes that anyway."""
     return loss
+
+
+def joint_logs(trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metrics over the rows of all processes: those of a step are that already."""
+    return logs
 
 
 def replicate(trainer: keras.Model) -> None:

@@ -7,7 +7,8 @@ processes when they are read.
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -33,6 +34,9 @@ def join(address: str, count: int, number: int) -> None:
     """
     if dist.is_initialized():
         return
+    if torch.cuda.is_available():
+        # torchrun shows every process all GPUs; the other launchers show each its own.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(
         # Arrays of a GPU travel by NCCL, those of a processor by gloo; the metrics may be on either.
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -67,6 +71,12 @@ def add_up(array: np.ndarray) -> None:
 def joint_loss(loss: Any) -> Any:
     """The loss whose mean over the processes is the loss of the whole batch."""
     return JointLoss(loss) if isinstance(loss, keras.losses.Loss) else loss
+
+
+def joint_logs(trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metrics over the rows of all processes; `logs` are those of this one."""
+    found: Mapping[str, Any] = trainer.get_metrics_result()
+    return found
 
 
 def replicate(trainer: keras.Model) -> None:
@@ -136,7 +146,10 @@ class JointLoss(keras.losses.Loss):
         here = counted.sum()
         everywhere = here.clone()
         dist.all_reduce(everywhere)
-        return value * (dist.get_world_size() * here / everywhere)
+        # A batch in which nothing counts has the loss 0, as in one process.
+        return value * (
+            dist.get_world_size() * here / everywhere.clamp(min=torch.finfo(everywhere.dtype).tiny)
+        )
 
 
 class _Network(torch.nn.Module):

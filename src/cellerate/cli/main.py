@@ -48,8 +48,7 @@ train_app.command("series")(train_series.train_series)
 train_app.command("embed")(train_embed.train_embed)
 app.add_typer(train_app, name="train")
 data_app = typer.Typer(help="Prepare data.", no_args_is_help=True)
-data_app.command("plan")(plan.plan)
-app.command("pack")(data.pack)
+data_app.command("pack")(data.pack)
 app.add_typer(data_app, name="data")
 app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
@@ -112,4 +111,8 @@ def _end(message: str, code: int) -> NoReturn:
     except OSError:
         # Stdout itself failed; at exit Python would try again and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if "RANK" in os.environ:
+        # JAX would first wait for the other processes, which wait for this one.
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(code)

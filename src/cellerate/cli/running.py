@@ -13,7 +13,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.output import command_to_resume, keep_stdout, note, show, silence
 from cellerate.distributed.settings import ProcessSettings
-from cellerate.machine.environment import PROBE_VARIABLE, select_backend
+from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, select_backend
 
 if TYPE_CHECKING:
     from cellerate.training.display import Display
@@ -43,14 +43,15 @@ def start_training(backend: str | None, parallel: ProcessSettings, output: Path,
     from cellerate.distributed.group import check_backend, join, own_place
 
     place, probing = own_place(), PROBE_VARIABLE in os.environ
-    # Beside several processes a probe times one, which has this command, but no place in a group.
-    if place is None and not probing and (parallel.processes > 1 or parallel.ray is not None):
+    # A single process, of a probe or of Ray, has this command, but no place in a group.
+    launched = LAUNCHED_VARIABLE in os.environ
+    if place is None and not launched and (parallel.processes > 1 or parallel.ray is not None):
         check_backend(select_backend(backend))
         run = _runner(parallel, output)
         if parallel.probe and parallel.processes > 1:
             from cellerate.distributed.launch import probe
 
-            found = probe(run, parallel.processes)
+            found = probe(run, parallel.processes, output.parent if output.parent.is_dir() else Path())
             if not quiet:
                 note(found)
         code = run(parallel.processes, {})

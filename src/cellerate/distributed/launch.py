@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from cellerate.distributed.group import Place
 from cellerate.errors import ConfigError
-from cellerate.machine.environment import PROBE_VARIABLE, processors
+from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, processors
 from cellerate.machine.gpu.machine import facts
 
 BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
@@ -33,7 +33,7 @@ def launch(
     """Runs a command in `count` processes and waits for them; each learns its place from its environment.
 
     The first has the terminal, and what it says is what the command says. Of another one, what it said last is shown if
-    it failed first. Each has its share of this machine's processors, and a GPU of its own where there are enough.
+    it failed first. Each has its share of this machine's processors, and a GPU of its own if there are any.
     Ctrl-C and SIGTERM go to all of them.
 
     Args:
@@ -57,6 +57,7 @@ def launch(
                         [*BEGIN, str(os.getpid()), _processors_of(number, parts or count), *command],
                         env={
                             **os.environ,
+                            LAUNCHED_VARIABLE: "1",
                             **(extra or {}),
                             **(place.environment() if place else {}),
                             **_gpu_of(number, count),
@@ -82,12 +83,13 @@ def launch(
         return code if code > 0 else 128 - code
 
 
-def probe(run: Callable[[int, Mapping[str, str]], int], count: int) -> str:
+def probe(run: Callable[[int, Mapping[str, str]], int], count: int, folder: Path) -> str:
     """Times a few steps of a training in one process and in several.
 
     Args:
         run: Runs the training in a number of processes, with variables for their environment; gives its exit code.
         count: How many processes.
+        folder: A folder that the processes can write into, wherever they run.
 
     Returns:
         What was found, in words.
@@ -96,7 +98,7 @@ def probe(run: Callable[[int, Mapping[str, str]], int], count: int) -> str:
         ConfigError: Several processes are no faster.
         SystemExit: The training itself fails; it has said why.
     """
-    alone, together = (_step_seconds(run, each) for each in (1, count))
+    alone, together = (_step_seconds(run, each, folder) for each in (1, count))
     gain = alone / together
     found = (
         f"a step takes {1e3 * alone:.3g} ms in one process and {1e3 * together:.3g} ms in {count}: {gain:.2f} times as "
@@ -109,10 +111,9 @@ def probe(run: Callable[[int, Mapping[str, str]], int], count: int) -> str:
     return found
 
 
-def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int) -> float:
-    # In the working folder, which the machines of a cluster share.
-    with tempfile.TemporaryDirectory(prefix=".cellerate-probe-", dir=Path.cwd()) as folder:
-        result = Path(folder) / "probe.json"
+def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int, folder: Path) -> float:
+    with tempfile.TemporaryDirectory(prefix=".cellerate-probe-", dir=folder) as made:
+        result = Path(made).absolute() / "probe.json"
         code = run(count, {PROBE_VARIABLE: json.dumps({"result": str(result), "shares": [1]})})
         if code or not result.exists():
             raise SystemExit(code or 1)
@@ -174,10 +175,21 @@ def _processors_of(number: int, count: int) -> str:
 
 
 def _gpu_of(number: int, count: int) -> dict[str, str]:
-    """The variable that shows a process its own GPU alone; nothing where there are fewer than processes."""
+    """The variable that shows a process its own GPU alone; nothing without GPUs.
+
+    Raises:
+        ConfigError: There are GPUs, but fewer than processes.
+    """
+    if count == 1:
+        return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(gpu) for gpu in range(len(facts().devices))]
-    return {"CUDA_VISIBLE_DEVICES": names[number]} if 1 < count <= len(names) else {}
+    if 0 < len(names) < count:
+        raise ConfigError(
+            f"{count} processes need a GPU each, and this machine has {len(names)}: ask for {len(names)} processes, or "
+            "hide the GPUs (CUDA_VISIBLE_DEVICES=)."
+        )
+    return {"CUDA_VISIBLE_DEVICES": names[number]} if names else {}
 
 
 def free_port() -> int:

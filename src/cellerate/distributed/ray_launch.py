@@ -20,7 +20,7 @@ from typing import Any
 from cellerate.distributed.group import Place
 from cellerate.distributed.launch import BEGIN, free_port
 from cellerate.errors import BackendError, ConfigError
-from cellerate.machine.environment import require
+from cellerate.machine.environment import LAUNCHED_VARIABLE, require
 
 # Exit codes that another attempt would end with, too: what is wrong with the settings, the data, the model.
 _FINAL = (0, 2, 3, 4, 7)
@@ -70,6 +70,7 @@ def launch_on_ray(
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     from ray.util.queue import Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     try:
         if ":" in address and "//" not in address:
@@ -87,13 +88,15 @@ def launch_on_ray(
     try:
         found = ray.cluster_resources()
         processors, gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
-        if processors < (least or count):
+        if address == "local" and processors < (least or count):
             raise ConfigError(
                 f"the Ray cluster has {processors} processors, and {least or count} processes need one each: ask for "
                 "fewer, or add machines."
             )
         workers: Any = (least, count) if least is not None and least < count else count
-        said = Queue()
+        # Beside this process: a machine that goes away must not take it along.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        said = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         listener = _Listener(said, say)
         trainer = DataParallelTrainer(
             _work,
@@ -101,13 +104,15 @@ def launch_on_ray(
                 "command": [*command],
                 "folder": str(Path.cwd()),
                 "environment": {
-                    k: v for k, v in os.environ.items() if k.startswith(("CELLERATE_", "KERAS_", "XLA_"))
+                    **{name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+                    **(extra or {}),
+                    LAUNCHED_VARIABLE: "1",
                 },
                 "run": str(run),
                 "before": [path.name for path in _checkpoints(run)],
                 "said": said,
             },
-            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus >= count),
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus >= (least or count)),
             # Ray keeps a little there about the attempts.
             run_config=RunConfig(
                 failure_config=FailureConfig(max_failures=_ATTEMPTS),
@@ -122,8 +127,15 @@ def launch_on_ray(
                 raise BackendError(
                     f"training failed {_ATTEMPTS + 1} times; the last checkpoint is as it was. {listener.last}"
                 ) from error
+            except SystemExit as error:
+                # What Ray makes of Ctrl-C.
+                raise KeyboardInterrupt from error
         emit(listener.results)
-        return listener.code
+        if listener.code is None and listener.others:
+            # Only another process has found what is wrong.
+            listener.code, last = listener.others[-1]
+            say(last)
+        return 1 if listener.code is None else listener.code
     finally:
         ray.shutdown()
 
@@ -132,7 +144,9 @@ class _Listener:
     """Shows what the first process says, while it says it."""
 
     def __init__(self, said: Any, say: Callable[[str], None]) -> None:
-        self.code, self.results, self.last = 1, "", ""
+        self.code: int | None = None
+        self.results = self.last = ""
+        self.others: list[tuple[int, str]] = []
         self._said, self._say = said, say
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -154,9 +168,13 @@ class _Listener:
                 if over:
                     return
                 continue
+            except Exception:  # whatever Ray raises where the queue is gone: nothing more will be said
+                return
             if kind == "exit":
                 # Results only of the attempt that came to an end.
                 self.code, self.results = what
+            elif kind == "other":
+                self.others.append(what)
             else:
                 self.last = what
                 self._say(what)
@@ -190,6 +208,8 @@ def _work(config: dict[str, Any]) -> None:
         raise RuntimeError(f"process {number} of {count} on {socket.gethostname()} ended with {code}: {last}")
     if number == 0:
         config["said"].put(("exit", (code, results)))
+    elif code:
+        config["said"].put(("other", (code, last)))
 
 
 def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str, str]:

@@ -196,10 +196,8 @@ class Conductor(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Looks at a batch that is due."""
         done = self._start + batch + 1
-        if self._processes.several:
-            # Those of the step itself may be this process's own.
-            logs = self.model.get_metrics_result()
-        logs = {name: float(value) for name, value in (logs or {}).items()}
+        logs = self._processes.logs(self.model, logs or {})
+        logs = {name: float(value) for name, value in logs.items()}
         now = self._looked = time.perf_counter()
         self._first_step = self._first_step or (done, now)
         steps, seconds = done - self._last_step[0], now - self._last_step[1]
@@ -224,6 +222,7 @@ class Conductor(keras.callbacks.Callback):
         if stop:
             self.interrupted = True
             self.save()
+            self._processes.wait()
             raise Interrupted
         if late:
             # `fit` still validates after this partial epoch; the epoch itself resumes from this checkpoint.
@@ -284,6 +283,7 @@ class Conductor(keras.callbacks.Callback):
         self.save()
         if stop:
             self.interrupted = True
+            self._processes.wait()
             raise Interrupted
 
     def save(self) -> None:

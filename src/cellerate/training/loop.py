@@ -188,6 +188,7 @@ def train(
     }
     checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
     checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
+    processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
     progress = _progress(checkpoint)
     progress.finished = ""
     if checkpoint is None:
@@ -279,6 +280,8 @@ def train(
         if status in ("finished", "stopped early"):
             progress.finished = status
             conductor.save()
+    # What the first has written, all may read from here on.
+    processes.wait()
     model = processes.own(model, settings.implementation)
     best_is_last = progress.best_epoch == len(progress.history)
     if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:

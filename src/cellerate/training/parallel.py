@@ -6,9 +6,11 @@ program that torchrun started. Without one there is a single process, for which 
 
 import contextlib
 import importlib
+import json
 import math
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,9 +18,10 @@ import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.shares import share_of
-from cellerate.errors import ConfigError
+from cellerate.errors import CheckpointError, ConfigError
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import describe, rebuild
+from cellerate.training.checkpoint import Position
 
 # Exchanges that are timed, and how many numbers a long one has: 16 MB.
 _EXCHANGES, _LONG = 15, 4 << 20
@@ -99,6 +102,27 @@ class Processes:
         if not self.several:
             return list(values)
         return [int(value) for value in self._bridge.gathered(values).max(axis=0)]
+
+    def wait(self) -> None:
+        """Waits until all have come here: the first one writes, and must not be the last when the others end."""
+        self.most([0])
+
+    def check_same(self, identity: Mapping[str, Any], position: Position | None) -> None:
+        """Raises `CheckpointError` in all processes if they train something else or go on from elsewhere."""
+        if not self.several:
+            return
+        place = (-1, -1) if position is None else (position.epoch, position.batch)
+        known = zlib.crc32(json.dumps(identity, default=str, sort_keys=True).encode()) >> 1
+        found = self._bridge.gathered([*place, known])
+        if (found != found[0]).any():
+            raise CheckpointError(
+                "the processes do not see the same: their data, their settings or the newest checkpoint differ. All "
+                "need the same files under the same names; a network's file system may take a minute to show new ones."
+            )
+
+    def logs(self, trainer: keras.Model, logs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The metrics over the rows of all processes, from those of a step. All must call it."""
+        return self._bridge.joint_logs(trainer, logs) if self.several else logs
 
     def of_first(self, value: int) -> int:
         """What the first process says. All must call it."""
