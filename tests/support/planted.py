@@ -13,12 +13,13 @@ QUIET = {"average": [0.1, 0.2, 0.3], "others": 0.01, "stolen": 0.0}
 def record(case: str, **fields: Any) -> dict[str, Any]:
     """A record with which nothing is wrong; its result is that of one old record of the case."""
     load = {"before": dict(QUIET), "during": {"others": 0.01, "stolen": 0.0}, "after": dict(QUIET)}
-    # Of the kernel the first in which oneDNN stands beside ours; the cases of inference, serving and scale began later.
+    # Of the kernel the first in which oneDNN stands beside ours; inference, serving, scale and plan began later.
     days = {
         "kernel": "2026-11-22",
         "inference": "2026-11-23T02",
         "serving": "2026-11-23",
         "scale": "2026-11-23",
+        "plan": "2026-11-23",
     }.get(case, "2026-11-2[01]")
     old = json.loads(max(RESULTS.glob(f"{case}-{days}*.json")).read_text())
     for size in old["result"].get("sizes", ()) if case == "generate" else ():
