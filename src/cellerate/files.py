@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ _REASONS = {
 
 
 # A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
-_ABANDONED_AFTER_S = 3600
+ABANDONED_AFTER_S = 3600
 _LOCK = ".lock"
 
 
@@ -132,6 +132,20 @@ def write_csv(path: str | os.PathLike[str], columns: Sequence[str], rows: Sequen
         writer.writerows(rows)
 
 
+def write_parquet(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Writes a table as Parquet, whole or not at all: NumPy or Arrow arrays or lists by the names of the columns.
+
+    Raises:
+        OutputError: The file could not be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(dict(columns))
+    with atomic_write(path) as beside:
+        pq.write_table(table, beside)
+
+
 def publish_folder(folder: Path, target: Path) -> None:
     """Flushes a folder with all its files, and renames it to `target`, where the lock of `exclusive` goes.
 
@@ -226,7 +240,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent):
             pass
-        remove_unfinished(target, _ABANDONED_AFTER_S)
+        remove_unfinished(target, ABANDONED_AFTER_S)
     except OSError as error:
         raise output_error(target, error) from error
 

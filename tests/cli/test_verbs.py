@@ -477,7 +477,7 @@ def test_packed_models_forecast_and_embed_as_keras_models_do(cellerate, made, tm
         (["embed", "none.cell", "l.txt"], 3, "none.cell"),
         (["forecast", "none.cell", "s.csv"], 3, "none.cell"),
         (["embed", "cut.cell", "l.txt"], 3, "cut.cell is damaged"),
-        (["evaluate", "series.cell", "s.csv"], 4, "series.cell is a packed model of the task 'series'"),
+        (["evaluate", "embed.cell", "l.txt"], 4, "embed.cell is a packed model of the task 'embed'"),
         (["evaluate", "embed.cell", "l.txt"], 4, "embed.cell is a packed model of the task 'embed'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cellerate.data.line_files import read_lines
+from cellerate.data.line_files import find_line_files, line_blocks, read_lines
 from cellerate.errors import ConfigError, DataError
 
 
@@ -113,3 +113,36 @@ def test_read_lines_of_text_that_begins_like_parquet_is_text(tmp_path: Path) -> 
 def test_read_lines_of_a_text_file_with_a_column_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a Parquet file"):
         read_lines(write(tmp_path / "a.txt", b"a\n"), column="text")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".parquet"])
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_blocks_of_lines_are_the_lines_in_their_order(tmp_path: Path, suffix: str, size: int) -> None:
+    lines = [f"line {number}" * (number % 3) for number in range(23)] + ["end"]
+    path = tmp_path / f"l{suffix}"
+    if suffix == ".txt":
+        path.write_text("\n".join(lines))
+    else:
+        pq.write_table(pa.table({"text": lines}), path, row_group_size=5)
+    blocks = [block() for block in line_blocks(path, size)]
+    assert [len(block) for block in blocks] == [size] * (24 // size) + [24 % size] * (24 % size > 0)
+    assert [line for block in blocks for line in block] == lines == read_lines(path, drop_empty=False)
+
+
+def test_files_of_lines_are_found_in_folders_and_patterns_each_once(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.parquet", "deep/c.PQ", "_about.txt", ".d.txt", "deep/_out/e.txt", "f.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    inside = [tmp_path / name for name in ("a.parquet", "b.txt", "deep/c.PQ")]
+    assert find_line_files([tmp_path]) == inside
+    assert find_line_files([tmp_path / "f.json", tmp_path / "*.txt", tmp_path]) == [
+        tmp_path / "f.json",
+        tmp_path / "_about.txt",
+        tmp_path / "b.txt",
+        inside[0],
+        inside[2],
+    ]
+    with pytest.raises(DataError, match="no file was given"):
+        find_line_files([])
+    with pytest.raises(DataError, match="nowhere"):
+        find_line_files([tmp_path / "nowhere"])

@@ -16,7 +16,8 @@ from cellerate.optimization.workloads.opening import open_workload
 from cellerate.runtime.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
 from cellerate.tasks.packing import packed
-from cellerate.tasks.series import evaluate_series, load_series_model
+from cellerate.tasks.series import load_series_model
+from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, load_text_model
 
@@ -137,7 +138,9 @@ def test_text_judge_of_a_stateful_model_reads_each_window_from_zeros(made, tmp_p
 def test_series_judge_is_what_evaluate_says_and_the_error_by_hand(work, made):
     one = work["series"]
     found = one.judge(one.model, "test")
-    said = evaluate_series(load_series_model(made / "series.keras"), [made / "s.csv"], part="held-out")
+    said = evaluate_forecaster(
+        load_series_model(made / "series.keras").forecaster, [made / "s.csv"], part="held-out"
+    )
     assert found.mean == pytest.approx(said["model"]["scaled_mae"], rel=ROUNDING)
     values = np.loadtxt(made / "s.csv", delimiter=",", skiprows=1)
     train = values[: int(0.7 * len(values))]

@@ -12,15 +12,21 @@ import pytest
 
 from cellerate.data.scaler import Scaler
 from cellerate.errors import DataError, ModelError
-from cellerate.program import Node, Program
+from cellerate.program import Program
 from cellerate.runtime import forecasting
-from cellerate.runtime.cell import Cell, narrowed, write_cell
+from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.forecasting import next_times
 from cellerate.runtime.packed import PackedModel
+from support.packed_forecaster import (
+    HORIZON,
+    WINDOW,
+    header,
+    packed,
+    program,
+    write_series,
+)
 
-WINDOW, HORIZON, H = 6, 3, 10
 HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
-SCALER = Scaler(["load", "wind", "price"], [20.0, 5.0, -3.0], [4.0, 0.5, 100.0])
 # Runs code in a process in which nothing that forecasting rows does without can be imported.
 ALONE = """
 import sys
@@ -31,60 +37,6 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 """
 FRAMEWORKS = ("keras", "jax", "torch", "tensorflow")
-
-
-def program(features=2, targets=2, quantiles=0, *, flat=False, window=WINDOW, horizon=HORIZON):
-    """An LSTM and a head: (B, window, features) -> (B, horizon, targets[, quantiles]); flat: (B, horizon)."""
-    random = np.random.default_rng(0)
-
-    def draw(*shape):
-        return (random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)
-
-    shape = (horizon,) if flat else (horizon, targets, *([quantiles] if quantiles else []))
-    lstm = {"kernel": draw(features, 4 * H), "recurrent_kernel": draw(H, 4 * H), "bias": draw(4 * H)}
-    options = {
-        "activation": "tanh",
-        "recurrent_activation": "sigmoid",
-        "masked_output": "zero",
-        "go_backwards": False,
-        "return_sequences": False,
-    }
-    head = {"kernel": draw(H, int(np.prod(shape))), "bias": draw(int(np.prod(shape)))}
-    nodes = (
-        Node("input", "series", options={"shape": (-1, window, features), "dtype": "float32"}),
-        Node("lstm", "lstm", {"x": 0}, lstm, options),
-        Node("dense", "head", {"x": 1}, head, {"activation": "linear"}),
-        Node("reshape", "forecast", {"x": 2}, options={"shape": shape}),
-    )
-    return Program(nodes, {"forecast": 3})
-
-
-# What `train series` writes of a model of two features, which forecasts one of them and a third column.
-OPTIONS = {
-    "target": ["price", "load"],
-    "feature": ["load", "wind"],
-    "time_column": None,
-    "series_column": None,
-    "missing": "error",
-    "gaps": "split",
-    "storage": "float32",
-    "window": WINDOW,
-    "horizon": HORIZON,
-}
-
-
-def header(quantiles=(), scaler=None, **options):
-    record = {
-        "options": OPTIONS | options,
-        "quantiles": list(quantiles),
-        "scaler": (scaler or SCALER).to_config(),
-    }
-    return {"task": "series", "payload": record}
-
-
-def packed(precision="float32", what=None, quantiles=(), **options):
-    what = what or program(quantiles=len(quantiles))
-    return PackedModel(Cell(narrowed(what, precision), precision, header(quantiles, **options)))
 
 
 def series(*shape):
@@ -268,18 +220,6 @@ def test_narrow_weights_change_forecasts_as_much_as_random_rounding_would(precis
     random = np.random.default_rng(1)
     draws = [error(packed(what=shaken(program(), precision, random)).forecast(rows)) for _ in range(8)]
     assert min(draws) / 2 < error(packed(precision).forecast(rows)) < 2 * max(draws)
-
-
-def write_series(path):
-    """Two regions, hour by hour; gives what stands at the end of each."""
-    rows = np.random.default_rng(7).normal([20.0, 5.0, -3.0], [4.0, 0.5, 100.0], (60, 3))
-    start = np.datetime64("2024-02-28T00:00")
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["date", "region", "load", "wind", "price"])
-        for number, values in enumerate(rows):
-            table.writerow([str(start + np.timedelta64(number % 30, "h")), "ns"[number // 30], *values])
-    return rows[[*range(30 - WINDOW, 30)]], rows[-WINDOW:]
 
 
 def test_forecast_of_files_continues_each_series_as_forecast_does(tmp_path):

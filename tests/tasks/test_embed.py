@@ -10,6 +10,7 @@ from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
+from cellerate.tasks import bulk
 from cellerate.tasks.embed import (
     LineModel,
     embed_lines,
@@ -145,7 +146,7 @@ def test_evaluate_lines_equals_a_plain_count(untrained):
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("part", ["whole", "encode"])
-def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, part):
+def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, part, monkeypatch):
     lines = ["abba", "", "a cab", "c", "bacca bacca", "bb", "ab ab", "a", "", "caab"]
     vocabulary = LineVocabulary(" abc")
     model = build_autoencoder(
@@ -160,6 +161,12 @@ def test_packed_model_gives_the_vectors_of_its_keras_model(tmp_path, padding, pa
     save_model(model, tmp_path / "m.keras", record)
     expected = embed_lines(load_line_model(tmp_path / "m.keras"), lines, batch_size=4)
     found = packed.embed(lines, batch_size=4)
+    if part == "whole":
+        monkeypatch.setattr(bulk, "_LINES_A_PIECE", 6)
+        (tmp_path / "l.txt").write_text("\n".join(lines))
+        bulk.embed_files(tmp_path / "m.keras", tmp_path / "l.txt", tmp_path / "out")
+        written = np.array(pq.read_table(tmp_path / "out")["vector"].to_pylist())
+        np.testing.assert_allclose(written, expected, atol=1e-5 * np.ptp(expected), rtol=0)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
     if part == "whole":
         assert packed.outputs == ("logits", "vector")

@@ -10,7 +10,8 @@ from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.embed import evaluate_lines, load_line_model
 from cellerate.tasks.inference import evaluate
-from cellerate.tasks.series import evaluate_series, load_series_model, train_on_series
+from cellerate.tasks.series import load_series_model, train_on_series
+from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -85,8 +86,8 @@ def test_series_model_is_judged_as_by_its_own_task(tmp_path):
     for part in ("all", "held-out"):
         found = evaluate(tmp_path / "s.keras", [tmp_path / "s.csv"], part=part)
         assert found.pop("task") == "series"
-        assert found == evaluate_series(
-            load_series_model(tmp_path / "s.keras"), [tmp_path / "s.csv"], part=part
+        assert found == evaluate_forecaster(
+            load_series_model(tmp_path / "s.keras").forecaster, [tmp_path / "s.csv"], part=part
         )
     assert found["windows"] == 15
 

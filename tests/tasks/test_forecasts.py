@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from cellerate.runtime.forecasting import Example
-from cellerate.tasks.forecasts import ErrorSums, Naive, daily_season, example_record, forecast_table
+from cellerate.tasks.forecasts import (
+    ERRORS,
+    Naive,
+    daily_season,
+    example_record,
+    forecast_table,
+    window_errors,
+)
 
 HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
 
@@ -57,19 +64,14 @@ def test_naive_names_only_what_a_window_allows(season, window, names):
     assert Naive(4, season).names(window) == names
 
 
-def test_error_sums_over_unequal_batches_equal_the_means_by_hand():
-    sums = ErrorSums(np.array([2.0, 0.5]))
-    # One window of one step: errors 1 and -2; then two windows: errors (3, 0) and (0, 1).
-    sums.add(np.array([[[1.0, -2]]]), np.zeros((1, 1, 2)))
-    sums.add(np.array([[[3.0, 0]], [[0, 1.0]]]), np.zeros((2, 1, 2)))
-    assert sums.windows == 3
-    assert sums.means() == pytest.approx(
-        {
-            "mae": (1 + 2 + 3 + 1) / 6,
-            "mse": (1 + 4 + 9 + 1) / 6,
-            "scaled_mae": (0.5 + 4 + 1.5 + 2) / 6,
-            "scaled_mse": (0.25 + 16 + 2.25 + 4) / 6,
-        }
+def test_errors_of_windows_equal_those_by_hand():
+    # Three windows of one step: errors (1, -2), (3, 0) and (0, 1).
+    made = window_errors(
+        np.array([[[1.0, -2]], [[3.0, 0]], [[0, 1.0]]]), np.zeros((3, 1, 2)), np.array([2.0, 0.5])
+    )
+    assert ERRORS == ("mae", "mse", "scaled_mae", "scaled_mse")
+    np.testing.assert_allclose(
+        made, [[1.5, 2.5, 2.25, 8.125], [1.5, 4.5, 0.75, 1.125], [0.5, 0.5, 1.0, 2.0]], rtol=1e-12
     )
 
 

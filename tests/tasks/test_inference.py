@@ -111,8 +111,12 @@ def test_evaluate_judges_a_series_model_and_a_line_model_that_is_in_memory(folde
         found = cellerate.evaluate(model, [folder / data], record=record)
         assert found == cellerate.evaluate(folder / f"{task}.keras", [folder / data])
         assert found["task"] == task
-        with pytest.raises(ModelError, match=f"packed model of the task '{task}'.*packed text models only"):
-            cellerate.evaluate(folder / f"{task}.cell", folder / data)
+        if task == "series":
+            packed = cellerate.evaluate(folder / "series.cell", folder / data)
+            assert packed["model"] == pytest.approx(found["model"], rel=1e-4)
+            assert packed["last_value"] == found["last_value"]
+    with pytest.raises(ModelError, match="packed model of the task 'embed'.* of text and of series only"):
+        cellerate.evaluate(folder / "embed.cell", folder / "lines.txt")
 
 
 def test_model_of_another_task_is_refused_in_every_form(folder):

@@ -9,12 +9,9 @@ import cellerate
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
-from cellerate.tasks.series import (
-    evaluate_series,
-    forecast_series,
-    load_series_model,
-    train_on_series,
-)
+from cellerate.tasks.inference import forecast
+from cellerate.tasks.series import load_series_model, train_on_series
+from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -86,8 +83,8 @@ def recomputed(path, values, columns, *, rows, train_rows, season=6):
         "seasonal_naive": seasonal,
     }
     found = {}
-    for name, forecast in forecasts.items():
-        error = forecast - truth
+    for name, one in forecasts.items():
+        error = one - truth
         found[name] = {
             "mae": np.abs(error).mean(),
             "mse": (error**2).mean(),
@@ -119,13 +116,13 @@ def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data
 def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     run = fit(data)
     series_model = load_series_model(data.parent / "m.keras")
-    again = evaluate_series(series_model, [data], part="held-out")
+    again = evaluate_forecaster(series_model.forecaster, [data], part="held-out")
     assert again["model"] == pytest.approx(run.test["model"], rel=1e-5)
     assert {**again, "model": None} == {**run.test, "model": None}
     values = {"load": wave(seed=5), "other": wave(seed=6)}
     other = write(data.parent / "other.csv", date=hours(ROWS), **values)
     table = {"load": wave(), "other": wave(seed=1, level=-3.0)}
-    found = evaluate_series(series_model, [other])
+    found = evaluate_forecaster(series_model.forecaster, [other])
     # The scaler is still that of the training data: put them in front, and judge what follows.
     joined = {name: np.concatenate([table[name][:168], values[name]]) for name in table}
     windows, expected, _ = recomputed(
@@ -155,7 +152,7 @@ def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
     assert list(run.test["coverage"]) == ["q0.1", "q0.5", "q0.9"]
     assert list(run.test["coverage"].values()) == pytest.approx(coverage.tolist(), abs=1e-9)
     assert run.test["coverage"]["q0.1"] < run.test["coverage"]["q0.9"]
-    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (found,) = forecast(data.parent / "m.keras", [data])
     assert found.quantiles == (0.1, 0.5, 0.9)
     assert (np.diff(found.forecast, axis=-1) > 0).all()
 
@@ -164,14 +161,14 @@ def test_target_that_is_no_feature_is_forecast_in_its_own_units(data):
     run = fit(data, feature=["other"], epochs=3)
     assert run.training.model.input_shape == (None, WINDOW, 1)
     assert load_series_model(data.parent / "m.keras").scaler.columns == ("other", "load")
-    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (found,) = forecast(data.parent / "m.keras", [data])
     assert found.past[:, 0] == pytest.approx(wave()[-WINDOW:], rel=1e-6)
     assert abs(found.forecast.mean() - 20) < 10  # `other` has a mean of -3
 
 
 def test_two_targets_keep_their_order(data):
     fit(data, target=["other", "load"], epochs=3)
-    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (found,) = forecast(data.parent / "m.keras", [data])
     assert found.targets == ("other", "load")
     assert found.forecast.shape == (HORIZON, 2)
     assert found.forecast[:, 0].max() < 8 < found.forecast[:, 1].min()
@@ -203,7 +200,7 @@ def test_forecast_continues_hours_across_midnight_and_is_the_models_own(data):
     short = write(
         data.parent / "now.csv", date=hours(23 + 48), load=wave(71), other=wave(71, seed=1, level=-3.0)
     )
-    (found,) = forecast_series(series_model, [short])
+    (found,) = forecast(series_model.model, [short], record=TaskRecord("series", series_model.record))
     assert found.times.astype("datetime64[h]").astype(str).tolist() == [
         "2024-02-28T23", "2024-02-29T00", "2024-02-29T01"
     ]  # fmt: skip
@@ -220,7 +217,7 @@ def test_forecast_of_several_series_gives_one_each_in_order(tmp_path):
     load = np.concatenate([wave(60), wave(60, seed=2, level=900.0)])
     path = write(tmp_path / "many.csv", date=hours(60) * 2, region=names, load=load)
     run = fit(path, series_column="region", epochs=2)
-    found = forecast_series(load_series_model(tmp_path / "m.keras"), [path])
+    found = forecast(tmp_path / "m.keras", [path])
     assert [example.series for example in found] == ["north", "south"]
     assert found[0].past[:, 0] == pytest.approx(load[52:60], rel=1e-5)
     assert found[1].past[:, 0] == pytest.approx(load[112:], rel=1e-5)
@@ -237,14 +234,14 @@ def test_forecast_of_a_file_that_is_too_short_raises(data):
     fit(data)
     short = write(data.parent / "short.csv", date=hours(5), load=wave(5), other=wave(5))
     with pytest.raises(DataError, match=f"ends with 5 rows .* needs {WINDOW}"):
-        forecast_series(load_series_model(data.parent / "m.keras"), [short])
+        forecast(data.parent / "m.keras", [short])
 
 
 def test_forecast_of_a_file_without_a_feature_raises(data):
     fit(data)
     other = write(data.parent / "other.csv", date=hours(ROWS), load=wave())
     with pytest.raises(DataError, match="'other'"):
-        forecast_series(load_series_model(data.parent / "m.keras"), [other])
+        forecast(data.parent / "m.keras", [other])
 
 
 def test_npy_without_times_counts_rows(tmp_path):
@@ -255,7 +252,7 @@ def test_npy_without_times_counts_rows(tmp_path):
         architecture=ForecastArchitecture(units=4),
         training=TrainingSettings(epochs=1),
     )
-    (found,) = forecast_series(load_series_model(tmp_path / "m.keras"), [tmp_path / "data.npy"])
+    (found,) = forecast(tmp_path / "m.keras", [tmp_path / "data.npy"])
     assert found.times.tolist() == [240, 241, 242]
 
 
@@ -289,7 +286,7 @@ def test_packed_model_forecasts_what_its_keras_model_does(data, changes, archite
     )
     cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
     packed = cellerate.load(data.parent / "m.cell")
-    (expected,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (expected,) = forecast(data.parent / "m.keras", [data])
     (found,) = packed.forecast_files([data])
     close = {"atol": 1e-5 * np.ptp(expected.past, axis=0).max(), "rtol": 0}
     np.testing.assert_allclose(found.forecast, expected.forecast, **close)
@@ -325,7 +322,7 @@ def test_own_model_of_one_target_without_a_last_axis_trains_and_forecasts(data):
     )
     assert run.test["model"] == pytest.approx(expected["model"], rel=1e-4)
     assert run.training.history[0]["val_loss"] < 3
-    (found,) = forecast_series(load_series_model(data.parent / "m.keras"), [data])
+    (found,) = forecast(data.parent / "m.keras", [data])
     assert found.forecast.shape == (HORIZON, 1)
     cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
     (packed,) = cellerate.load(data.parent / "m.cell").forecast_files([data])

@@ -9,15 +9,26 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit, emit_json
 from cellerate.cli.running import progress_bar
+from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.errors import ConfigError
 
 
 def embed(
     model: Annotated[Path, typer.Argument(help="A model of `train embed`, or packed.", show_default=False)],
     lines: Annotated[
-        Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="A text file with one line each, or Parquet; several, or folders, with a folder as output.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the vectors: *.npy or *.parquet.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write the vectors: *.npy, *.parquet, or a folder of Parquet files.",
+        ),
     ] = Path("vectors.npy"),
     column: Annotated[
         str | None, typer.Option(help="The column of a Parquet file.", show_default=False)
@@ -27,6 +38,7 @@ def embed(
         typer.Option(help="Characters the model never saw, and bytes that are not UTF-8: refuse or replace."),
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Lines per batch.")] = 256,
+    processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -34,13 +46,38 @@ def embed(
 ) -> None:
     """Write one vector per line, in the order of the lines; empty lines get one, too.
 
+    Into a folder it goes block by block, for data of any size, and the same command goes on with what is left to do.
+
     Examples:
         cellerate embed lines.keras lines.txt -o vectors.parquet
 
         cellerate embed lines.cell lines.txt
+
+        cellerate embed lines.cell titles/ -o vectors/ --processes 4
     """
     from cellerate.files import check_writable
 
+    check_processes(processes, output)
+    if is_folder(output):
+        with shared_pass(processes, output):
+            if model.suffix != ".cell":
+                start_backend(backend)
+            from cellerate.tasks.bulk import embed_files
+
+            with progress_bar("embedding", quiet) as progress:
+                done = embed_files(
+                    model,
+                    lines,
+                    output,
+                    column=column,
+                    errors=errors,
+                    batch_size=batch_size,
+                    progress=progress,
+                )
+        tell_pass(done, json)
+        return
+    if len(lines) > 1 or lines[0].is_dir():
+        raise ConfigError(f"several files need a folder as output, not {output}: -o vectors/")
     if model.suffix != ".cell":
         start_backend(backend)
     from cellerate.data.line_files import read_lines
@@ -49,7 +86,7 @@ def embed(
 
     check_vectors_path(output)
     check_writable(output)
-    texts = read_lines(lines, column=column, errors=errors, drop_empty=False)
+    texts = read_lines(lines[0], column=column, errors=errors, drop_empty=False)
     with progress_bar("embedding", quiet) as progress:
         vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors, progress=progress)
     save_vectors(vectors, output, texts)

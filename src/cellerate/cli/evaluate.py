@@ -1,19 +1,25 @@
 """`cellerate evaluate`."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit, emit_json
+from cellerate.cli.running import progress_bar
+from cellerate.cli.sharing import Processes, check_processes, pass_record, shared_pass
 
 
 def evaluate(
     model: Annotated[
         Path,
-        typer.Argument(help="A model that `train` wrote, or a packed text model.", show_default=False),
+        typer.Argument(
+            help="A model that `train` wrote, or a packed one of text or of series.", show_default=False
+        ),
     ],
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
     part: Annotated[
@@ -29,7 +35,18 @@ def evaluate(
         Literal["strict", "replace"], typer.Option(help="Text: bytes that are not UTF-8: refuse or replace.")
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 128,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Series: a folder for the errors of each stretch, as Parquet files.",
+            show_default=False,
+        ),
+    ] = None,
+    processes: Processes = 1,
     backend: Backend = None,
+    quiet: Quiet = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
@@ -41,12 +58,20 @@ def evaluate(
         cellerate evaluate ett.keras ETTh1.csv --part held-out --json
 
         cellerate evaluate book.cell other.txt
-    """
-    if model.suffix != ".cell":
-        start_backend(backend)
-    from cellerate.tasks import inference
 
-    found = inference.evaluate(model, data, part=part, column=column, errors=errors, batch_size=batch_size)
+        cellerate evaluate sales.cell sales.series -o errors/ --processes 4
+    """
+    check_processes(processes, output)
+    if output is not None or processes > 1:
+        found = _in_pieces(model, data, output, part, processes, backend, quiet)
+    else:
+        if model.suffix != ".cell":
+            start_backend(backend)
+        from cellerate.tasks import inference
+
+        found = inference.evaluate(
+            model, data, part=part, column=column, errors=errors, batch_size=batch_size
+        )
     if json:
         emit_json(found)
         return
@@ -57,6 +82,31 @@ def evaluate(
                 emit(f"  {inner:<20} {_shown(number)}")
         else:
             emit(f"{name:<22} {_shown(value)}")
+
+
+def _in_pieces(
+    model: Path,
+    data: list[str],
+    output: Path | None,
+    part: str,
+    processes: int,
+    backend: str | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
+    with contextlib.ExitStack() as opened:
+        further = []
+        if output is None:
+            output = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cellerate-")), "errors")
+            further = ["--output", str(output)]
+        opened.enter_context(shared_pass(processes, output, *further))
+        if model.suffix != ".cell":
+            start_backend(backend)
+        from cellerate.tasks.bulk import judge_files
+
+        with progress_bar("judging windows", quiet) as progress:
+            done, report = judge_files(model, data, output, part=part, progress=progress)
+    return report or pass_record(done)
 
 
 def _shown(value: Any) -> str:

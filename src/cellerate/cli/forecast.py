@@ -11,20 +11,29 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit_json, note, show
 from cellerate.cli.running import progress_bar
+from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.errors import ConfigError
 
 
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
-        list[str], typer.Argument(help="The series so far: CSV, Parquet or .npy.", show_default=False)
+        list[str],
+        typer.Argument(help="The series so far: CSV, Parquet, .npy or a packed series.", show_default=False),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Also write the forecasts as CSV.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Also write the forecasts: *.csv, *.parquet, or a folder of Parquet files.",
+            show_default=False,
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
+    processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -32,18 +41,38 @@ def forecast(
 ) -> None:
     """Forecast what comes after the end of each series.
 
+    Into a folder it goes block by block, for any number of series, shows nothing, and the same command goes on with
+    what is left to do.
+
     Examples:
         cellerate forecast ett.keras ETTh1.csv
 
         cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
-    """
-    from cellerate.files import check_writable, write_csv
 
+        cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
+    """
+    from cellerate.files import check_writable, write_csv, write_parquet
+
+    if processes > 1 and output is None:
+        raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
+    check_processes(processes, output)
+    if output is not None and is_folder(output):
+        if plot is not None:
+            raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
+        with shared_pass(processes, output):
+            if model.suffix != ".cell":
+                start_backend(backend)
+            from cellerate.tasks.bulk import forecast_files
+
+            with progress_bar("forecasting", quiet) as progress:
+                done = forecast_files(model, data, output, progress=progress)
+        tell_pass(done, json)
+        return
     if model.suffix != ".cell":
         start_backend(backend)
     from cellerate.report.charts import check_chart, draw_forecasts
     from cellerate.tasks import inference
-    from cellerate.tasks.forecasts import example_record, forecast_table
+    from cellerate.tasks.forecasts import example_record, forecast_columns, forecast_table
 
     if output is not None:
         check_writable(output)
@@ -52,7 +81,9 @@ def forecast(
     with progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(model, data, progress=progress)
     columns, rows = forecast_table(examples)
-    if output is not None:
+    if output is not None and output.suffix == ".parquet":
+        write_parquet(output, forecast_columns(examples))
+    elif output is not None:
         write_csv(output, columns, rows)
     if plot is not None:
         draw_forecasts(plot, examples, f"{model.stem}: the next {len(examples[0].times)} rows")

@@ -1,17 +1,22 @@
-"""Reads lines from a text file, or from a string column of a Parquet file.
+"""Reads lines from text files, or from a string column of Parquet files, at once or block by block.
 
 `data.lines` makes the vocabulary and the batches from them. Only reading needs `pyarrow`.
 """
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.paths import resolve_paths
 from cellerate.data.text import Errors, check_errors, read_text
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 
 _PARQUET_MARK = b"PAR1"
+_PARQUET_SUFFIXES = (".parquet", ".pq")
+# Few enough to take little memory as text, which is how one pass reads them.
+_READ_LINES = 65_536
 
 
 def read_lines(
@@ -33,57 +38,134 @@ def read_lines(
             holds no strings.
         BackendError: The file is Parquet and the package `pyarrow` is not installed.
     """
+    blocks = line_blocks(path, _READ_LINES, column=column, errors=errors)
+    lines = [line for block in blocks for line in block() if line or not drop_empty]
+    if not lines:
+        raise DataError(f"{path} has no {'text' if drop_empty else 'line'}: expected at least one line.")
+    return lines
+
+
+def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files of lines that `paths` names: files, and the text and Parquet files of folders and globs, sorted.
+
+    Raises:
+        DataError: There is none, or a path does not exist.
+    """
+    found: dict[Path, Path] = {}
+    for one in map(Path, paths):
+        inside = sorted(path for path in one.rglob("*") if _is_partition(path, one)) if one.is_dir() else []
+        for path in inside or resolve_paths([one]):
+            found.setdefault(path.resolve(), path)
+    if not found:
+        raise DataError("no file was given; expected at least one file of lines.")
+    return list(found.values())
+
+
+def line_blocks(
+    path: str | Path, size: int, *, column: str | None = None, errors: Errors = "strict"
+) -> Iterator[Callable[[], list[str]]]:
+    """The lines of a file of any length, `size` at a time; the last block may have fewer.
+
+    Args:
+        path: See `read_lines`.
+        size: Lines in a block.
+        column: See `read_lines`.
+        errors: See `read_lines`.
+
+    Yields:
+        What gives the lines of a block, empty ones included. Blocks that are not asked for cost little; ask before the
+        next one comes.
+
+    Raises:
+        DataError: See `read_lines`.
+        BackendError: See `read_lines`.
+    """
     check_errors(errors)
     file = Path(path)
     try:
         if not file.is_file():
             came = "is not a regular file" if file.exists() else "not found"
             raise DataError(f"{file} {came}: expected a text file with one line each, or a Parquet file.")
-        parquet = file.suffix.lower() in (".parquet", ".pq") or _has_parquet_marks(file)
+        parquet = file.suffix.lower() in _PARQUET_SUFFIXES or _has_parquet_marks(file)
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or error}.") from error
     if parquet:
-        lines = _parquet_column(file, column)
-    elif column is not None:
+        return _parquet_blocks(file, column, size)
+    if column is not None:
         raise DataError(
             f"column {column!r} was asked for, but {file} is not a Parquet file: leave column out."
         )
-    else:
+    return _text_blocks(file, errors, size)
+
+
+def _text_blocks(path: Path, errors: Errors, size: int) -> Iterator[Callable[[], list[str]]]:
+    held: list[str] = []
+    begun = ""
+    for chunk in read_text(path, errors):
         # Only a newline ends a line here; str.splitlines would also split at form feeds and the like.
-        lines = "".join(read_text(file, errors)).split("\n")
-        if not lines[-1]:
-            lines.pop()
-    if drop_empty:
-        lines = [line for line in lines if line]
-    if not lines:
-        raise DataError(f"{file} has no {'text' if drop_empty else 'line'}: expected at least one line.")
-    return lines
+        *ended, begun = (begun + chunk).split("\n")
+        held += ended
+        while len(held) >= size:
+            block, held = held[:size], held[size:]
+            yield lambda block=block: block  # type: ignore[misc]
+    if begun:
+        held.append(begun)
+    if held:
+        yield lambda: held
 
 
-def _parquet_column(path: Path, column: str | None) -> list[str]:
+def _parquet_blocks(path: Path, column: str | None, size: int) -> Iterator[Callable[[], list[str]]]:
     require("pyarrow", "train", "reading Parquet files")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    def lines(parts: list[Any]) -> list[str]:
+        try:
+            return [value or "" for part in parts for value in part.to_pylist()]
+        except UnicodeDecodeError as error:
+            raise DataError(f"cannot read {path} as a Parquet file: {error}") from error
+
     try:
         with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            strings = [field.name for field in schema if _is_string(field.type)]
-            listed = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
-            if column is None:
-                if len(strings) != 1:
-                    found = "more than one column" if strings else "no column"
-                    raise DataError(f"{path} has {found} of strings: name one of its columns: {listed}.")
-                column = strings[0]
-            if schema.names.count(column) != 1 or column not in strings:
-                missing = column not in schema.names
-                problem = "no column" if missing else "no single column of strings named"
-                raise DataError(f"{path} has {problem} {column!r}. Its columns: {listed}.")
-            table = file.read(columns=[column])
-            values = table.column(column).to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            chosen = _string_column(path, file.schema_arrow, column)
+            held: list[Any] = []
+            missing = size
+            # A batch may have fewer rows than were asked for.
+            for batch in file.iter_batches(min(size, _READ_LINES), columns=[chosen]):
+                values = batch.column(0)
+                while len(values) >= missing:
+                    block = [*held, values[:missing]]
+                    yield lambda block=block: lines(block)  # type: ignore[misc]
+                    values, held, missing = values[missing:], [], size
+                if len(values):
+                    held.append(values)
+                    missing -= len(values)
+            if held:
+                yield lambda: lines(held)
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {path} as a Parquet file: {error}") from error
-    return [value or "" for value in values]
+
+
+def _string_column(path: Path, schema: Any, column: str | None) -> str:
+    """The column of a Parquet file that is meant. Raises `DataError` if there is none, or more than one."""
+    strings = [field.name for field in schema if _is_string(field.type)]
+    listed = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
+    if column is None:
+        if len(strings) != 1:
+            found = "more than one column" if strings else "no column"
+            raise DataError(f"{path} has {found} of strings: name one of its columns: {listed}.")
+        return strings[0]
+    if schema.names.count(column) != 1 or column not in strings:
+        missing = column not in schema.names
+        problem = "no column" if missing else "no single column of strings named"
+        raise DataError(f"{path} has {problem} {column!r}. Its columns: {listed}.")
+    return column
+
+
+def _is_partition(path: Path, folder: Path) -> bool:
+    """Whether a file of a folder is a Parquet or text file, and not hidden (as "." and "_" do it by custom)."""
+    hidden = any(name.startswith((".", "_")) for name in path.relative_to(folder).parts)
+    return path.suffix.lower() in (*_PARQUET_SUFFIXES, ".txt") and path.is_file() and not hidden
 
 
 def _has_parquet_marks(path: Path) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from cellerate.data.lines import LineVocabulary, Padding, encode_batches
 from cellerate.data.text import Errors
 from cellerate.errors import ConfigError, ModelError
-from cellerate.files import atomic_write
+from cellerate.files import atomic_write, write_parquet
 from cellerate.machine.environment import require
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
@@ -158,18 +158,19 @@ def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | N
     """
     check_vectors_path(path)
     path = Path(path)
-    with atomic_write(path) as beside:
-        if path.suffix == ".npy":
-            with beside.open("wb") as file:
-                np.save(file, vectors)
-            return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    if path.suffix == ".parquet":
+        write_parquet(path, ({} if lines is None else {"line": lines}) | {"vector": vector_column(vectors)})
+        return
+    with atomic_write(path) as beside, beside.open("wb") as file:
+        np.save(file, vectors)
 
-        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-        columns: dict[str, Any] = {} if lines is None else {"line": pa.array(list(lines))}
-        columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-        pq.write_table(pa.table(columns), beside)
+
+def vector_column(vectors: np.ndarray) -> Any:
+    """(N, latent) vectors as a column of Arrow, each a list of fixed size."""
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
 
 def _listed(names: Any) -> str:

@@ -157,6 +157,8 @@ def forecast_ends(
     data: SeriesData,
     settings: ForecastSettings,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    ends: Mapping[str, int] | None = None,
 ) -> tuple[Example, ...]:
     """Forecasts what comes after the end of each series.
 
@@ -165,6 +167,7 @@ def forecast_ends(
         data: The series; the last `window` rows of each are used.
         settings: How the model was trained to read it.
         progress: Called now and then with how many series are done, and of how many.
+        ends: Some of what `series_ends` gives, to forecast those only; None for all.
 
     Returns:
         One `Example` a series, without truth.
@@ -173,15 +176,8 @@ def forecast_ends(
         DataError: A series has fewer than `window` rows after its last gap.
     """
     window = settings.window
-    # The last stretch of each series, in the order in which the series begin.
-    ends = {series: (first, stop) for first, stop, series in data.segments}
-    for series, (first, stop) in ends.items():
-        if stop - first < window:
-            raise DataError(
-                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, but "
-                f"the model needs {window}: give more rows, or fill the gap."
-            )
-    rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for _, stop in ends.values()])
+    ends = series_ends(data, window) if ends is None else ends
+    rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for stop in ends.values()])
     features, targets = list(data.feature_columns), list(data.target_columns)
     parts = []
     for begin in range(0, len(rows), _SERIES_AT_ONCE):
@@ -195,7 +191,7 @@ def forecast_ends(
             progress(begin + len(some), len(rows))
     made = np.concatenate(parts)
     found = []
-    for place, (series, (_, stop)) in enumerate(ends.items()):
+    for place, (series, stop) in enumerate(ends.items()):
         times = row_times(data, stop - window, stop)
         found.append(
             Example(
@@ -210,6 +206,23 @@ def forecast_ends(
             )
         )
     return tuple(found)
+
+
+def series_ends(data: SeriesData, window: int) -> dict[str, int]:
+    """For each series, in the order in which they begin, the row after its last.
+
+    Raises:
+        DataError: A series has fewer than `window` rows after its last gap.
+    """
+    # The last stretch of each series.
+    ends = {series: (first, stop) for first, stop, series in data.segments}
+    for series, (first, stop) in ends.items():
+        if stop - first < window:
+            raise DataError(
+                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, but "
+                f"the model needs {window}: give more rows, or fill the gap."
+            )
+    return {series: stop for series, (_, stop) in ends.items()}
 
 
 def next_times(last: Any, step: Any, count: int) -> np.ndarray:
@@ -262,7 +275,7 @@ class Forecaster:
         """See `PackedModel.forecast`."""
         given = self._checked(rows)
         made = forecast_windows(
-            self._predict,
+            self.predict,
             given if given.ndim == 3 else given[None],
             self._settings.scaler,
             range(len(self._features)),
@@ -276,13 +289,14 @@ class Forecaster:
     ) -> tuple[Example, ...]:
         """See `PackedModel.forecast_files`."""
         return forecast_ends(
-            self._predict,
+            self.predict,
             open_series([os.fspath(path) for path in paths], **self._settings.reading),
             self._settings,
             progress,
         )
 
-    def _predict(self, scaled: np.ndarray) -> np.ndarray:
+    def predict(self, scaled: np.ndarray) -> np.ndarray:
+        """Forecasts of scaled windows; see `Predict`."""
         (made,) = self._engine.run(scaled).values()
         quantiles, targets = self._settings.quantiles, len(self._targets)
         expected = [(self._settings.horizon, targets, *([len(quantiles)] if quantiles else []))]

@@ -193,7 +193,7 @@ class PackedModel(NextTokenModel):
         Example:
             >>> cellerate.load("ett.cell").forecast(readings[-96:])
         """
-        return self._forecaster.forecast(rows)
+        return self.forecaster.forecast(rows)
 
     def forecast_files(
         self,
@@ -218,7 +218,7 @@ class PackedModel(NextTokenModel):
         Example:
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast
         """
-        return self._forecaster.forecast_files(paths, progress)
+        return self.forecaster.forecast_files(paths, progress)
 
     def streams(self, count: int = 1) -> Streams:
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.
@@ -248,7 +248,8 @@ class PackedModel(NextTokenModel):
         return Embedder(self._of_task("embed", "embed"), self._engine)
 
     @functools.cached_property
-    def _forecaster(self) -> "Forecaster":
+    def forecaster(self) -> "Forecaster":
+        """The forecaster that this model is. Raises `ModelError` if it is none."""
         from cellerate.runtime.forecasting import Forecaster
 
         return Forecaster(self._of_task("series", "forecast"), self._engine)

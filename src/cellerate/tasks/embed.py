@@ -158,6 +158,7 @@ def embed_lines(
     line_model: LineModel,
     lines: Sequence[str],
     *,
+    encoder: keras.Model | None = None,
     batch_size: int = 256,
     errors: str = "strict",
     progress: Callable[[int, int], None] | None = None,
@@ -167,6 +168,7 @@ def embed_lines(
     Args:
         line_model: The model.
         lines: N lines; an empty line has a vector too.
+        encoder: Its encoder, if there is one already: that of another call is compiled.
         batch_size: Lines per batch.
         errors: What to do with a character the model never saw: "strict" raises, "replace" reads it as unknown.
         progress: Called after each batch with how many lines are done, and of how many.
@@ -177,7 +179,7 @@ def embed_lines(
     Raises:
         DataError: There is no line, or a character is unknown.
     """
-    encode, _ = encoder_and_decoder(line_model.model)
+    encode = encoder or encoder_and_decoder(line_model.model)[0]
     vectors = np.empty((len(lines), encode.output_shape[-1]), np.float32)
     batches = encode_batches(
         lines,

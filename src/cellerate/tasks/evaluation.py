@@ -12,7 +12,8 @@ from cellerate.data.line_files import read_lines
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
-from cellerate.tasks.series import evaluate_series, series_model_of
+from cellerate.tasks.series import series_model_of
+from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 
@@ -59,7 +60,7 @@ def evaluate_model(
         return {"task": "text", **evaluate_text(text_model, options, part=part)}
     if record.task == "series":
         series_model = series_model_of(name, model, record)
-        return {"task": "series", **evaluate_series(series_model, paths, part=part)}
+        return {"task": "series", **evaluate_forecaster(series_model.forecaster, paths, part=part)}
     if part != "all" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
     lines = read_lines(paths[0], column=column, errors=errors)

@@ -10,6 +10,8 @@ import numpy as np
 
 from cellerate.runtime.forecasting import Example
 
+# In the units of the data, and in standard deviations of the training part.
+ERRORS = ("mae", "mse", "scaled_mae", "scaled_mse")
 _DAY = np.timedelta64(1, "D")
 
 
@@ -41,32 +43,18 @@ class Naive:
         return last[:, np.arange(self.horizon) % self.season]
 
 
-class ErrorSums:
-    """Mean absolute and squared errors, summed batch by batch.
+def window_errors(forecast: np.ndarray, truth: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The errors of each window, (B, 4): the `ERRORS`, in their order.
 
     Args:
+        forecast: (B, H, targets).
+        truth: (B, H, targets), the true values.
         scale: (targets,) the standard deviation of each target on the training part.
     """
-
-    def __init__(self, scale: np.ndarray) -> None:
-        self.windows = 0
-        self._scale = scale
-        self._sums = np.zeros(4)
-
-    def add(self, forecast: np.ndarray, truth: np.ndarray) -> None:
-        """Adds (B, H, targets) forecasts and the true values."""
-        error = forecast - truth
-        scaled = error / self._scale
-        each = [np.abs(error), error**2, np.abs(scaled), scaled**2]
-        self._sums += [values.mean(axis=(1, 2)).sum() for values in each]
-        self.windows += len(error)
-
-    def means(self) -> dict[str, float]:
-        """`mae` and `mse` in the units of the data, `scaled_mae` and `scaled_mse` in standard deviations."""
-        names = ("mae", "mse", "scaled_mae", "scaled_mse")
-        return {
-            name: float(value) for name, value in zip(names, self._sums / max(1, self.windows), strict=True)
-        }
+    error = forecast - truth
+    scaled = error / scale
+    each = (np.abs(error), error**2, np.abs(scaled), scaled**2)
+    return np.stack([values.mean(axis=(1, 2)) for values in each], axis=1)
 
 
 def daily_season(step: Any) -> int | None:
@@ -79,26 +67,36 @@ def daily_season(step: Any) -> int | None:
     return round(rows) if rows >= 2 and abs(rows - round(rows)) < 1e-9 else None
 
 
-def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
-    """Forecasts as a table: its column names, and one row for each series and time."""
-    many = any(example.series for example in examples)
+def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
+    """Forecasts as columns, with one row for each series and time.
+
+    Returns:
+        `series` (a list; missing if no series has a name), `time`, and a column for each target or each quantile of it.
+    """
     first = examples[0]
     names = [
         f"{target}_q{q:g}" if first.quantiles else target
         for target in first.targets
         for q in (first.quantiles or (None,))
     ]
-    rows: list[list[Any]] = []
-    for example in examples:
-        flat = example.forecast.reshape(len(example.times), -1)
-        for time, values in zip(example.times, flat, strict=True):
-            shown = (
-                str(time).replace("T", " ").removesuffix(".000000")
-                if isinstance(time, np.datetime64)
-                else time.item()
-            )
-            rows.append([*([example.series] if many else []), shown, *map(float, values)])
-    return [*(["series"] if many else []), "time", *names], rows
+    flat = np.concatenate([example.forecast.reshape(len(example.times), -1) for example in examples])
+    columns: dict[str, Any] = {}
+    if any(example.series for example in examples):
+        columns["series"] = [example.series for example in examples for _ in example.times]
+    columns["time"] = np.concatenate([example.times for example in examples])
+    return columns | dict(zip(names, flat.T.astype(np.float64), strict=True))
+
+
+def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
+    """Forecasts as a table for people: its column names, and one row for each series and time."""
+    columns = forecast_columns(examples)
+    times = columns["time"]
+    if times.dtype.kind == "M":
+        columns["time"] = np.array(
+            [str(time).replace("T", " ").removesuffix(".000000") for time in times], object
+        )
+    values = [column if isinstance(column, list) else column.tolist() for column in columns.values()]
+    return list(columns), [list(row) for row in zip(*values, strict=True)]
 
 
 def example_record(example: Example) -> Mapping[str, Any]:

@@ -6,36 +6,34 @@ without Keras, so Keras is imported only where a model needs it.
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from cellerate.data.line_files import read_lines
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
-from cellerate.machine.environment import require
 from cellerate.program import PRECISIONS
 from cellerate.runtime.device import check_implementation
-from cellerate.runtime.packed import PackedModel, load
+from cellerate.runtime.forecasting import forecast_ends
+from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.settings import check_choice, one_or_more
+from cellerate.tasks.opening import Model, Path, forecaster_of, open_model, record_for
+from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
-    import keras
-
     from cellerate.models.storage import TaskRecord
     from cellerate.runtime.forecasting import Example
 
-_Path = str | os.PathLike[str]
-_Model = Union[_Path, "keras.Model", PackedModel]
 Errors = Literal["strict", "replace"]
 
 _OWN_TOKENIZER = "tokenizer is for a plain Keras model, and this one has its own: leave it out."
 
 
 def generate(
-    model: _Model,
+    model: Model,
     prompt: str,
     *,
     record: "TaskRecord | None" = None,
@@ -95,7 +93,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    opened = _opened(model, record)
+    opened = open_model(model, record)
     if isinstance(opened, PackedModel):
         if tokenizer is not None:
             raise ConfigError(_OWN_TOKENIZER)
@@ -118,7 +116,7 @@ def generate(
             raise ConfigError(
                 f"{name} says nothing of its characters: give tokenizer, or the path of a model that Cellerate trained."
             )
-        text_model = text_model_of(network, _for_task(found, "text", name))
+        text_model = text_model_of(network, record_for(found, "text", name))
     pieces = generate_text(
         text_model,
         prompt,
@@ -132,8 +130,8 @@ def generate(
 
 
 def forecast(
-    model: _Model,
-    data: _Path | Sequence[_Path],
+    model: Model,
+    data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
     progress: Callable[[int, int], None] | None = None,
@@ -159,19 +157,13 @@ def forecast(
         >>> cellerate.forecast("ett.keras", "ETTh1.csv")[0].forecast.shape
         (24, 1)
     """
-    opened, paths = _opened(model, record), one_or_more(data)
-    if isinstance(opened, PackedModel):
-        return opened.forecast_files(paths, progress=progress)
-    from cellerate.tasks.series import forecast_series, series_model_of
-
-    network, found, name = opened
-    series_model = series_model_of(name, network, _for_task(found, "series", name))
-    return forecast_series(series_model, paths, progress=progress)
+    known = forecaster_of(open_model(model, record))
+    return forecast_ends(known.predict, known.open(one_or_more(data)), known.settings, progress)
 
 
 def embed(
-    model: _Model,
-    lines: Sequence[str] | _Path,
+    model: Model,
+    lines: Sequence[str] | Path,
     *,
     record: "TaskRecord | None" = None,
     column: str | None = None,
@@ -204,7 +196,7 @@ def embed(
         >>> cellerate.embed("titles.keras", ["red hat", "blue"]).shape
         (2, 128)
     """
-    opened = _opened(model, record)
+    opened = open_model(model, record)
     if isinstance(lines, str | os.PathLike):
         lines = read_lines(os.fspath(lines), column=column, errors=errors, drop_empty=False)
     elif column is not None:
@@ -214,13 +206,13 @@ def embed(
     from cellerate.tasks.embed import embed_lines, line_model_of
 
     network, found, name = opened
-    line_model = line_model_of(name, network, _for_task(found, "embed", name))
+    line_model = line_model_of(name, network, record_for(found, "embed", name))
     return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
 
 
 def evaluate(
-    model: _Model,
-    data: _Path | Sequence[_Path],
+    model: Model,
+    data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] = "all",
@@ -231,8 +223,8 @@ def evaluate(
     """Judges a model on data of its task.
 
     Args:
-        model: A `.keras` file that Cellerate wrote, a Keras model, a text model's `.cell` file, or the result of
-            `load`.
+        model: A `.keras` file that Cellerate wrote, a Keras model, the `.cell` file of a text model or a forecaster,
+            or the result of `load`.
         data: Text files, series files, or one file of lines.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         part: All of the data, or the part that training on the same data held out (text and series only).
@@ -250,7 +242,7 @@ def evaluate(
     Example:
         >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
     """
-    opened, paths = _opened(model, record), one_or_more(data)
+    opened, paths = open_model(model, record), one_or_more(data)
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
         return _evaluate_packed(opened, paths, part, errors, name)
@@ -274,50 +266,15 @@ def evaluate(
 
 
 def _evaluate_packed(
-    model: PackedModel, paths: Sequence[_Path], part: Literal["all", "held-out"], errors: Errors, name: str
+    model: PackedModel, paths: Sequence[Path], part: Literal["all", "held-out"], errors: Errors, name: str
 ) -> dict[str, Any]:
-    """The figures of a packed text model, which reads a text from end to end and not in windows."""
+    """The figures of a packed model; one of text reads it from end to end and not in windows."""
+    if model.task == "series":
+        return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), paths, part=part)}
     if model.task not in ("text", None):
         raise ModelError(
-            f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed text models only: "
-            "give the .keras file that it was packed from."
+            f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
+            "and of series only: give the .keras file that it was packed from."
         )
     score = vars(model.score_files(paths, part=part, errors=errors))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}
-
-
-def _opened(
-    model: _Model, record: "TaskRecord | None"
-) -> "PackedModel | tuple[keras.Model, TaskRecord | None, str]":
-    """A packed model; or a Keras model, its record, and what messages call it."""
-    given = isinstance(model, str | os.PathLike)
-    if record is not None and (given or isinstance(model, PackedModel)):
-        raise ConfigError("record is for a Keras model, and this one has its own: leave it out.")
-    if isinstance(model, PackedModel):
-        return model
-    if given and os.fspath(model).endswith(".cell"):
-        return load(model)
-    require("keras", "jax", "a model that is not packed")
-    import keras
-
-    from cellerate.models.storage import check_fits, load_model
-
-    if given:
-        return *load_model(model), os.fspath(model)
-    if isinstance(model, keras.Model):
-        name = f"the model {model.name!r}"
-        if record is not None:
-            check_fits(name, model, record)
-        return model, record, name
-    raise ConfigError(f"model must be a path, a Keras model or a packed model, got {type(model).__name__}.")
-
-
-def _for_task(
-    record: "TaskRecord | None", task: Literal["text", "series", "embed"], name: str
-) -> "TaskRecord":
-    """The record of a model, which must be for a task. Raises `ModelError` otherwise."""
-    from cellerate.models.storage import check_task
-
-    check_task(name, record, task)
-    assert record is not None  # noqa: S101 (a model without one was just refused)
-    return record

@@ -10,21 +10,19 @@ import numpy as np
 
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, open_series
-from cellerate.errors import ConfigError, ModelError
+from cellerate.errors import ConfigError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.forecasting import (
     Example,
     ForecastSettings,
-    forecast_ends,
-    forecast_settings,
-    forecast_windows,
     reading_arguments,
     row_times,
 )
-from cellerate.tasks.forecasts import ErrorSums, Naive, daily_season
-from cellerate.tasks.series_batches import check_series_model, count_windows, raw_windows, series_sources
+from cellerate.tasks.forecasts import daily_season
+from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
+from cellerate.tasks.series_errors import SeriesForecaster, judge_windows
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
@@ -52,6 +50,15 @@ class SeriesModel:
     options: SeriesOptions
     quantiles: tuple[float, ...]
     record: dict[str, Any]
+
+    @property
+    def forecaster(self) -> SeriesForecaster:
+        """The model as one of those that only forecast."""
+        options = self.options
+        settings = ForecastSettings(
+            _reading(options), options.window, options.horizon, self.quantiles, self.scaler
+        )
+        return SeriesForecaster(self.model.predict_on_batch, settings, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +89,9 @@ def load_series_model(path: str | Path) -> SeriesModel:
 
 def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) -> SeriesModel:
     """Like `load_series_model`, for a model that is already open and that messages call `path`."""
-    payload = record.payload
-    settings = forecast_settings(payload, str(path))
-    try:
-        options = SeriesOptions(**payload["options"])
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"the task record of {path} is damaged: {error}. Train the model again.") from error
-    return SeriesModel(model, settings.scaler, options, settings.quantiles, payload)
+    known = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
+    settings = known.settings
+    return SeriesModel(model, settings.scaler, known.options, settings.quantiles, record.payload)
 
 
 def train_on_series(
@@ -157,57 +160,10 @@ def train_on_series(
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         with apart():
-            test = _evaluate(trained, split.test)
+            judged = judge_windows(trained.forecaster, split.test)
+            test = judged.report(split.test.data.target_names, quantiles)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
-
-
-def evaluate_series(
-    series_model: SeriesModel, paths: Sequence[str | Path], *, part: str = "all"
-) -> dict[str, Any]:
-    """Judges a forecaster against naive forecasts, on every window of the data.
-
-    Args:
-        series_model: The model.
-        paths: The data; columns and options for missing values and gaps are those of the training.
-        part: "all", or "held-out" for the part after training and validation, if the data are the same.
-
-    Returns:
-        `windows`, then `model`, `last_value` and, if a season is known, `seasonal_naive`. Each of these has
-        `mae` and `mse` in the units of the data, and `scaled_mae` and `scaled_mse` in standard deviations of
-        the training part. With quantiles there is also `coverage`: how often the truth was at most each
-        quantile.
-    """
-    options = dataclasses.replace(series_model.options, paths=tuple(paths))
-    data = _open(options)
-    split = data.split(options.train_fraction, options.validation_fraction)
-    return _evaluate(series_model, split.test if part == "held-out" else data.whole())
-
-
-def forecast_series(
-    series_model: SeriesModel,
-    paths: Sequence[str | Path],
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Example, ...]:
-    """Forecasts what comes after the end of each series.
-
-    Args:
-        series_model: The model.
-        paths: The data; the last `window` rows of each series are used.
-        progress: Called now and then with how many series are done, and of how many.
-
-    Returns:
-        One `Example` per series, without true values.
-
-    Raises:
-        DataError: A series has fewer than `window` rows after its last gap.
-    """
-    options = dataclasses.replace(series_model.options, paths=tuple(paths))
-    settings = ForecastSettings(
-        _reading(options), options.window, options.horizon, series_model.quantiles, series_model.scaler
-    )
-    return forecast_ends(series_model.model.predict_on_batch, _open(options), settings, progress)
 
 
 def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
@@ -282,55 +238,6 @@ def _build(
     )
 
 
-def _predict(series_model: SeriesModel, data: SeriesData, rows: np.ndarray) -> np.ndarray:
-    """Forecasts from raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
-    columns = list(data.feature_columns)
-    return forecast_windows(
-        series_model.model.predict_on_batch,
-        rows[..., columns],
-        series_model.scaler,
-        columns,
-        data.target_columns,
-        quantiles=bool(series_model.quantiles),
-    )
-
-
-def _evaluate(series_model: SeriesModel, part: SeriesPart) -> dict[str, Any]:
-    options, data, scaler = series_model.options, part.data, series_model.scaler
-    if scaler.columns != data.columns:
-        raise ModelError(
-            f"the model was trained on the columns {', '.join(scaler.columns)}, the data have "
-            f"{', '.join(data.columns)}."
-        )
-    targets = list(data.target_columns)
-    scale = scaler.scale[targets]
-    naive = Naive(options.horizon, options.season or daily_season(data.step))
-    sums = {"model": ErrorSums(scale), **{name: ErrorSums(scale) for name in naive.names(options.window)}}
-    below = np.zeros(len(series_model.quantiles))
-    source = raw_windows(part, options, 256)
-    for index in range(len(source)):
-        past, future, weight = source.batch(0, index)
-        real = weight > 0
-        truth = future[real][..., targets].astype(np.float64)
-        made = _predict(series_model, data, past)[real]
-        point = made
-        if series_model.quantiles:
-            middle = int(np.argmin(np.abs(np.array(series_model.quantiles) - 0.5)))
-            point = made[..., middle]
-            below += (truth[..., None] <= made).mean(axis=(1, 2)).sum(axis=0)
-        sums["model"].add(point, truth)
-        for name in naive.names(options.window):
-            sums[name].add(naive.forecast(name, past[real][..., targets].astype(np.float64)), truth)
-    windows = sums["model"].windows
-    report: dict[str, Any] = {"windows": windows, "targets": list(data.target_names)}
-    report |= {name: errors.means() for name, errors in sums.items()}
-    if series_model.quantiles:
-        report["coverage"] = {
-            f"q{q:g}": float(share) for q, share in zip(series_model.quantiles, below / windows, strict=True)
-        }
-    return report
-
-
 def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
     options, data = series_model.options, part.data
     span = options.window + options.horizon
@@ -351,7 +258,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 past=rows[: options.window, targets],
                 times=row_times(data, middle, stop),
                 truth=rows[options.window :, targets],
-                forecast=_predict(series_model, data, rows[None, : options.window])[0],
+                forecast=series_model.forecaster.forecast(data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,
                 series=next(name for first, last, name in data.segments if first <= start < last),
             )

@@ -11,9 +11,10 @@ from cellerate.data.batches import BatchSource
 from cellerate.data.changed import ChangedBatches, MeanOverItems
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
-from cellerate.data.windows import SeriesBatches, WindowSource
+from cellerate.data.windows import SeriesBatches
 from cellerate.errors import ModelError
 from cellerate.keras_graph.graph import functional_graph
+from cellerate.tasks.series_errors import count_in
 from cellerate.tasks.settings import SeriesOptions
 
 
@@ -45,7 +46,7 @@ def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> 
     if not part.rows:
         return 0
     span = options.window + options.horizon
-    return sum(max(0, (stop - first - span) // stride + 1) for first, stop in part.spans(options.window))
+    return sum(-(-count_in(one, span) // stride) for one in part.spans(options.window))
 
 
 def check_series_model(
@@ -80,19 +81,6 @@ def check_series_model(
             f"output (None, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
             "window, horizon, target or feature, or the model."
         )
-
-
-def raw_windows(part: SeriesPart, options: SeriesOptions, batch_size: int) -> WindowSource:
-    """All windows of a part, with all columns, in the units of the data."""
-    return WindowSource(
-        part.data.values,
-        window=options.window,
-        horizon=options.horizon,
-        batch_size=batch_size,
-        segments=part.spans(options.window),
-        drop_last=False,
-        data_fingerprint=part.data.fingerprint,
-    )
 
 
 class _OneTarget(ChangedBatches):

@@ -20,7 +20,8 @@ from cellerate.report.record import ForecastSample, Sample, Speed
 from cellerate.runtime.forecasting import forecast_windows, reading_arguments
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.series import series_loss, series_model_of
-from cellerate.tasks.series_batches import check_series_model, count_windows, raw_windows, series_sources
+from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
+from cellerate.tasks.series_errors import raw_windows
 from cellerate.tasks.settings import SeriesOptions
 
 _ROWS = 256
@@ -68,7 +69,8 @@ class SeriesWorkload(Workload):
         self._judged: dict[Part, list[Any]] = {}
         sources: dict[Part, str] = {}
         for name, (part, words) in judged_parts(self._data, self._options).items():
-            windows = raw_windows(part, self._options, min(_ROWS, count_windows(part, self._options)))
+            rows = min(_ROWS, count_windows(part, self._options))
+            windows = raw_windows(part, self._options.window, self._options.horizon, rows)
             chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
             self._judged[name] = [windows.batch(0, int(index)) for index in chosen]
             count = int(sum((weight > 0).sum() for _, _, weight in self._judged[name]))

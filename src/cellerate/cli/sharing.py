@@ -1,0 +1,94 @@
+"""What the verbs share that pass over much data: a folder as output, and several processes."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellerate.cli.output import command_to_repeat, emit, emit_json, note, silence
+from cellerate.errors import ConfigError
+from cellerate.machine.environment import LAUNCHED_VARIABLE
+
+if TYPE_CHECKING:
+    from cellerate.tasks.bulk import Pass
+
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes", help="Share the work among this many processes; the output is a folder then.", min=1
+    ),
+]
+
+
+def is_folder(output: Path) -> bool:
+    """Whether an output is meant as a folder of Parquet files: it has no suffix."""
+    return output.suffix == "" or output.is_dir()
+
+
+def check_processes(processes: int, output: Path | None) -> None:
+    """Raises `ConfigError` if several processes are to write one file."""
+    if processes > 1 and output is not None and not is_folder(output):
+        raise ConfigError(
+            f"several processes write a folder of Parquet files, and {output} is a file: give a name without a suffix."
+        )
+
+
+@contextlib.contextmanager
+def shared_pass(processes: int, output: Path, *further: str) -> Iterator[None]:
+    """A block that makes a pass into a folder; first, several processes do what is left to do if they are asked for.
+
+    Args:
+        processes: How many.
+        output: The folder, which nobody else may write meanwhile.
+        further: Further words for the command line of these processes.
+
+    Raises:
+        OutputError: Another command is writing there.
+        Exit: A process failed; it has said why.
+    """
+    from cellerate.distributed.group import own_place
+    from cellerate.files import exclusive
+
+    place = own_place()
+    if LAUNCHED_VARIABLE in os.environ or place is not None:
+        if LAUNCHED_VARIABLE in os.environ or (place and place.number):
+            silence()
+        yield
+        return
+    existed = output.exists()
+    with exclusive(output):
+        try:
+            if processes > 1:
+                from cellerate.distributed.launch import launch
+
+                if code := launch([sys.executable, *sys.argv, *further], processes):
+                    raise typer.Exit(code)
+            yield
+        except (KeyboardInterrupt, typer.Exit):
+            if any(output.glob("part-*.parquet")) and not further:
+                note(f"what is done stays in {output}. To go on:\n  {command_to_repeat()}")
+            raise
+        finally:
+            # Nothing stays of a pass that came to nothing.
+            if not (existed or any(output.glob("part-*.parquet"))):
+                shutil.rmtree(output)
+
+
+def tell_pass(done: "Pass", json: bool) -> None:
+    """Says what came of a pass."""
+    record = pass_record(done)
+    if json:
+        emit_json(record)
+    else:
+        left = "" if done.done == done.pieces else f", of {done.pieces:,}: other processes are still at work"
+        emit(f"{done.output}: {done.done:,} files{left}")
+
+
+def pass_record(done: "Pass") -> dict[str, Any]:
+    """What came of a pass, as JSON values."""
+    return {"output": str(done.output), "files": done.done, "of": done.pieces}

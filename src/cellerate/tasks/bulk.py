@@ -1,0 +1,305 @@
+"""Passes over much data, into a folder of Parquet files: lines to vectors, series to forecasts, windows to errors.
+
+Each takes any number of files, of any length. Several processes can make one pass: each call does its share, of pieces
+that have no results yet (`tasks.pieces`).
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.file_digest import file_digest
+from cellerate.data.line_files import find_line_files, line_blocks
+from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.text import Errors
+from cellerate.errors import DataError
+from cellerate.machine.environment import require
+from cellerate.runtime.embedding import vector_column
+from cellerate.runtime.forecasting import forecast_ends, series_ends
+from cellerate.runtime.packed import PackedModel
+from cellerate.settings import one_or_more
+from cellerate.tasks.forecasts import ERRORS, forecast_columns
+from cellerate.tasks.opening import forecaster_of, open_model, record_for
+from cellerate.tasks.pieces import Pieces
+from cellerate.tasks.series_errors import (
+    Progress,
+    SeriesErrors,
+    SeriesForecaster,
+    count_in,
+    judge_windows,
+    part_of,
+    raw_windows,
+)
+
+_Path = str | os.PathLike[str]
+_Embed = Callable[[Sequence[str]], np.ndarray]
+
+# Half a minute's work for a small model of Keras, and a few megabytes of results.
+_LINES_A_PIECE = 32_768
+_SERIES_A_PIECE = 1_024
+_WINDOWS_A_PIECE = 131_072
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What came of a pass, or of a process's share of it.
+
+    Attributes:
+        output: The folder.
+        pieces: How many pieces the data have.
+        done: How many of them have results now.
+        items: How many lines, series or windows this call did.
+    """
+
+    output: Path
+    pieces: int
+    done: int
+    items: int
+
+
+def embed_files(
+    model: _Path,
+    paths: Sequence[_Path] | _Path,
+    output: _Path,
+    *,
+    column: str | None = None,
+    errors: Errors = "strict",
+    batch_size: int = 256,
+    share: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> Pass:
+    """Turns each line of files into a vector: rows of `file`, `row` (from 0), `line` and `vector`, in their order.
+
+    Args:
+        model: A line model's `.keras` or `.cell` file.
+        paths: Text or Parquet files, folders of them, or globs.
+        output: The folder to write.
+        column: The column of Parquet files; without it, their only text column.
+        errors: Characters the model never saw, and bytes that are not UTF-8: "strict" raises, "replace" reads them as
+            unknown.
+        batch_size: Lines a batch.
+        share: Which process this is, from 0, and of how many; None for what the environment says.
+        progress: Called now and then with how many lines were done; of how many is not known, so 0.
+
+    Raises:
+        CellerateError: Anything wrong with the model, the files or the folder.
+
+    Example:
+        >>> from cellerate.tasks import bulk
+        >>> bulk.embed_files("titles.cell", "titles/", "vectors/")
+    """
+    require("pyarrow", "train", "writing Parquet files")
+    import pyarrow as pa
+
+    files = find_line_files(one_or_more(paths))
+    embed = _embedder(model, batch_size, errors)
+    about = {"task": "embed", "model": file_digest(Path(model)), "column": column, "errors": errors}
+    pieces = Pieces(Path(output), {**about, "data": [_state(file) for file in files]}, share)
+    number = items = done = 0
+    for file in files:
+        for block_number, block in enumerate(line_blocks(file, _LINES_A_PIECE, column=column, errors=errors)):
+            if pieces.own(number) and not pieces.done(number):
+                lines, first = block(), block_number * _LINES_A_PIECE
+                try:
+                    vectors = embed(lines)
+                except DataError as error:
+                    raise DataError(f"{file}, counted from line {first + 1}: {error}") from error
+                name = pa.DictionaryArray.from_arrays(np.zeros(len(lines), np.int32), [str(file)])
+                rows = np.arange(first, first + len(lines))
+                pieces.write(
+                    number, {"file": name, "row": rows, "line": lines, "vector": vector_column(vectors)}
+                )
+                items += len(lines)
+                if progress is not None:
+                    progress(items, 0)
+            done += pieces.done(number)
+            number += 1
+    if not number:
+        raise DataError(f"{', '.join(map(str, files))}: no line; expected at least one.")
+    return Pass(pieces.folder, number, done, items)
+
+
+def forecast_files(
+    model: _Path,
+    paths: Sequence[_Path] | _Path,
+    output: _Path,
+    *,
+    share: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> Pass:
+    """Forecasts what comes after the end of each series: rows of `series`, `time` and the targets, in their order.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file.
+        paths: The series: tables, or a packed series.
+        output: The folder to write.
+        share: Which process this is, from 0, and of how many; None for what the environment says.
+        progress: Called now and then with how many series are done, and of how many.
+
+    Raises:
+        CellerateError: Anything wrong with the model, the files or the folder.
+    """
+    forecaster, data = _open(model, paths)
+    ends = list(series_ends(data, forecaster.settings.window).items())
+    starts = range(0, len(ends), _SERIES_A_PIECE)
+    about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    pieces = Pieces(Path(output), about, share)
+    own = [number for number in range(len(starts)) if pieces.own(number) and not pieces.done(number)]
+    items = 0
+    for number in own:
+        some = dict(ends[starts[number] : starts[number] + _SERIES_A_PIECE])
+        examples = forecast_ends(forecaster.predict, data, forecaster.settings, ends=some)
+        pieces.write(number, forecast_columns(examples))
+        items += len(some)
+        if progress is not None:
+            progress(items, min(len(ends), len(own) * _SERIES_A_PIECE))
+    return Pass(pieces.folder, len(starts), sum(map(pieces.done, range(len(starts)))), items)
+
+
+def judge_files(
+    model: _Path,
+    paths: Sequence[_Path] | _Path,
+    output: _Path,
+    *,
+    part: str = "all",
+    share: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Pass, dict[str, Any] | None]:
+    """Judges a forecaster and naive forecasts on every window: rows of `series`, `windows`, and the mean errors.
+
+    There is a row for each stretch without a gap; one that is long enough to be cut has several.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file.
+        paths: The series: tables, or a packed series.
+        output: The folder to write.
+        part: "all", or "held-out": the part that training on the same data held out.
+        share: Which process this is, from 0, and of how many; None for what the environment says.
+        progress: Called now and then with how many windows are done, and of how many.
+
+    Returns:
+        What was done; and once all pieces have results, the figures of all windows, as `evaluate` gives them.
+
+    Raises:
+        CellerateError: Anything wrong with the model, the files or the folder.
+    """
+    forecaster, data = _open(model, paths)
+    settings = forecaster.settings
+    judged = part_of(forecaster, data, part)
+    cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
+    if not cut:
+        # It has the words for what is missing.
+        raw_windows(judged, settings.window, settings.horizon, 1)
+    about = {"task": "evaluate", "model": file_digest(Path(model)), "data": data.fingerprint, "part": part}
+    pieces = Pieces(Path(output), about, share)
+    own = [number for number in range(len(cut)) if pieces.own(number) and not pieces.done(number)]
+    total, before = sum(_windows(cut[number], settings.horizon) for number in own), 0
+    for number in own:
+        report = functools.partial(_report, progress, before, total)
+        found = judge_windows(forecaster, SeriesPart(data, judged.name, tuple(cut[number])), report)
+        pieces.write(number, _columns(found, data, cut[number], settings.quantiles))
+        before += int(found.windows.sum())
+    result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before)
+    if result.done < result.pieces:
+        return result, None
+    table = pieces.read(len(cut))
+    figures = _summed(table, settings.quantiles).report(data.target_names, settings.quantiles)
+    return result, {"task": "series", **figures}
+
+
+def _open(model: _Path, paths: Sequence[_Path] | _Path) -> tuple[SeriesForecaster, SeriesData]:
+    forecaster = forecaster_of(open_model(model), os.fspath(model))
+    return forecaster, forecaster.open(one_or_more(paths))
+
+
+def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:
+    opened = open_model(model)
+    if isinstance(opened, PackedModel):
+        return functools.partial(opened.embed, batch_size=batch_size, errors=errors)
+    from cellerate.models.autoencoder import encoder_and_decoder
+    from cellerate.tasks.embed import embed_lines, line_model_of
+
+    network, found, name = opened
+    line_model = line_model_of(name, network, record_for(found, "embed", name))
+    encoder, _ = encoder_and_decoder(network)
+    return functools.partial(embed_lines, line_model, encoder=encoder, batch_size=batch_size, errors=errors)
+
+
+def _state(file: Path) -> list[Any]:
+    """What tells whether a file is still the one it was, without reading it."""
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}.") from error
+    return [str(file), found.st_size, found.st_mtime_ns]
+
+
+def _cut(part: SeriesPart, window: int, span: int) -> Iterator[list[tuple[int, int, int]]]:
+    """The bounds of each piece of a part, which has at most so many windows of `span` rows."""
+    piece: list[tuple[int, int, int]] = []
+    room = _WINDOWS_A_PIECE
+    for stretch in part.spans(window):
+        first, count = stretch[0], count_in(stretch, span)
+        while count:
+            taken = min(count, room)
+            piece.append((first, first + window, first + taken - 1 + span))
+            first, count, room = first + taken, count - taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], _WINDOWS_A_PIECE
+    if piece:
+        yield piece
+
+
+def _windows(piece: Sequence[tuple[int, int, int]], horizon: int) -> int:
+    return sum(count_in((begin, stop), horizon) for _, begin, stop in piece)
+
+
+def _report(progress: Progress | None, before: int, total: int, done: int, of: int) -> None:
+    if progress is not None:
+        progress(before + done, total)
+
+
+def _columns(
+    found: SeriesErrors,
+    data: SeriesData,
+    piece: Sequence[tuple[int, int, int]],
+    quantiles: Sequence[float],
+) -> dict[str, Any]:
+    """The columns of a piece's results."""
+    firsts = [first for first, _, _ in data.segments]
+    places = np.searchsorted(firsts, [first for first, _, _ in piece], side="right") - 1
+    columns: dict[str, Any] = {
+        "series": [data.segments[place][2] for place in places],
+        "windows": found.windows,
+    }
+    for name, sums in found.sums.items():
+        for error, values in zip(ERRORS, sums.T, strict=True):
+            columns[f"{name}_{error}"] = values / found.windows
+    for quantile, below in zip(quantiles, found.below.T, strict=True):
+        columns[f"coverage_q{quantile:g}"] = below / found.windows
+    return columns
+
+
+def _summed(table: dict[str, list[Any]], quantiles: Sequence[float]) -> SeriesErrors:
+    """The sums whose means `_columns` wrote."""
+    windows = np.array(table["windows"])
+
+    def sums(names: Sequence[str]) -> np.ndarray:
+        found = np.empty((len(windows), len(names)))
+        for place, name in enumerate(names):
+            found[:, place] = np.array(table[name]) * windows
+        return found
+
+    suffix = f"_{ERRORS[-1]}"
+    forecasts = [name.removesuffix(suffix) for name in table if name.endswith(suffix)]
+    return SeriesErrors(
+        windows,
+        {name: sums([f"{name}_{error}" for error in ERRORS]) for name in forecasts},
+        sums([f"coverage_q{quantile:g}" for quantile in quantiles]),
+    )

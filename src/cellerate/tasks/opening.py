@@ -1,0 +1,82 @@
+"""Opens a trained model, whatever form it comes in. Keras is imported only if the model needs it."""
+
+import os
+from typing import TYPE_CHECKING, Literal, TypeAlias, Union
+
+from cellerate.errors import ConfigError
+from cellerate.machine.environment import require
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.tasks.series_errors import SeriesForecaster
+
+if TYPE_CHECKING:
+    import keras
+
+    from cellerate.models.storage import TaskRecord
+
+Path = str | os.PathLike[str]
+Model = Union[Path, "keras.Model", PackedModel]
+Opened: TypeAlias = "PackedModel | tuple[keras.Model, TaskRecord | None, str]"
+
+
+def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
+    """Opens a model.
+
+    Args:
+        model: A `.keras` or `.cell` file, a Keras model, or a packed model.
+        record: The record of a Keras model that is not given as a file.
+
+    Returns:
+        A packed model; or a Keras model, its record, and what messages call it.
+
+    Raises:
+        CellerateError: The file cannot be used, or the record is not for this model.
+    """
+    given = isinstance(model, str | os.PathLike)
+    if record is not None and (given or isinstance(model, PackedModel)):
+        raise ConfigError("record is for a Keras model, and this one has its own: leave it out.")
+    if isinstance(model, PackedModel):
+        return model
+    if given and os.fspath(model).endswith(".cell"):
+        return load(model)
+    require("keras", "jax", "a model that is not packed")
+    import keras
+
+    from cellerate.models.storage import check_fits, load_model
+
+    if given:
+        return *load_model(model), os.fspath(model)
+    if isinstance(model, keras.Model):
+        name = f"the model {model.name!r}"
+        if record is not None:
+            check_fits(name, model, record)
+        return model, record, name
+    raise ConfigError(f"model must be a path, a Keras model or a packed model, got {type(model).__name__}.")
+
+
+def record_for(
+    record: "TaskRecord | None", task: Literal["text", "series", "embed"], name: str
+) -> "TaskRecord":
+    """The record of a model, which must be for a task. Raises `ModelError` otherwise."""
+    from cellerate.models.storage import check_task
+
+    check_task(name, record, task)
+    assert record is not None  # noqa: S101 (a model without one was just refused)
+    return record
+
+
+def forecaster_of(opened: Opened, name: str = "this packed model") -> SeriesForecaster:
+    """The forecaster that a model is.
+
+    Args:
+        opened: The model.
+        name: What messages call it, if it is packed.
+
+    Raises:
+        ModelError: It is none, or its record is damaged.
+    """
+    if isinstance(opened, PackedModel):
+        return SeriesForecaster.of(opened.forecaster.predict, opened.cell.header.get("payload"), name)
+    from cellerate.tasks.series import series_model_of
+
+    network, found, name = opened
+    return series_model_of(name, network, record_for(found, "series", name)).forecaster
