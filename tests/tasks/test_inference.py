@@ -115,7 +115,7 @@ def test_evaluate_judges_a_series_model_and_a_line_model_that_is_in_memory(folde
             packed = cellerate.evaluate(folder / "series.cell", folder / data)
             assert packed["model"] == pytest.approx(found["model"], rel=1e-4)
             assert packed["last_value"] == found["last_value"]
-    with pytest.raises(ModelError, match="packed model of the task 'embed'.* of text and of series only"):
+    with pytest.raises(ModelError, match=r"packed model of the task 'embed'.* of text and of series only"):
         cellerate.evaluate(folder / "embed.cell", folder / "lines.txt")
 
 
