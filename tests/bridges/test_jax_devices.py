@@ -194,37 +194,63 @@ def test_vmap() -> None:
             np.testing.assert_array_equal(one[n], other)
 
 
-def model() -> keras.Model:
+def model(vocabulary: int = V) -> keras.Model:
     keras.utils.set_random_seed(3)
     return cellerate.accelerate(
         keras.Sequential(
             [
                 keras.layers.Input((T,), dtype="int32"),
-                keras.layers.Embedding(V, 8, mask_zero=True),
+                keras.layers.Embedding(vocabulary, 8, mask_zero=True, name="table"),
                 keras.layers.Bidirectional(keras.layers.LSTM(H, return_sequences=True)),
                 keras.layers.LSTM(H),
-                keras.layers.Dense(V),
+                keras.layers.Dense(vocabulary, name="head"),
             ]
         )
     )
 
 
-def trained() -> tuple[list[float], float]:
+def trained(vocabulary: int = V) -> tuple[list[float], float, keras.Model]:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, V, (64, T)).astype("int32"), rng.integers(0, V, 64)
-    made = model()
+    made = model(vocabulary)
     made.compile(keras.optimizers.Adam(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     losses = made.fit(x, y, batch_size=16, epochs=4, verbose=0, shuffle=False).history["loss"]
-    return losses, made.evaluate(x, y, batch_size=16, verbose=0)
+    return losses, made.evaluate(x, y, batch_size=16, verbose=0), made
 
 
 def test_data_parallel_training_of_keras() -> None:
-    expected, expected_loss = trained()
+    expected, expected_loss, _ = trained()
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
-        losses, loss = trained()
+        losses, loss, _ = trained()
     finally:
         keras.distribution.set_distribution(None)
     assert expected[0] - expected[-1] > 0.1, "nothing was learnt"
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+
+
+def test_large_tables_that_keras_shares_out(tmp_path) -> None:
+    expected, expected_loss, _ = trained(vocabulary=16)
+    layout = keras.distribution.LayoutMap(
+        keras.distribution.DeviceMesh((4,), ["batch"], keras.distribution.list_devices())
+    )
+    layout[".*table.*embeddings"] = ("batch", None)
+    layout[".*head.*kernel"] = (None, "batch")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    )
+    try:
+        losses, loss, made = trained(vocabulary=16)
+        whole = {v.path for v in made.trainable_variables if v.value.sharding.is_fully_replicated}
+        cellerate.save_model(made, tmp_path / "m.keras")
+    finally:
+        keras.distribution.set_distribution(None)
+    kept = {v.path: v.shape for v in made.trainable_variables if v.path not in whole}
+    assert set(kept.values()) == {(16, 8), (H, 16)}
+    assert expected[0] - expected[-1] > 0.1, "nothing was learnt"
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    again, _ = cellerate.load_model(tmp_path / "m.keras")
+    for one, other in zip(again.trainable_variables, made.trainable_variables, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other.value))
