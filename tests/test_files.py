@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cellerate.errors import OutputError
-from cellerate.files import atomic_folder, atomic_write, check_writable, output_error
+from cellerate.files import atomic_folder, atomic_write, cache_dir, check_writable, output_error
 
 KILLED = """
 import os, signal, sys
@@ -135,3 +135,19 @@ def test_folder_is_made_whole_or_not_at_all(tmp_path):
     ):
         pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["1", "a", "file", "file", "inner"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, "home/.cache/cellerate"),
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/cellerate"),
+        ({"XDG_CACHE_HOME": "xdg", "CELLERATE_CACHE": "own"}, "own"),
+    ],
+)
+def test_cache_lies_where_the_variables_say(tmp_path, monkeypatch, variables, folder):
+    for name in ("CELLERATE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "home", **variables}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    assert cache_dir() == tmp_path / folder

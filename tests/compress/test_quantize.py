@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from cellerate.compress.quantize import quantize
+from cellerate.compress.quantize import _observed, quantize
 from cellerate.compress.record import QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keras_graph.to_program import read_program
@@ -188,6 +188,26 @@ def test_calibration_takes_the_outputs_of_an_lstm_for_the_inputs_of_its_recurren
         assert_packs_as_it_is(found, "int8", tmp_path)
     assert largest[0] < 8.0
     assert largest[1] > 9.5
+
+
+def test_calibration_sees_all_steps_of_a_layer_that_gives_its_last_alone() -> None:
+    found = []
+    for sequences in (True, False):
+        model = keras.Sequential(
+            [keras.Input((T, F)), layers.LSTM(32, return_sequences=sequences, seed=1), layers.Dense(2)]
+        )
+        model.set_weights([series(*weights.shape) * 0.3 for weights in model.get_weights()])
+        program = read_program(model)
+        (moments,) = (
+            moment
+            for key, moment in _observed(model, program, [(series(),)]).items()
+            if key[1] == "recurrent_kernel"
+        )
+        found.append(moments)
+        if sequences:
+            steps = keras.ops.convert_to_numpy(model.layers[0](series())).reshape(-1, 32)
+            np.testing.assert_allclose(moments, (steps.astype(np.float64) ** 2).sum(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 def test_calibration_leaves_masked_steps_out() -> None:

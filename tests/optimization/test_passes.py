@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import types
 
 import keras
 import numpy as np
 import pytest
 
 import cellerate
+from cellerate.compress.student import smaller
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimization import workflow
-from cellerate.optimization.passes import sweeps
+from cellerate.optimization.passes import shrinking, sweeps
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.report.record import Verdict
@@ -94,6 +96,11 @@ def test_every_pass_is_done_and_every_candidate_is_measured(whole):
     assert float32.parameters == int8.parameters > pruned.parameters
     assert student.parameters == twin.parameters < float32.parameters
     assert student.quality != twin.quality
+    # What a pass brought is told of the same way of using a model before and after it.
+    speeds = {one.speeds[0].per_s for one in found.candidates}
+    used = [gain for one in found.passes for gain in one.gains if gain.quantity == "use"]
+    assert used
+    assert {gain.before for gain in used} | {gain.after for gain in used} <= speeds
     # Both of the true labels: what a teacher says is no part of what is compared.
     first, second = found.passes[-1].curves
     assert first.y[0] == pytest.approx(second.y[0], rel=1e-4)
@@ -809,3 +816,25 @@ def test_length_that_is_surely_better_is_chosen_with_as_many_characters_a_batch(
     assert found.kept is (after[0] != 10)
     # Of one row there is none twice as long with as many characters.
     assert tried == ([8, 10] if rows == 1 else [8, 10, 20])
+
+
+def test_student_without_a_goal_is_to_save_half_of_what_is_computed():
+    teacher = keras.Sequential(
+        [keras.Input((5, 3)), keras.layers.LSTM(64, return_sequences=True), keras.layers.Dense(2)]
+    )
+    # Of 3 ms a call, 2 ms are for computing.
+    speed = types.SimpleNamespace(way="packed", latency_p50_ms=3.0, per_s=500.0)
+    now = types.SimpleNamespace(error="", speeds=[speed], is_control=False, parameters=7, precision="float32")
+    context = types.SimpleNamespace(
+        state=types.SimpleNamespace(
+            candidates=[now], choices=types.SimpleNamespace(packed_precision="float32")
+        ),
+        before=types.SimpleNamespace(parameters=7),
+        settings=types.SimpleNamespace(latency_goal_ms=None, seed=0),
+        candidate=lambda _: None,
+    )
+    student, goal = shrinking._student(context, teacher)
+    assert goal == 2.0
+    # Sixteenths of 64 units, a multiple of 8 each.
+    sizes = [smaller(teacher, part / 16, seed=0).count_params() for part in range(2, 15)]
+    assert student.count_params() == min(sizes, key=lambda size: abs(size - teacher.count_params() / 2))

@@ -55,6 +55,26 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
         os.kill(last, 0)
 
 
+def test_batches_are_timed_one_after_the_other_epoch_after_epoch(made, monkeypatch):
+    from cellerate.optimization import clocks
+    from cellerate.optimization.probe_process import _Work
+
+    class Source:
+        def __len__(self):
+            return 3
+
+        def batch(self, epoch, index):
+            asked.append((epoch, index))
+            return (epoch, index)
+
+    asked = []
+    work = _Work({"model": str(made / "text.keras"), "data": [str(made / "t.txt")], "seed": 0})
+    monkeypatch.setattr(work._workload, "source", lambda *_: Source())
+    monkeypatch.setattr(clocks, "timed_calls", lambda call: [call() or 0.002 for _ in range(7)])
+    assert work.answer({"kind": "load", "with": {"batch_size": 4, "length": None}}) == {"batch_ms": 2.0}
+    assert asked == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
 @pytest.mark.parametrize(
     ("error", "memory"),
     [

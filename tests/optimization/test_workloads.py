@@ -208,6 +208,12 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
             assert (mine.past, mine.truth) == (its.past, its.truth)
             assert len(mine.truth) == len(mine.forecast) == HORIZON
             np.testing.assert_allclose(mine.forecast, its.forecast, rtol=1e-4, atol=1e-5)
+        # Spread over the windows of a batch, but for those that fill it up.
+        batches = one._judged["validation"]
+        _, future, weight = batches[len(batches) // 2]
+        last = int((weight > 0).sum()) - 1
+        for found, row in zip(here.forecasts, (0, last // 2, last), strict=True):
+            np.testing.assert_allclose(found.truth, future[row, :, one._data.target_columns[0]], rtol=1e-6)
     else:
         assert here == there
         assert 0 < len(here.prompt) <= 60

@@ -303,3 +303,13 @@ def test_sample_draws_only_what_the_rules_allow(
     if top_p is not None:
         allowed = np.sort(probabilities)[::-1][: top_k or None]
         assert probabilities[likelier].sum() <= top_p * allowed.sum() + 1e-9
+
+
+def test_draw_without_a_position_is_the_first_of_its_stream():
+    logits = np.random.default_rng(0).normal(size=500).astype(np.float32)
+    firsts = [
+        (sampling.sample(logits, rules), sampling.sample(logits, rules, 0), sampling.sample(logits, rules, 1))
+        for rules in (SamplingRules(seed=seed) for seed in range(8))
+    ]
+    assert all(one == first for one, first, _ in firsts)
+    assert any(one != second for one, _, second in firsts)

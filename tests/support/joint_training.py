@@ -56,9 +56,12 @@ def run(folder, name, model, source, validation, **settings):
         validation=LastRow(validation),
         **extra,
     )
-    predicted = None
-    curve = folder / f"{name}.run" / "curve.csv"
+    predicted = curve = None
     if result.here:
+        # The first process writes it, at the end of an epoch.
+        path = folder / f"{name}.run" / "curve.csv"
+        lines = path.read_text().splitlines()[1:] if result.history else []
+        curve = [float(line.rpartition(",")[2]) for line in lines]
         with apart():
             predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
     return {
@@ -67,7 +70,7 @@ def run(folder, name, model, source, validation, **settings):
         "history": [
             {k: r[k] for k in ("loss", "val_loss", "mae", "val_mae", "steps")} for r in result.history
         ],
-        "curve": [float(line.rpartition(",")[2]) for line in curve.read_text().splitlines()[1:]],
+        "curve": curve,
         "predicted": predicted,
     }
 
