@@ -52,7 +52,7 @@ $(STAMPS)/tools: pyproject.toml | $(BIN)/python
 $(STAMPS)/dev: $(STAMPS)/tools $(NATIVE)
 	CELLERATE_REQUIRE_NATIVE=1 $(BIN)/pip install --quiet --no-build-isolation \
 		-C build-dir=build/dev -C cmake.define.CELLERATE_STRICT=ON \
-		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,tensorboard,plots]'
+		-e '.[tensorflow,jax,torch,cuda,tokenizers,onnx,litert,serve,tensorboard,wandb,mlflow,plots]'
 	@touch $@ $(STAMPS)/demo
 
 setup: $(STAMPS)/dev

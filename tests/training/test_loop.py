@@ -407,16 +407,6 @@ def test_train_with_precision_auto_resumes_in_the_chosen_precision(tmp_path):
     assert again.precision == cut.precision
 
 
-def test_train_with_tensorboard_writes_its_scalars(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    result = run(tmp_path / "m.keras", epochs=2, tensorboard=True, validation=held_out())
-    events = EventAccumulator(str(result.folder / "tensorboard"))
-    events.Reload()
-    found = [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors("val_loss")]
-    assert found == [(n + 1, pytest.approx(r["val_loss"])) for n, r in enumerate(result.history)]
-
-
 def test_train_of_a_compiled_or_subclassed_model_works_as_well(tmp_path):
     @keras.saving.register_keras_serializable(package="test_loop")
     class Own(keras.Model):

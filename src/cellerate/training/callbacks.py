@@ -122,7 +122,7 @@ class Conductor(keras.callbacks.Callback):
         display: Display,
         write_checkpoint: Callable[[Checkpoint], None],
         write_best: Callable[[], None],
-        write_history: Callable[[Mapping[str, float]], None],
+        write_history: Callable[[], None],
         begin_states: Callable[[], None],
         identity: dict[str, Any],
         processes: Processes,
@@ -267,7 +267,7 @@ class Conductor(keras.callbacks.Callback):
             self._write(self._write_best)
         progress.history.append(record)
         progress.seconds += part_seconds
-        self._write(lambda: self._write_history({k: v for k, v in record.items() if isinstance(v, float)}))
+        self._write(self._write_history)
         self._display.epoch({**record, "metrics": [name for name in logs if not name.endswith("loss")]})
         if self._cut is not None:
             cut = self._cut

@@ -4,6 +4,7 @@ The loop reports facts and never formats them. A notebook or a test can listen t
 """
 
 import dataclasses
+import itertools
 import math
 import sys
 import time
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cellerate.format import duration, short
-from cellerate.machine.environment import resident_memory_bytes
+from cellerate.machine.readings import MachineReadings
 
 # A smaller share of the time than this is not worth a word.
 _TOLD_WAIT = 0.05
@@ -84,6 +85,7 @@ class Terminal(Display):
         self._done_before = -1
         self._rate = self._data_wait = 0.0
         self._phase = ""
+        self._readings = MachineReadings()
         if not self._console.is_terminal:
             return
         from rich.progress import BarColumn, Progress, TextColumn
@@ -172,5 +174,8 @@ class Terminal(Display):
             parts.append(f"{duration(left)} left")
         if self._data_wait >= _TOLD_WAIT:
             parts.append(f"waits for data {self._data_wait:.0%} of the time")
-        parts.append(f"{resident_memory_bytes() / 1e9:.1f} GB")
+        taken = self._readings.read()
+        parts.append(f"{taken['memory_bytes'] / 1e9:.1f} GB  CPU {taken['cpu']:.0%}")
+        for number in itertools.takewhile(lambda n: f"gpu{n}_use" in taken, itertools.count()):
+            parts.append(f"GPU {taken[f'gpu{number}_use']:.0%}")
         return "  ".join(parts)

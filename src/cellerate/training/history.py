@@ -1,4 +1,4 @@
-"""The history of a run on disk: one line per epoch as JSON and CSV, the loss curve, TensorBoard events.
+"""The history of a run on disk: one line per epoch as JSON and CSV, and the loss curve.
 
 Every epoch rewrites the history files whole, from the list that the checkpoint carries, so a run that was killed
 and resumed has no line twice.
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.files import atomic_write, write_csv
-from cellerate.machine.environment import require
 
 CURVE_COLUMNS = ("epoch", "step", "loss")
 
@@ -31,29 +30,3 @@ def write_history(
     columns = list(dict.fromkeys(name for record in flat for name in record))
     write_csv(folder / "history.csv", columns, [[r.get(c, "") for c in columns] for r in flat])
     write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
-
-
-class TensorBoardWriter:
-    """Writes scalars as TensorBoard event files, on every backend and without TensorFlow.
-
-    Args:
-        folder: The folder of the event files.
-
-    Raises:
-        BackendError: The package `tensorboard` is not installed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", "tensorboard", "Writing TensorBoard files")
-        from tensorboard.summary import Writer
-
-        self._writer = Writer(str(folder))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the scalars of one step."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flushes and closes the files."""
-        self._writer.close()

@@ -38,13 +38,15 @@ from cellerate.training.checkpoint import (
 )
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display, Plan
-from cellerate.training.history import TensorBoardWriter, write_history
+from cellerate.training.history import write_history
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.precision import PrecisionTrial, choose_precision, fastest_precision
 from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
+from cellerate.training.telemetry import Telemetry
+from cellerate.training.trackers import check_trackers
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
 
@@ -172,9 +174,10 @@ def train(
     """
     output = Path(output)
     check_start(output, resume=resume)
+    check_trackers(settings.track)
     processes = Processes()
     processes.check(model, carry_states=carry_states)
-    display = display if display is not None and processes.first else Display()
+    display = display or Display()
     keep_freed_memory()
     folder = run_folder(output)
     identity = {
@@ -211,13 +214,9 @@ def train(
     processes.replicate(trainer)
     if is_probe():
         end_probe(trainer, source, loss, settings, progress.precision, processes)
-    board = TensorBoardWriter(folder / "tensorboard") if settings.tensorboard and processes.first else None
-
-    def on_history(scalars: Mapping[str, float]) -> None:
-        write_history(folder, progress.history, progress.curve)
-        if board is not None:
-            board.write(len(progress.history), scalars)
-
+    made_of = {**dataclasses.asdict(settings), **identity, "precision": progress.precision}
+    telemetry = Telemetry(display, folder, settings.track, made_of, resumed=checkpoint is not None)
+    display = telemetry if processes.first else Display()
     monitor = "val_loss" if validation is not None else "loss"
     conductor = Conductor(
         settings=settings,
@@ -228,7 +227,7 @@ def train(
         display=display,
         write_checkpoint=checkpoints.save,
         write_best=lambda: save(model, output),
-        write_history=on_history,
+        write_history=lambda: write_history(folder, progress.history, progress.curve),
         begin_states=states.reset if states else lambda: None,
         identity=dict(identity),
         processes=processes,
@@ -252,6 +251,7 @@ def train(
             held.enter_context(exclusive(folder))
             remove_unfinished(folder)
             remove_unfinished(output)
+            held.enter_context(telemetry)
         display.start(plan)
         try:
             with stop_signals(conductor, display):
@@ -268,8 +268,6 @@ def train(
             stopped_early = False
         finally:
             display.stop()
-            if board is not None:
-                board.close()
         status: Status = "finished"
         if conductor.interrupted:
             status = "interrupted"
@@ -280,6 +278,7 @@ def train(
         if status in ("finished", "stopped early"):
             progress.finished = status
             conductor.save()
+        telemetry.status = status
     # What the first has written, all may read from here on.
     processes.wait()
     model = processes.own(model, settings.implementation)

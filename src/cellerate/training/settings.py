@@ -6,6 +6,7 @@ defaults at once.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from cellerate.errors import ConfigError
@@ -14,6 +15,7 @@ from cellerate.settings import check_choice, check_number
 OptimizerName = Literal["adam", "adamw", "nadam", "sgd", "lion"]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential"]
 Precision = Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 Implementation = Literal["auto", "cellerate-cpu", "cellerate-cuda", "keras"]
 
 # What may differ between a run and the run that resumes it: how long it lasts and what it shows.
@@ -25,7 +27,7 @@ _FREE_ON_RESUME = frozenset(
         "checkpoint_every_s",
         "keep_checkpoints",
         "patience",
-        "tensorboard",
+        "track",
         "jit_compile",
         "log_every",
     }
@@ -61,7 +63,7 @@ class TrainingSettings:
         checkpoint_every_s: Seconds between two checkpoints within an epoch.
         keep_checkpoints: How many of the last checkpoints stay on the disk: a damaged one is passed over.
         log_every: Steps between two points of the loss curve.
-        tensorboard: Writes TensorBoard event files into the run folder.
+        track: Trackers that get the figures, too: "tensorboard" (files in the run folder), "wandb", "mlflow".
         seed: Seeds the weights, the dropout and the order of the data.
     """
 
@@ -87,7 +89,7 @@ class TrainingSettings:
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 2
     log_every: int = 50
-    tensorboard: bool = False
+    track: Sequence[str] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,6 +102,12 @@ class TrainingSettings:
         check_choice("schedule", self.schedule, get_args(ScheduleName))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("implementation", self.implementation, get_args(Implementation))
+        # `--track wandb,mlflow` is what other tools' users type.
+        given = [self.track] if isinstance(self.track, str) else self.track
+        names = tuple(dict.fromkeys(name for entry in given for name in entry.split(",")))
+        object.__setattr__(self, "track", names)
+        for name in names:
+            check_choice("track", name, get_args(TrackerName))
         for name in ("epochs", "accumulate", "keep_checkpoints", "log_every"):
             check_number(name, getattr(self, name), at_least=1, whole=True)
         for name in ("warmup_steps", "seed"):
@@ -116,9 +124,9 @@ class TrainingSettings:
         clips = ("clipnorm", "clipvalue", "global_clipnorm")
         for name in clips:
             check_number(name, getattr(self, name), above=0, optional=True)
-        given = [name for name in clips if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} cannot be used together: choose one.")
+        chosen = [name for name in clips if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} cannot be used together: choose one.")
         if self.plateau_patience is not None and self.schedule != "constant":
             raise ConfigError(
                 f"plateau_patience lowers the learning rate by itself, so it needs schedule='constant', "
