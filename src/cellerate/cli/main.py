@@ -29,6 +29,7 @@ from cellerate.cli import (
     train_embed,
     train_series,
     train_text,
+    watch,
 )
 from cellerate.errors import CellerateError
 
@@ -58,6 +59,7 @@ app.command("plan")(plan.plan)
 app.command("pack")(pack.pack)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
+app.command("watch")(watch.watch)
 app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)

@@ -76,6 +76,7 @@ class Telemetry(Display):
     ) -> None:
         """Ends the run with all trackers."""
         if self._file is not None:
+            self._try(LIVE, lambda: self._append({"time": round(time.time(), 3), "status": self.status}))
             self._file.close()
             self._try(_TABLE, self._write_table)
         for tracker in self._trackers:
@@ -179,13 +180,18 @@ class Telemetry(Display):
 
 
 def read_telemetry(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's telemetry so far; one that is half-written is left out."""
+    """The figures of a run's telemetry so far."""
+    with contextlib.suppress(FileNotFoundError):
+        return [line for line in telemetry_lines((folder / LIVE).read_bytes()) if "step" in line]
+    return []
+
+
+def telemetry_lines(content: bytes) -> list[dict[str, Any]]:
+    """The whole lines of a telemetry file: figures, and at the end of a run its `status`. Others are left out."""
     found = []
-    try:
-        text = (folder / LIVE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    for line in text.splitlines():
+    for text in content.split(b"\n"):
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("time"), float | int):
+                found.append(line)
     return found

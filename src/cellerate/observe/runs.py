@@ -1,0 +1,127 @@
+"""Finds trainings and reads their telemetry while they go on."""
+
+import dataclasses
+import glob
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cellerate.errors import DataError
+from cellerate.training.telemetry import LIVE, telemetry_lines
+
+# A run that validates or compiles says nothing for a while.
+_SILENT_S = 60.0
+# What a page first gets of a long run; it has fewer points across.
+_MOST_LINES = 4000
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A part of a run's telemetry.
+
+    Attributes:
+        began: When the run wrote its first line, in seconds since 1970; 0 if it has none. Another one is another run.
+        end: Where the next part begins, in bytes.
+        rows: The figures, oldest first; thinned out if there are very many.
+        status: "training", "silent", or how it ended.
+        heard: When it last wrote, in seconds since 1970; 0 if never.
+    """
+
+    began: float
+    end: int
+    rows: tuple[dict[str, Any], ...]
+    status: str
+    heard: float
+
+
+def find_runs(paths: Sequence[str | Path]) -> dict[str, Path]:
+    """The folders of runs: given themselves, by their models (`book.keras`), by a pattern, or in a folder.
+
+    Returns:
+        Folders by names: those of the models, or as much of the path as tells them apart.
+
+    Raises:
+        DataError: A path names no run.
+    """
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if path.suffix == ".keras":
+            path = path.with_suffix(".run")
+        if glob.has_magic(str(path)) and not path.exists():
+            inside = [
+                Path(hit).with_suffix(".run")
+                for hit in sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (any path, not one folder)
+            ]
+            inside = [one for one in inside if one.is_dir()]
+        elif path.suffix == ".run" and path.is_dir():
+            inside = [path]
+        elif path.is_dir():
+            # There may be none yet.
+            inside = sorted(one for one in path.rglob("*.run") if one.is_dir())
+            found.update(dict.fromkeys(inside))
+            continue
+        else:
+            inside = []
+        if not inside:
+            raise DataError(
+                f"{given} is no run: expected the folder of one (book.run), its model (book.keras), or a folder with "
+                "runs in it."
+            )
+        found.update(dict.fromkeys(inside))
+    return _named(list(found))
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    names: dict[str, Path] = {}
+    for folder in folders:
+        parts = folder.absolute().with_suffix("").parts
+        same = [other.absolute().with_suffix("").parts for other in folders if other != folder]
+        used = 1
+        while used < len(parts) and any(other[-used:] == parts[-used:] for other in same):
+            used += 1
+        names["/".join(parts[-used:])] = folder
+    return names
+
+
+def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
+    """Reads what a run has written.
+
+    Args:
+        folder: Its folder.
+        began: What the last page said.
+        start: Where that page ended.
+    """
+    try:
+        with (folder / LIVE).open("rb") as file:
+            head = file.readline()
+            first = telemetry_lines(head)
+            if not first:
+                return Page(0.0, 0, (), "silent", 0.0)
+            if first[0]["time"] != began:
+                start = 0
+            file.seek(start)
+            content = file.read()
+            # The last line of all says how it ended, or when it last wrote.
+            file.seek(max(0, file.tell() - 8192))
+            last = telemetry_lines(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return Page(0.0, 0, (), "silent", 0.0)
+    whole = content[: content.rfind(b"\n") + 1]
+    rows = [line for line in telemetry_lines(whole) if "step" in line]
+    heard = last[-1]["time"] if last else first[0]["time"]
+    status = str(last[-1].get("status", "")) if last else ""
+    if not status:
+        status = "training" if time.time() - heard < _SILENT_S else "silent"
+    return Page(first[0]["time"], start + len(whole), tuple(_thinned(rows)), status, heard)
+
+
+def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every k-th row, so that not many more than `_MOST_LINES` are left; those of epochs all stay."""
+    every = -(-len(rows) // _MOST_LINES)
+    return [
+        row
+        for number, row in enumerate(rows)
+        if number % every == 0 or any(name.startswith("epoch/") for name in row)
+    ]

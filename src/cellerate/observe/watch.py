@@ -1,0 +1,102 @@
+"""A page on this machine that shows runs as they go on: `cellerate watch`."""
+
+import dataclasses
+import functools
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cellerate.errors import DataError
+from cellerate.files import output_error
+from cellerate.observe.runs import find_runs, read_run
+
+_FOLDER = Path(__file__).parent / "pages"
+_FILES = {
+    "/": ("watch.html", "text/html"),
+    "/watch.css": ("watch.css", "text/css"),
+    "/watch.js": ("watch.js", "text/javascript"),
+}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def watch(
+    paths: Sequence[str | Path],
+    *,
+    host: str,
+    port: int,
+    started: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serves the page until SIGINT or SIGTERM.
+
+    Args:
+        paths: Runs, their models, or folders of runs, which are looked into again and again.
+        host: The address to listen on.
+        port: The port; 0 for a free one.
+        started: Called with the page's address once it can be opened.
+
+    Raises:
+        DataError: A path names no run.
+        OutputError: It cannot listen there.
+    """
+    find_runs(paths)
+    try:
+        listener = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+    except OSError as error:
+        raise output_error(Path(f"{host}:{port}"), error) from error
+    shown = f"[{host}]" if ":" in host else host
+    config = uvicorn.Config(
+        make_app(paths, host), lifespan="off", log_config=None, access_log=False, ws="none"
+    )
+    server = uvicorn.Server(config)
+    started(f"http://{shown}:{listener.getsockname()[1]}")
+    server.run([listener])
+
+
+def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
+    """The application: the page, and what it asks for."""
+    routes = [Route(path, functools.partial(_file, *told)) for path, told in _FILES.items()]
+    routes.append(Route("/runs", functools.partial(_runs, paths)))
+    # A page elsewhere could otherwise read this one, by a name that it lets point to this machine.
+    known = [host, "127.0.0.1", "localhost", "[::1]"]
+    allowed = ["*"] if host in ("0.0.0.0", "::") else known  # noqa: S104 (the user opened it to the network)
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
+
+
+async def _file(name: str, kind: str, request: Request) -> Response:
+    return Response((_FOLDER / name).read_bytes(), headers=_HEADERS, media_type=kind)
+
+
+def _runs(paths: Sequence[str | Path], request: Request) -> Response:
+    """What is new of each run: `?name=began,end` says what the page has of one."""
+    try:
+        folders = find_runs(paths)
+    except DataError:
+        folders = {}  # a run that was removed while it was watched
+    found = []
+    for name, folder in folders.items():
+        began, _, end = request.query_params.get(name, "").partition(",")
+        try:
+            page = read_run(folder, float(began or 0), int(end or 0))
+        except ValueError:
+            page = read_run(folder)
+        found.append({"name": name, "folder": str(folder), **dataclasses.asdict(page)})
+    told = {"now": time.time(), "runs": found}
+    return Response(json.dumps(told), headers=_HEADERS, media_type="application/json")
