@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -237,6 +238,20 @@ def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
     with exclusive(building):
         reader = series_read.Reader(building, found, columns, np.dtype(np.float32), "other")
         reader.read()
+    made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
+    np.testing.assert_array_equal(made.values, opened(folder).values)
+
+
+def test_files_that_are_shorter_than_their_note_says_are_read_anew(tmp_path):
+    folder = write(tmp_path / "t", frame(), files=2)
+    found = [open_table(path) for path in find_tables(folder)]
+    columns = Columns(["a", "b"], "time", "id")
+    building = tmp_path / "p.building"
+    with exclusive(building):
+        series_read.Reader(building, found, columns, np.dtype(np.float32), "key").read()
+    # The power went before the disk had all of it.
+    values = building / series_read.VALUES
+    os.truncate(values, values.stat().st_size // 2)
     made = build_series(tmp_path / "p", "key", found, columns, missing="error", gaps="split", dtype="float32")
     np.testing.assert_array_equal(made.values, opened(folder).values)
 

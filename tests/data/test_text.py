@@ -249,6 +249,26 @@ def test_open_text_removes_only_old_leftovers(tmp_path: Path) -> None:
     assert foreign.exists()
 
 
+def test_open_text_leaves_leftovers_that_another_user_owns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = files.cache_dir() / "text"
+    folder.mkdir(parents=True)
+    foreign = _write(folder / ".a.1.ids", b"x")
+    os.utime(foreign, (0, 0))
+    asked = []
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        asked.append(path.name)
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        open_text(_write(tmp_path / "a.txt", b"text"))
+    assert asked == [".a.1.ids"]
+    assert foreign.exists()
+
+
 def test_open_text_by_several_runs_at_once_gives_all_the_same(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.txt", "größer\n".encode() * 200_000)
     with ThreadPoolExecutor(6) as pool:

@@ -51,3 +51,38 @@ def test_trial_of_a_precision_tells_its_median_step_in_milliseconds(monkeypatch)
         None, None, loss=None, settings=TrainingSettings(), candidates=["mixed_bfloat16"]
     )
     assert (chosen, [(trial.step_ms, trial.loss) for trial in trials]) == ("float32", [(3.0, 1.5)] * 2)
+
+
+def test_precision_that_cannot_run_is_told_and_an_error_of_float32_is_one(monkeypatch):
+    def fail(*_, policy, **__):
+        if policy in failing:
+            raise NotImplementedError("no kernel for this type\nand much more")
+        return Trial(as_timing([0.004]), 1.5)
+
+    monkeypatch.setattr(precision, "try_training", fail)
+    monkeypatch.setattr(precision, "with_dtype_policy", lambda model, _: model)
+    monkeypatch.setattr(precision, "accelerate", lambda model, _: model)
+    options = {"loss": None, "settings": TrainingSettings(), "candidates": ["mixed_float16"]}
+    failing = ["mixed_float16"]
+    chosen, trials = precision.choose_precision(None, None, **options)
+    assert chosen == "float32"
+    assert trials[1] == PrecisionTrial(
+        "mixed_float16", None, None, "NotImplementedError: no kernel for this type"
+    )
+    failing = ["float32"]
+    with pytest.raises(NotImplementedError):
+        precision.choose_precision(None, None, **options)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "names"), [(True, ("mixed_bfloat16", "mixed_float16")), (False, ("mixed_bfloat16",))]
+)
+def test_half_precision_is_tried_on_a_gpu_only(monkeypatch, gpu, names):
+    monkeypatch.setattr(precision, "gpu_visible", lambda: gpu)
+    assert precision.precision_candidates() == names
+
+
+@pytest.mark.parametrize(("step_ms", "loss"), [(None, 2.0), (10.0, None)])
+def test_nothing_is_chosen_without_all_of_the_first(step_ms, loss):
+    trials = [PrecisionTrial("float32", step_ms, loss), PrecisionTrial("mixed_bfloat16", 5.0, 2.0)]
+    assert fastest_precision(trials).policy == "float32"
