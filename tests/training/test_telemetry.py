@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 
 import pytest
 
@@ -111,6 +112,16 @@ def test_figures_come_once_a_second_and_all_is_passed_on(tmp_path, clock):
     assert table[0]["items_per_s"] == ""
     assert display.heard[:3] == ["start", 0.25, (0, 1)]
     assert display.heard[-4:] == ["validating", 1, "so far", "stop"]
+
+
+def test_figures_that_are_no_numbers_are_null(tmp_path, clock):
+    with Telemetry(Display(), tmp_path) as told:
+        told.start(PLAN)
+        told.epoch({"epoch": 1, "steps": 100, "loss": 0.5, "val_loss": math.nan, "seconds": math.inf})
+    (line, _) = (tmp_path / "telemetry.jsonl").read_text().splitlines()
+    assert "NaN" not in line
+    assert json.loads(line)["epoch/val_loss"] is None
+    assert json.loads(line)["epoch/seconds"] is None
 
 
 def test_speed_leaves_out_what_is_between_two_epochs(tmp_path, clock):

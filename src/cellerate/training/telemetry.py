@@ -9,6 +9,7 @@ import csv
 import functools
 import io
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -139,7 +140,9 @@ class Telemetry(Display):
         self._write(epoch + 1, done, values)
 
     def _write(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        line = {"time": round(time.time(), 3), "epoch": epoch, "step": step, **values}
+        # JSON has no word for NaN and infinity.
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = {"time": round(time.time(), 3), "epoch": epoch, "step": step, **finite}
         if self._file is not None and not self._try(LIVE, lambda: self._append(line)):
             self._file = None
         for tracker in tuple(self._trackers):
