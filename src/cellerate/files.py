@@ -35,7 +35,7 @@ _REASONS = {
 
 # A file that is being written is touched all the time. An hour also covers differences between machines' clocks.
 ABANDONED_AFTER_S = 3600
-_LOCK = ".lock"
+LOCK = ".lock"
 
 
 def output_error(path: Path, error: OSError) -> OutputError:
@@ -156,7 +156,7 @@ def publish_folder(folder: Path, target: Path) -> None:
         _flush(written)
     # The lock goes along: until the folder has its name, nobody else may begin one in its place.
     folder.rename(target)
-    (target / _LOCK).unlink(missing_ok=True)
+    (target / LOCK).unlink(missing_ok=True)
     _flush(target.parent)
 
 
@@ -180,7 +180,7 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 def _locked(folder: Path, *, wait: bool) -> int:
     """The descriptor of a folder's lock file, locked."""
-    lock = folder / _LOCK
+    lock = folder / LOCK
     while True:
         with _reported(folder):
             folder.mkdir(parents=True, exist_ok=True)

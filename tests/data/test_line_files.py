@@ -130,19 +130,23 @@ def test_blocks_of_lines_are_the_lines_in_their_order(tmp_path: Path, suffix: st
 
 
 def test_files_of_lines_are_found_in_folders_and_patterns_each_once(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.parquet", "deep/c.PQ", "_about.txt", ".d.txt", "deep/_out/e.txt", "f.json"):
+    for name in ("b.txt", "_about.txt", ".d.txt", "deep/_out/e.txt", "f.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
+    for name in ("a.parquet", "deep/c.PQ"):
+        pq.write_table(pa.table({"text": ["x"] * 50}), tmp_path / name)
     inside = [tmp_path / name for name in ("a.parquet", "b.txt", "deep/c.PQ")]
     assert find_line_files([tmp_path]) == inside
+    assert find_line_files([tmp_path / "*"]) == [*inside[:2], tmp_path / "f.json"]
+    assert find_line_files([tmp_path / "**" / "*.PQ"]) == inside[2:]
     assert find_line_files([tmp_path / "f.json", tmp_path / "*.txt", tmp_path]) == [
-        tmp_path / "f.json",
-        tmp_path / "_about.txt",
-        tmp_path / "b.txt",
-        inside[0],
-        inside[2],
-    ]
+        tmp_path / "f.json", inside[1], inside[0], inside[2],
+    ]  # fmt: skip
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "part-0000").write_text("x")
+    assert find_line_files([tmp_path / "plain"]) == [tmp_path / "plain" / "part-0000"]
     with pytest.raises(DataError, match="no file was given"):
         find_line_files([])
-    with pytest.raises(DataError, match="nowhere"):
-        find_line_files([tmp_path / "nowhere"])
+    for wrong in ("nowhere", "*.csv"):
+        with pytest.raises(DataError):
+            find_line_files([tmp_path / wrong])

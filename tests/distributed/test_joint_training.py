@@ -15,6 +15,7 @@ import pytest
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.training.checkpoint import Position
 from cellerate.training.parallel import Processes
+from cellerate.training.telemetry import read_telemetry
 from support import joint_training
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
@@ -74,6 +75,10 @@ def test_two_processes_make_what_one_makes(tmp_path):
         np.testing.assert_allclose(first["predicted"], expected["predicted"], atol=1e-4)
         np.testing.assert_allclose(first["curve"], expected["curve"], rtol=1e-4)
         assert (first["here"], second["here"], second["predicted"]) == (True, False, None)
+        # One of them writes what it sees.
+        steps = [row["step"] for row in read_telemetry(tmp_path / "two" / f"{name}.run") if "loss" in row]
+        assert steps
+        assert len(set(steps)) == len(steps)
     assert_same_curve(found["lines"][0], alone("lines", tmp_path / "lines"), 1e-3)
     assert found["lines"][0]["judged"] is not None
     assert found["lines"][1]["judged"] is None

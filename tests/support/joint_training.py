@@ -87,11 +87,14 @@ def odd(folder):
 
 def lines(folder):
     """Rows of different lengths: what counts differs between the processes."""
+    from cellerate.files import atomic_write
     from cellerate.tasks.embed import train_on_lines
     from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
     from cellerate.training.settings import TrainingSettings
 
-    (folder / "lines.txt").write_text("\n".join(LINES))
+    # Each process writes the same, whole: another one may be reading.
+    with atomic_write(folder / "lines.txt") as beside:
+        beside.write_text("\n".join(LINES))
     found = train_on_lines(
         LineOptions(path=folder / "lines.txt", batch_size=9, validation_fraction=0.2),
         folder / "lines.keras",

@@ -1,6 +1,7 @@
 """Passes into folders of Parquet files, whole and in shares, with packed models made by hand."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.cell import write_cell
 from cellerate.tasks import bulk, inference
+from cellerate.tasks.pieces import Pieces
 from support import packed_forecaster, packed_lines
 from support.packed_lines import LINES
 
@@ -67,13 +69,37 @@ def test_shares_of_any_number_make_up_the_whole(lines):
 
 
 def test_share_is_the_place_that_a_launcher_names(lines, monkeypatch):
-    for name, value in {
-        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     done = bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
     assert parts(lines / "out") == ["part-000001.parquet", "part-000003.parquet"]
     assert done.items == 8
+
+
+def test_of_passes_that_begin_at_once_the_first_has_the_folder(lines, monkeypatch):
+    began = []
+
+    def later(pieces, beside, path):
+        if not began:
+            began.append(True)
+            # Another one, with another setting, begins and ends between the look and the name.
+            bulk.embed_files(lines / "l.cell", lines / "in", lines / "out", errors="replace")
+        name(pieces, beside, path)
+
+    name = Pieces._name
+    monkeypatch.setattr(Pieces, "_name", later)
+    with pytest.raises(ConfigError, match="results of another pass: errors differs"):
+        bulk.embed_files(lines / "l.cell", lines / "in", lines / "out")
+    assert len(parts(lines / "out")) == 5
+
+
+def test_file_system_without_hard_links_will_do(lines, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "out").items == 15
+    assert bulk.embed_files(lines / "l.cell", lines / "in", lines / "out").items == 0
 
 
 def test_unknown_character_is_named_with_its_file_and_line(lines):

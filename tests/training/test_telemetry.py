@@ -183,7 +183,7 @@ def test_run_goes_on_without_a_tracker_that_fails(tmp_path, clock, tracked):
     assert said == ["Tracked fails, and the run goes on without it: no route to host"]
     assert [step for step, _ in tracked.logged] == [1, 15, 25]
     assert len(read_telemetry(tmp_path)) == 10
-    assert tracked.ended is None
+    assert tracked.ended == "failed"
 
 
 def test_run_goes_on_where_telemetry_cannot_be_written(tmp_path, clock, tracked):
@@ -196,6 +196,35 @@ def test_run_goes_on_where_telemetry_cannot_be_written(tmp_path, clock, tracked)
     assert len(said) == 1
     assert said[0].startswith("telemetry.jsonl fails, and the run goes on without it: ")
     assert len(tracked.logged) == 10
+
+
+def test_full_disk_at_the_end_leaves_the_run_and_its_trackers_whole(tmp_path, clock, tracked):
+    display = Heard()
+    with Telemetry(display, tmp_path, ["wandb"]) as told:
+        told.start(PLAN)
+        told._file.close()
+        with open("/dev/full", "w") as told._file:  # noqa: PTH123 (every write into it fails)
+            told.status = "finished"
+            told.__exit__(None, None, None)
+        told._file = None
+    assert any("No space left" in text for text in display.heard if isinstance(text, str))
+    assert tracked.ended == "finished"
+
+
+def test_machine_that_cannot_be_read_ends_nothing(tmp_path, clock, monkeypatch):
+    class Broken:
+        def read(self):
+            raise RuntimeError("the driver was updated")
+
+    monkeypatch.setattr(telemetry, "MachineReadings", Broken)
+    display = Heard()
+    with Telemetry(display, tmp_path) as told:
+        told.start(PLAN)
+        trained(told, clock)
+    rows = read_telemetry(tmp_path)
+    assert len(rows) == 10
+    assert not any(name.startswith("machine/") for row in rows for name in row)
+    assert len([text for text in display.heard if isinstance(text, str) and "driver" in text]) <= 2
 
 
 def test_tracker_that_cannot_begin_ends_those_before_it(tmp_path, clock, tracked, monkeypatch):

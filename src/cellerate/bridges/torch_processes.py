@@ -5,6 +5,7 @@ Keras has no distribution on torch. Here its `fit` stays as it is: the model's f
 processes when they are read.
 """
 
+import atexit
 import contextlib
 import datetime
 import os
@@ -45,6 +46,13 @@ def join(address: str, count: int, number: int) -> None:
         rank=number,
         timeout=_PATIENCE,
     )
+    # Left to the end of the process, its threads may still run when they are destroyed, which aborts.
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def place() -> tuple[int, int]:

@@ -59,7 +59,7 @@ def embed(
 
     check_processes(processes, output)
     if is_folder(output):
-        with shared_pass(processes, output):
+        with shared_pass(model, processes, output):
             if model.suffix != ".cell":
                 start_backend(backend)
             from cellerate.tasks.bulk import embed_files

@@ -9,9 +9,10 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
-from cellerate.cli.sharing import Processes, check_processes, pass_record, shared_pass
+from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
+from cellerate.errors import ConfigError
 
 
 def evaluate(
@@ -94,18 +95,26 @@ def _in_pieces(
     quiet: bool,
 ) -> dict[str, Any]:
     """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
+    from cellerate.distributed.group import own_share
+
+    if output is not None and not is_folder(output):
+        raise ConfigError(f"the errors of each stretch go into a folder, and {output} is a file.")
     with contextlib.ExitStack() as opened:
         further = []
         if output is None:
+            if own_share()[1] > 1:
+                raise ConfigError("processes that were started elsewhere share a folder: name it with -o.")
             output = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="cellerate-")), "errors")
             further = ["--output", str(output)]
-        opened.enter_context(shared_pass(processes, output, *further))
+        opened.enter_context(shared_pass(model, processes, output, *further))
         if model.suffix != ".cell":
             start_backend(backend)
         from cellerate.tasks.bulk import judge_files
 
         with progress_bar("judging windows", quiet) as progress:
             done, report = judge_files(model, data, output, part=part, progress=progress)
+    if report is None:
+        note("other processes are still at work; once they have ended, the same command tells the figures.")
     return report or pass_record(done)
 
 

@@ -59,7 +59,7 @@ def forecast(
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
-        with shared_pass(processes, output):
+        with shared_pass(model, processes, output):
             if model.suffix != ".cell":
                 start_backend(backend)
             from cellerate.tasks.bulk import forecast_files

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,24 +38,26 @@ def check_processes(processes: int, output: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def shared_pass(processes: int, output: Path, *further: str) -> Iterator[None]:
+def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Iterator[None]:
     """A block that makes a pass into a folder; first, several processes do what is left to do if they are asked for.
 
     Args:
+        model: The model; one that is packed computes on processors.
         processes: How many.
         output: The folder, which nobody else may write meanwhile.
-        further: Further words for the command line of these processes.
+        further: Further options for the command line of these processes.
 
     Raises:
         OutputError: Another command is writing there.
         Exit: A process failed; it has said why.
     """
-    from cellerate.distributed.group import own_place
+    from cellerate.distributed.group import own_share
     from cellerate.files import exclusive
+    from cellerate.tasks.pieces import remove_pass
 
-    place = own_place()
-    if LAUNCHED_VARIABLE in os.environ or place is not None:
-        if LAUNCHED_VARIABLE in os.environ or (place and place.number):
+    number, count = own_share()
+    if LAUNCHED_VARIABLE in os.environ or count > 1:
+        if LAUNCHED_VARIABLE in os.environ or number:
             silence()
         yield
         return
@@ -66,7 +67,9 @@ def shared_pass(processes: int, output: Path, *further: str) -> Iterator[None]:
             if processes > 1:
                 from cellerate.distributed.launch import launch
 
-                if code := launch([sys.executable, *sys.argv, *further], processes):
+                # Options come before a "--" that ends them: right behind the verb.
+                command = [sys.executable, *sys.argv[:2], *further, *sys.argv[2:]]
+                if code := launch(command, processes, gpus=model.suffix != ".cell"):
                     raise typer.Exit(code)
             yield
         except (KeyboardInterrupt, typer.Exit):
@@ -76,7 +79,7 @@ def shared_pass(processes: int, output: Path, *further: str) -> Iterator[None]:
         finally:
             # Nothing stays of a pass that came to nothing.
             if not (existed or any(output.glob("part-*.parquet"))):
-                shutil.rmtree(output)
+                remove_pass(output)
 
 
 def tell_pass(done: "Pass", json: bool) -> None:

@@ -3,6 +3,8 @@
 `data.lines` makes the vocabulary and the batches from them. Only reading needs `pyarrow`.
 """
 
+import contextlib
+import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,14 +48,26 @@ def read_lines(
 
 
 def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files of lines that `paths` names: files, and the text and Parquet files of folders and globs, sorted.
+    """The files of lines that `paths` names: files, folders and globs, each file once.
+
+    A folder stands for the Parquet and .txt files in it and below it, or if there are none for its text files; a glob
+    for the Parquet and text files that it matches. Names that begin with "." or "_" are left out of both.
 
     Raises:
         DataError: There is none, or a path does not exist.
     """
     found: dict[Path, Path] = {}
     for one in map(Path, paths):
-        inside = sorted(path for path in one.rglob("*") if _is_partition(path, one)) if one.is_dir() else []
+        inside: list[Path] = []
+        if one.is_dir():
+            inside = [path for path in one.rglob("*") if path.suffix.lower() in (*_PARQUET_SUFFIXES, ".txt")]
+        elif not one.exists() and glob.has_magic(str(one)):
+            # Any pattern, with folders or without.
+            inside = [Path(hit) for hit in glob.glob(str(one), recursive=True)]  # noqa: PTH207
+            inside = [path for path in inside if path.suffix.lower() in _PARQUET_SUFFIXES]
+            with contextlib.suppress(DataError):
+                inside += resolve_paths([one])
+        inside = [path for path in sorted(set(inside)) if path.is_file() and not _is_hidden(path, one)]
         for path in inside or resolve_paths([one]):
             found.setdefault(path.resolve(), path)
     if not found:
@@ -162,10 +176,10 @@ def _string_column(path: Path, schema: Any, column: str | None) -> str:
     return column
 
 
-def _is_partition(path: Path, folder: Path) -> bool:
-    """Whether a file of a folder is a Parquet or text file, and not hidden (as "." and "_" do it by custom)."""
-    hidden = any(name.startswith((".", "_")) for name in path.relative_to(folder).parts)
-    return path.suffix.lower() in (*_PARQUET_SUFFIXES, ".txt") and path.is_file() and not hidden
+def _is_hidden(path: Path, given: Path) -> bool:
+    """Whether a name is hidden, as "." and "_" do it by custom in folders of data."""
+    names = path.relative_to(given).parts if path.is_relative_to(given) else (path.name,)
+    return any(name.startswith((".", "_")) for name in names)
 
 
 def _has_parquet_marks(path: Path) -> bool:

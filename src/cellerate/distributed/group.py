@@ -56,6 +56,26 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(number, count, f"{environment['MASTER_ADDR']}:{port}")
 
 
+def own_share(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Which process this is, and of how many, for work in which they need not meet: `RANK` and `WORLD_SIZE` alone.
+
+    Raises:
+        ConfigError: One of the two is missing or wrong.
+    """
+    if "WORLD_SIZE" not in environment and "RANK" not in environment:
+        return 0, 1
+    if missing := [name for name in ("RANK", "WORLD_SIZE") if name not in environment]:
+        raise ConfigError(
+            f"{missing[0]} is not set: processes that share work need both RANK and WORLD_SIZE."
+        )
+    number, count = (_whole(name, environment[name]) for name in ("RANK", "WORLD_SIZE"))
+    if not 0 <= number < count:
+        raise ConfigError(
+            f"RANK is {number}, but WORLD_SIZE is {count}: expected a number from 0 to {count - 1}."
+        )
+    return number, count
+
+
 def check_backend(backend: str) -> None:
     """Raises `BackendError` for a backend whose processes cannot train together."""
     if backend == "tensorflow":

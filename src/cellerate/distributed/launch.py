@@ -28,7 +28,12 @@ _TOLD_BYTES = 4000
 
 
 def launch(
-    command: Sequence[str], count: int, extra: Mapping[str, str] | None = None, *, parts: int | None = None
+    command: Sequence[str],
+    count: int,
+    extra: Mapping[str, str] | None = None,
+    *,
+    parts: int | None = None,
+    gpus: bool = True,
 ) -> int:
     """Runs a command in `count` processes and waits for them; each learns its place from its environment.
 
@@ -40,6 +45,7 @@ def launch(
         command: The command.
         count: How many processes.
         extra: Further variables for their environment.
+        gpus: Whether they compute on GPUs, if there are any.
         parts: Into how many parts this machine's processors are divided, one for each process; None for `count`.
 
     Returns:
@@ -60,7 +66,7 @@ def launch(
                             LAUNCHED_VARIABLE: "1",
                             **(extra or {}),
                             **(place.environment() if place else {}),
-                            **_gpu_of(number, count),
+                            **(_gpu_of(number, count) if gpus else {}),
                         },
                         stdin=None if number == 0 else subprocess.DEVNULL,
                         stdout=None if number == 0 else subprocess.DEVNULL,

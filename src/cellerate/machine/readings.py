@@ -65,8 +65,11 @@ def _gpus(environ: Mapping[str, str]) -> tuple[Any, list[Any]]:
             return None, []
         raise
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    found = []
-    names = range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
+    found: list[Any] = []
+    try:
+        names = range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
+    except nvml.NVMLError:
+        return None, []
     for name in names:
         try:
             text = str(name).strip()

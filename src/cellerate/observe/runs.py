@@ -106,7 +106,7 @@ def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
             # The last line of all says how it ended, or when it last wrote.
             file.seek(max(0, file.tell() - 8192))
             last = telemetry_lines(file.read())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # not begun, gone, or not for us
         return Page(0.0, 0, (), "silent", 0.0)
     whole = content[: content.rfind(b"\n") + 1]
     rows = [line for line in telemetry_lines(whole) if "step" in line]

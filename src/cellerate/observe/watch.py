@@ -1,11 +1,13 @@
 """A page on this machine that shows runs as they go on: `cellerate watch`."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -65,9 +67,23 @@ def watch(
     config = uvicorn.Config(
         make_app(paths, host), lifespan="off", log_config=None, access_log=False, ws="none"
     )
-    server = uvicorn.Server(config)
     started(f"http://{shown}:{listener.getsockname()[1]}")
-    server.run([listener])
+    _Server(config).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends at SIGINT and SIGTERM, and does not raise them once more."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends the server at a signal."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
@@ -75,7 +91,7 @@ def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
     routes = [Route(path, functools.partial(_file, *told)) for path, told in _FILES.items()]
     routes.append(Route("/runs", functools.partial(_runs, paths)))
     # A page elsewhere could otherwise read this one, by a name that it lets point to this machine.
-    known = [host, "127.0.0.1", "localhost", "[::1]"]
+    known = [host, f"[{host}]", "127.0.0.1", "localhost", "[::1]"]
     allowed = ["*"] if host in ("0.0.0.0", "::") else known  # noqa: S104 (the user opened it to the network)
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
 
@@ -86,11 +102,13 @@ async def _file(name: str, kind: str, request: Request) -> Response:
 
 def _runs(paths: Sequence[str | Path], request: Request) -> Response:
     """What is new of each run: `?name=began,end` says what the page has of one."""
-    try:
-        folders = find_runs(paths)
-    except DataError:
-        folders = {}  # a run that was removed while it was watched
-    found = []
+    there = []
+    for path in paths:
+        # A run may be removed while it is watched, and may come back.
+        with contextlib.suppress(DataError):
+            find_runs([path])
+            there.append(path)
+    folders, found = find_runs(there), []
     for name, folder in folders.items():
         began, _, end = request.query_params.get(name, "").partition(",")
         try:
@@ -99,4 +117,4 @@ def _runs(paths: Sequence[str | Path], request: Request) -> Response:
             page = read_run(folder)
         found.append({"name": name, "folder": str(folder), **dataclasses.asdict(page)})
     told = {"now": time.time(), "runs": found}
-    return Response(json.dumps(told), headers=_HEADERS, media_type="application/json")
+    return Response(json.dumps(told, allow_nan=False), headers=_HEADERS, media_type="application/json")

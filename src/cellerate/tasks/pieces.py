@@ -7,14 +7,24 @@ What a piece is depends on the data alone, and a piece whose file is there is do
 the work, on one machine or many that see the folder, and a pass that was interrupted goes on.
 """
 
+import contextlib
 import json
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cellerate.distributed.group import own_place
+from cellerate.distributed.group import own_share
 from cellerate.errors import ConfigError, DataError
-from cellerate.files import ABANDONED_AFTER_S, atomic_write, output_error, remove_unfinished, write_parquet
+from cellerate.files import (
+    ABANDONED_AFTER_S,
+    LOCK,
+    atomic_write,
+    output_error,
+    remove_unfinished,
+    write_parquet,
+)
 from cellerate.machine.environment import require
 
 _ABOUT = "_about.json"
@@ -39,8 +49,7 @@ class Pieces:
         self, folder: str | Path, about: Mapping[str, Any], share: tuple[int, int] | None = None
     ) -> None:
         require("pyarrow", "train", "writing Parquet files")
-        place = own_place()
-        self.number, self.count = share or ((place.number, place.count) if place else (0, 1))
+        self.number, self.count = share or own_share()
         if not 0 <= self.number < self.count:
             raise ConfigError(
                 f"share is {self.number, self.count}; expected the number of this process, from 0, and how many "
@@ -48,11 +57,8 @@ class Pieces:
             )
         self.folder = Path(folder)
         whole = {"format": _FORMAT, **json.loads(json.dumps(about))}
-        known = self._about()
-        if known is None:
-            with atomic_write(self.folder / _ABOUT) as beside:
-                beside.write_text(json.dumps(whole))
-        elif known != whole:
+        known = self._about(whole)
+        if known != whole:
             names = sorted(name for name in {*known, *whole} if known.get(name) != whole.get(name))
             raise ConfigError(
                 f"{self.folder} holds results of another pass: {' and '.join(names)} differ{'s'[: len(names) == 1]}. "
@@ -61,22 +67,38 @@ class Pieces:
         # A killed process leaves what it was writing; others of the group may be writing now.
         remove_unfinished(self.folder, ABANDONED_AFTER_S)
 
-    def _about(self) -> dict[str, Any] | None:
-        """What the folder says of itself; None for one that is new."""
+    def _about(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """What the folder says of itself; one that is new is told what it is to hold."""
+        path = self.folder / _ABOUT
         try:
-            if not self.folder.exists():
-                return None
-            if (self.folder / _ABOUT).is_file():
-                found = json.loads((self.folder / _ABOUT).read_text())
-                if isinstance(found, dict):
-                    return found
-            elif self.folder.is_dir() and all(path.name.startswith(".") for path in self.folder.iterdir()):
-                return None
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if all(one.name.startswith(".") for one in self.folder.iterdir()):
+                # Several processes may begin at once, and perhaps not with the same: the first one's stays.
+                with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix=".about-") as beside:
+                    json.dump(whole, beside)
+                    beside.flush()
+                    os.fsync(beside.fileno())
+                    Path(beside.name).chmod(0o644)
+                    self._name(Path(beside.name), path)
+            found = json.loads(path.read_text())
+            if isinstance(found, dict):
+                return found
+        except (FileNotFoundError, FileExistsError, NotADirectoryError, ValueError):
+            pass
         except OSError as error:
             raise output_error(self.folder, error) from error
-        except ValueError:
-            pass
         raise ConfigError(f"{self.folder} exists and holds no results of a pass. Choose another name.")
+
+    def _name(self, beside: Path, path: Path) -> None:
+        """Gives a file its name, unless another process was faster."""
+        try:
+            path.hardlink_to(beside)
+        except FileExistsError:
+            pass
+        except OSError:
+            # A file system without hard links, where two that begin in the same moment are not told apart.
+            with atomic_write(path) as other:
+                other.write_bytes(beside.read_bytes())
 
     def path(self, number: int) -> Path:
         """The file of a piece."""
@@ -118,3 +140,11 @@ class Pieces:
             for name, values in columns.items():
                 found.setdefault(name, []).extend(values)
         return found
+
+
+def remove_pass(folder: Path) -> None:
+    """Removes the folder of a pass that has no results, unless there is something else in it."""
+    for name in (_ABOUT, LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -177,7 +177,7 @@ def judge_windows(
     windows = np.array(
         [count_in(span, settings.window + settings.horizon) for span in part.spans(settings.window)]
     )
-    stretch_of = np.repeat(np.arange(len(windows)), windows)
+    ends = windows.cumsum()
     sums = {name: np.zeros((len(windows), 4)) for name in ("model", *names)}
     below = np.zeros((len(windows), len(quantiles)))
     source = raw_windows(part, settings.window, settings.horizon, _BATCH)
@@ -187,7 +187,7 @@ def judge_windows(
         real = weight > 0
         truth = future[real][..., targets].astype(np.float64)
         made = model.forecast(data, past)[real]
-        stretch = stretch_of[done : done + len(truth)]
+        stretch = np.searchsorted(ends, np.arange(done, done + len(truth)), side="right")
         point = made
         if quantiles:
             point = made[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))]
@@ -198,7 +198,7 @@ def judge_windows(
             np.add.at(sums[name], stretch, window_errors(naive.forecast(name, known), truth, scale))
         done += len(truth)
         if progress is not None:
-            progress(done, len(stretch_of))
+            progress(done, int(ends[-1]))
     return SeriesErrors(windows, sums, below)
 
 

@@ -177,7 +177,7 @@ def train(
     check_trackers(settings.track)
     processes = Processes()
     processes.check(model, carry_states=carry_states)
-    display = display or Display()
+    display = display if display is not None and processes.first else Display()
     keep_freed_memory()
     folder = run_folder(output)
     identity = {

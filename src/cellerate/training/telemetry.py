@@ -10,8 +10,9 @@ import functools
 import io
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,6 +61,7 @@ class Telemetry(Display):
         self._resumed = resumed
         self._file: io.TextIOBase | None = None
         self._wait = 0.0
+        self._machine: dict[str, float] = {}
         self._reference: tuple[float, int] | None = None
 
     def __enter__(self) -> "Telemetry":
@@ -77,8 +79,7 @@ class Telemetry(Display):
     ) -> None:
         """Ends the run with all trackers."""
         if self._file is not None:
-            self._try(LIVE, lambda: self._append({"time": round(time.time(), 3), "status": self.status}))
-            self._file.close()
+            self._try(LIVE, self._close)
             self._try(_TABLE, self._write_table)
         for tracker in self._trackers:
             self._try(type(tracker).__name__, functools.partial(tracker.close, self.status))
@@ -86,7 +87,8 @@ class Telemetry(Display):
     def start(self, plan: Plan) -> None:
         """Training begins."""
         self._plan = plan
-        self._readings = MachineReadings()
+        self._readings: MachineReadings | None = None
+        self._try("reading the machine", self._read_machine)
         self._display.start(plan)
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
@@ -136,8 +138,9 @@ class Telemetry(Display):
         values = dict(logs)
         if items_per_s is not None:
             values |= {"items_per_s": items_per_s, "data_wait": self._wait}
-        values |= {f"machine/{name}": value for name, value in self._readings.read().items()}
-        self._write(epoch + 1, done, values)
+        if self._readings is not None and not self._try("reading the machine", self._read_machine):
+            self._readings, self._machine = None, {}
+        self._write(epoch + 1, done, {**values, **self._machine})
 
     def _write(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         # JSON has no word for NaN and infinity.
@@ -148,27 +151,39 @@ class Telemetry(Display):
         for tracker in tuple(self._trackers):
             if not self._try(type(tracker).__name__, functools.partial(tracker.log, step, values)):
                 self._trackers.remove(tracker)
+                with contextlib.suppress(Exception):
+                    tracker.close("failed")
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / LIVE
         self._file = path.open("a" if self._resumed else "w", encoding="utf-8")
         # A killed run may have left half a line, which would spoil the next.
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            self._file.write("\n")
+        with path.open("rb") as written:
+            if written.seek(0, os.SEEK_END) and written.seek(-1, os.SEEK_END) and written.read() != b"\n":
+                self._file.write("\n")
 
     def _append(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None  # noqa: S101 (it was asked for)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
+    def _close(self) -> None:
+        assert self._file is not None  # noqa: S101 (it was asked for)
+        with contextlib.closing(self._file):
+            self._append({"time": round(time.time(), 3), "status": self.status})
+
+    def _read_machine(self) -> None:
+        self._readings = self._readings or MachineReadings()
+        self._machine = {f"machine/{name}": value for name, value in self._readings.read().items()}
+
     def _write_table(self) -> None:
-        rows = read_telemetry(self._folder)
-        columns = list(dict.fromkeys(name for row in rows for name in row))
+        # Twice, as it may be long: for the columns, and for the rows.
+        columns = list(dict.fromkeys(name for row in _rows(self._folder) for name in row))
         with atomic_write(self._folder / _TABLE) as beside, beside.open("w", newline="") as file:
             table = csv.DictWriter(file, columns, lineterminator="\n")
             table.writeheader()
-            table.writerows(rows)
+            table.writerows(_rows(self._folder))
 
     def _try(self, name: str, do: Callable[[], None]) -> bool:
         """Does something that may fail without an end to the run; whether it went well."""
@@ -185,8 +200,14 @@ class Telemetry(Display):
 def read_telemetry(folder: Path) -> list[dict[str, Any]]:
     """The figures of a run's telemetry so far."""
     with contextlib.suppress(FileNotFoundError):
-        return [line for line in telemetry_lines((folder / LIVE).read_bytes()) if "step" in line]
+        return list(_rows(folder))
     return []
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / LIVE).open("rb") as file:
+        for text in file:
+            yield from (line for line in telemetry_lines(text) if "step" in line)
 
 
 def telemetry_lines(content: bytes) -> list[dict[str, Any]]:
@@ -194,7 +215,7 @@ def telemetry_lines(content: bytes) -> list[dict[str, Any]]:
     found = []
     for text in content.split(b"\n"):
         with contextlib.suppress(ValueError):
-            line = json.loads(text)
+            line = json.loads(text, parse_constant=lambda _: None)
             if isinstance(line, dict) and isinstance(line.get("time"), float | int):
                 found.append(line)
     return found

@@ -3,13 +3,15 @@
 Each keeps to its own settings: who you are and where figures go is what its environment variables and files say.
 """
 
+import contextlib
 import json
 import logging
 import os
 import queue
+import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -48,7 +50,7 @@ def check_trackers(names: Sequence[str]) -> None:
 def open_trackers(
     names: Sequence[str], folder: Path, settings: Mapping[str, Any], *, resumed: bool
 ) -> list[Tracker]:
-    """Begins a run with trackers, or goes on with the one that the checkpoint belongs to.
+    """Begins a run with trackers, or goes on with the one that the run's folder names.
 
     Args:
         names: Which of "tensorboard", "wandb" and "mlflow".
@@ -87,6 +89,9 @@ class TensorBoardTracker:
         from tensorboard.summary import Writer
 
         self.key = str(folder / "tensorboard")
+        if known is None:
+            # Curves of an earlier run would be drawn into those of this one.
+            shutil.rmtree(self.key, ignore_errors=True)
         self._writer = Writer(self.key)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -107,11 +112,13 @@ class WandbTracker:
         import wandb
 
         self._run = wandb.init(
-            # WANDB_PROJECT has the first word.
-            project=wandb.Settings().project or _PROJECT,
+            # WANDB_PROJECT and the user's settings have the first word.
+            project=wandb.setup().settings.project or _PROJECT,
             name=folder.stem,
             id=known,
             resume="allow" if known else None,
+            # The program may have a run of its own, which is not to be had back here.
+            reinit="create_new",
             dir=str(folder),
             config=dict(settings),
             # Stdout is for results, and what it would print of the run is in the run.
@@ -137,23 +144,22 @@ class MlflowTracker:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], known: str | None) -> None:
-        # Its default is to try for minutes before it says that a server does not answer.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         from mlflow.entities import Param
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._client = client = MlflowClient()
-        if known is not None:
-            client.update_run(known, status="RUNNING")
-            self.key = known
-        else:
-            name = MLFLOW_EXPERIMENT_NAME.get() or _PROJECT
-            experiment = client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment else client.create_experiment(name)
-            self.key = client.create_run(number, run_name=folder.stem).info.run_id
-            client.log_batch(self.key, params=[Param(key, str(value)) for key, value in settings.items()])
+        with _impatient():
+            if known is not None:
+                client.update_run(known, status="RUNNING")
+                self.key = known
+            else:
+                name = MLFLOW_EXPERIMENT_NAME.get() or _PROJECT
+                experiment = client.get_experiment_by_name(name)
+                number = experiment.experiment_id if experiment else client.create_experiment(name)
+                self.key = client.create_run(number, run_name=folder.stem).info.run_id
+                client.log_batch(self.key, params=[Param(key, str(value)) for key, value in settings.items()])
         self._error: Exception | None = None
         self._left: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send, daemon=True)
@@ -172,10 +178,14 @@ class MlflowTracker:
         """See `Tracker`."""
         self._left.put(None)
         self._sender.join(_PATIENCE_S)
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if error is None and self._sender.is_alive():
+            error = TimeoutError(f"the last figures did not arrive within {_PATIENCE_S:.0f} s")
         words = {"failed": "FAILED", "interrupted": "KILLED"}
-        self._client.set_terminated(self.key, words.get(status, "FINISHED"))
+        with _impatient():
+            self._client.set_terminated(self.key, words.get(status, "FINISHED"))
+        if error is not None:
+            raise error
 
     def _send(self) -> None:
         try:
@@ -183,6 +193,19 @@ class MlflowTracker:
                 self._client.log_batch(self.key, metrics)
         except Exception as error:
             self._error = error
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Hears soon that a server of MLflow does not answer; its default is to try for minutes."""
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "2")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 _TRACKERS: dict[str, Any] = {

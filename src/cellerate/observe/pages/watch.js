@@ -4,6 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const EVERY_MS = 2000;
 const COLOURS = 6;
+const MOST_ROWS = 10000;
 const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT] = [520, 230, 66, 26, 10, 12];
 const runs = new Map();
 const hidden = new Set();
@@ -48,16 +49,32 @@ function node(name, attributes = {}, text = "") {
 async function ask() {
   const known = new URLSearchParams();
   for (const run of runs.values()) known.set(run.name, `${run.began},${run.end}`);
+  let told;
   try {
     const answer = await fetch(`runs?${known}`);
     if (!answer.ok) throw new Error(answer.statusText);
-    take(await answer.json());
+    told = await answer.json();
     $("told").classList.remove("bad");
   } catch {
     $("told").textContent = "no answer: was `cellerate watch` ended? Trying again.";
     $("told").classList.add("bad");
+    return;
   }
-  setTimeout(ask, EVERY_MS);
+  take(told);
+}
+
+async function follow() {
+  try {
+    await ask();
+  } finally {
+    setTimeout(follow, EVERY_MS);
+  }
+}
+
+// Half of the rows once there are very many; those of epochs all stay.
+function thinned(rows) {
+  if (rows.length <= MOST_ROWS) return rows;
+  return rows.filter((row, number) => number % 2 === 0 || "epoch/loss" in row);
 }
 
 function take(told) {
@@ -66,7 +83,7 @@ function take(told) {
   for (const run of told.runs) {
     const before = runs.get(run.name);
     const same = before && before.began === run.began && run.began;
-    runs.set(run.name, { ...run, rows: same ? before.rows.concat(run.rows) : run.rows });
+    runs.set(run.name, { ...run, rows: thinned(same ? before.rows.concat(run.rows) : run.rows) });
   }
   const now = [...runs.values()].filter((run) => run.status === "training").length;
   $("told").textContent = runs.size ? `${now} of ${runs.size} training` : "no run here yet";
@@ -95,7 +112,7 @@ function list(now) {
       label.append(box, key, run.name);
       first.append(label);
       line.append(first);
-      const best = Math.min(...run.rows.map((row) => row["epoch/val_loss"] ?? Infinity));
+      const best = run.rows.reduce((least, row) => Math.min(least, row["epoch/val_loss"] ?? Infinity), Infinity);
       const wait = last(run, "data_wait"), memory = last(run, "machine/memory_bytes"), speed = last(run, "items_per_s");
       for (const text of [
         run.status === "silent" ? (run.heard ? `silent for ${ago(now - run.heard)}` : "not begun") : run.status,
@@ -207,4 +224,4 @@ function draw() {
 }
 
 $("across").addEventListener("change", draw);
-ask();
+follow();
