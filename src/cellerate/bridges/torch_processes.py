@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import datetime
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,6 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 # How long a process waits for another: longer than the first one needs to write a large model.
 _PATIENCE = datetime.timedelta(minutes=30)
+# A thread of gloo lets go of the tensors of the last exchange once it is over, for which it needs Python. Where Python
+# ends first, torch 2.13 aborts the process; waiting gives it the time.
+_LAST_S = 0.25
 
 
 def join(address: str, count: int, number: int) -> None:
@@ -46,13 +50,7 @@ def join(address: str, count: int, number: int) -> None:
         rank=number,
         timeout=_PATIENCE,
     )
-    # Left to the end of the process, its threads may still run when they are destroyed, which aborts.
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    atexit.register(time.sleep, _LAST_S)
 
 
 def place() -> tuple[int, int]:
