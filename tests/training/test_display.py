@@ -1,0 +1,37 @@
+"""What the progress lines of a run say, where stderr is no terminal."""
+
+import pytest
+
+from cellerate.training import display
+from cellerate.training.display import Plan, Terminal
+
+RECORD = {"epoch": 1, "loss": 0.5, "items_per_s": 2e5, "seconds": 3.0, "data_wait": 0.0}
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    readings = {"cpu": 0.9, "memory_bytes": 1.25e9, "gpu0_use": 0.75, "gpu0_power_w": 300.0, "gpu1_use": 0.5}
+    monkeypatch.setattr(display, "MachineReadings", lambda: type("M", (), {"read": lambda _: readings})())
+    made = Terminal(every_s=0.0)
+    made.start(Plan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows", bits="bits/character"))
+    return made
+
+
+@pytest.mark.parametrize(("wait", "told"), [(0.049, False), (0.05, True), (0.3, True), (1.0, True)])
+def test_epoch_says_how_long_it_waited_for_data_if_that_is_worth_a_word(terminal, capsys, wait, told):
+    terminal.epoch(RECORD | {"data_wait": wait, "best": True})
+    said = capsys.readouterr().err
+    assert (f"waited for data {wait:.0%} of the time" in said) == told
+    assert said.startswith("epoch 1/2  loss 0.5000  0.721 bits/character  200 k windows/s  3 s")
+    assert said.rstrip().endswith("best so far, saved")
+
+
+@pytest.mark.parametrize(("wait", "told"), [(0.049, False), (0.05, True)])
+def test_step_says_what_is_taken_of_the_machine(terminal, capsys, wait, told):
+    terminal.data_wait(wait)
+    terminal.step(0, 1, {"loss": 2.0})
+    terminal.step(0, 11, {"loss": 1.0})
+    said = capsys.readouterr().err
+    assert said.startswith("epoch 1/2 step 11/100  loss 1.0000  1.443 bits/character  ")
+    assert said.rstrip().endswith("1.2 GB  CPU 90%  GPU 75%  GPU 50%")
+    assert (f"waits for data {wait:.0%} of the time" in said) == told
