@@ -665,6 +665,10 @@ def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here,
     code, out, err = cellerate(*words)
     assert (code, out) == (6, "")
     assert "the disk is full" in one_error(err)
+    # What a run writes as it goes on is of the run that failed, and says so.
+    live = here / "m.run" / "telemetry.jsonl"
+    assert json.loads(live.read_text().splitlines()[-1])["status"] == "failed"
+    kept[live] = live.read_bytes()
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == kept
 
 
