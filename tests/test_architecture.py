@@ -11,8 +11,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # A room imports what stands further down; those of one line know nothing of each other.
 ORDER = [
     {"cli"},
-    {"optimization"},
-    {"serving", "observe", "report"},
+    {"optimization", "observe"},
+    {"serving", "report"},
     {"tasks"},
     {"compress", "exports", "distributed"},
     {"training", "runtime"},
@@ -21,7 +21,7 @@ ORDER = [
     {"bridges"},
     {"kernels"},
     {"machine"},
-    {"format", "measure", "files", "program", "settings"},
+    {"format", "measure", "files", "program", "settings", "web"},
     {"errors", "activations"},
     {"cellerate"},
 ]

@@ -20,6 +20,7 @@ from cellerate.data.scaler import Scaler
 from cellerate.data.tokenizer import CharacterTokenizer
 from cellerate.runtime.cell import write_cell
 from support.graphs import Graph, draw
+from support.packed_forecaster import OPTIONS
 
 CHARACTERS = "abcdefgh"
 LONGEST = 12
@@ -45,17 +46,7 @@ def series_cell(path: Path, *, quantiles: tuple[float, ...] = ()) -> Path:
     shape = (3, 2, *([len(quantiles)] if quantiles else []))
     head = graph.dense(last, "head", 10, int(np.prod(shape)))
     made = graph.add("reshape", "forecast", {"x": head}, shape=shape)
-    options = {
-        "target": ["load", "wind"],
-        "feature": ["load", "wind"],
-        "time_column": None,
-        "series_column": None,
-        "missing": "error",
-        "gaps": "split",
-        "storage": "float32",
-        "window": 6,
-        "horizon": 3,
-    }
+    options = OPTIONS | {"target": ["load", "wind"]}
     payload = {"options": options, "scaler": SCALER.to_config(), "quantiles": list(quantiles)}
     return _written(path, graph.program(forecast=made), "series", payload)
 

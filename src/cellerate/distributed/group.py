@@ -48,11 +48,8 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
             f"WORLD_SIZE is {environment['WORLD_SIZE']}, but {', '.join(missing)} is not set: a launcher sets "
             f"{', '.join(VARIABLES)}. To train in one process, unset WORLD_SIZE."
         )
-    number, count, port = (_whole(name, environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    if not 0 <= number < count:
-        raise ConfigError(
-            f"RANK is {number}, but WORLD_SIZE is {count}: expected a number from 0 to {count - 1}."
-        )
+    number, count = own_share(environment)
+    port = _whole("MASTER_PORT", environment["MASTER_PORT"])
     return Place(number, count, f"{environment['MASTER_ADDR']}:{port}")
 
 

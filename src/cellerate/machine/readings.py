@@ -1,7 +1,6 @@
 """What this process takes of the machine: processors, memory, GPUs. A reading takes microseconds."""
 
 import contextlib
-import importlib
 import os
 import time
 from collections.abc import Mapping
@@ -55,23 +54,15 @@ class MachineReadings:
 def _gpus(environ: Mapping[str, str]) -> tuple[Any, list[Any]]:
     """NVML and its handles of the GPUs that CUDA sees; None and nothing where there are none."""
     try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except (ImportError, OSError):
+        import pynvml as nvml
+    except ImportError:
         return None, []
-    except Exception as error:
-        # Its class exists only once the package is there.
-        if type(error).__name__.startswith("NVMLError"):
-            return None, []
-        raise
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     found: list[Any] = []
-    try:
-        names = range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
-    except nvml.NVMLError:
-        return None, []
-    for name in names:
-        try:
+    # Without a driver nothing is found; and as in CUDA, what follows a name that is none does not count.
+    with contextlib.suppress(nvml.NVMLError, OSError):
+        nvml.nvmlInit()
+        for name in range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(","):
             text = str(name).strip()
             by_number = text.isdigit()
             found.append(
@@ -79,7 +70,4 @@ def _gpus(environ: Mapping[str, str]) -> tuple[Any, list[Any]]:
                 if by_number
                 else nvml.nvmlDeviceGetHandleByUUID(text)
             )
-        except nvml.NVMLError:
-            # As in CUDA, what follows a name that is none does not count.
-            break
     return nvml, found

@@ -44,36 +44,38 @@ def find_runs(paths: Sequence[str | Path]) -> dict[str, Path]:
     Raises:
         DataError: A path names no run.
     """
-    found: dict[Path, None] = {}
-    for given in paths:
-        path = Path(given)
-        if path.suffix == ".keras":
-            path = path.with_suffix(".run")
-        if glob.has_magic(str(path)) and not path.exists():
-            inside = [
-                Path(hit).with_suffix(".run")
-                for hit in sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (any path, not one folder)
-            ]
-            inside = [one for one in inside if one.is_dir()]
-        elif path.suffix == ".run" and path.is_dir():
-            inside = [path]
-        elif path.is_dir():
-            # There may be none yet.
-            inside = sorted(one for one in path.rglob("*.run") if one.is_dir())
-            found.update(dict.fromkeys(inside))
-            continue
-        else:
-            inside = []
-        if not inside:
-            raise DataError(
-                f"{given} is no run: expected the folder of one (book.run), its model (book.keras), or a folder with "
-                "runs in it."
-            )
-        found.update(dict.fromkeys(inside))
-    return _named(list(found))
+    return named([folder for path in paths for folder in run_folders(path)])
 
 
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
+def run_folders(given: str | Path) -> list[Path]:
+    """The folders of the runs that one path stands for; a folder may hold none yet.
+
+    Raises:
+        DataError: The path names no run.
+    """
+    path = Path(given)
+    if path.suffix == ".keras":
+        path = path.with_suffix(".run")
+    found: list[Path] = []
+    if glob.has_magic(str(path)) and not path.exists():
+        # Any path, and not within one folder.
+        found = [Path(hit).with_suffix(".run") for hit in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+    elif path.suffix == ".run":
+        found = [path]
+    elif path.is_dir():
+        return sorted(one for one in path.rglob("*.run") if one.is_dir())
+    found = [one for one in found if one.is_dir()]
+    if not found:
+        raise DataError(
+            f"{given} is no run: expected the folder of one (book.run), its model (book.keras), or a folder with "
+            "runs in it."
+        )
+    return found
+
+
+def named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Folders of runs by the names of their models, or by as much of their paths as tells them apart."""
+    folders = list(dict.fromkeys(folders))
     names: dict[str, Path] = {}
     for folder in folders:
         parts = folder.absolute().with_suffix("").parts

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import json
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -20,20 +19,14 @@ from starlette.routing import Route
 
 from cellerate.errors import DataError
 from cellerate.files import output_error
-from cellerate.observe.runs import find_runs, read_run
+from cellerate.observe.runs import find_runs, named, read_run, run_folders
+from cellerate.web import PAGE_HEADERS, Server, file_routes
 
 _FOLDER = Path(__file__).parent / "pages"
 _FILES = {
     "/": ("watch.html", "text/html"),
     "/watch.css": ("watch.css", "text/css"),
     "/watch.js": ("watch.js", "text/javascript"),
-}
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
 }
 
 
@@ -68,48 +61,27 @@ def watch(
         make_app(paths, host), lifespan="off", log_config=None, access_log=False, ws="none"
     )
     started(f"http://{shown}:{listener.getsockname()[1]}")
-    _Server(config).run([listener])
-
-
-class _Server(uvicorn.Server):
-    """Ends at SIGINT and SIGTERM, and does not raise them once more."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ends the server at a signal."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    Server(config).run([listener])
 
 
 def make_app(paths: Sequence[str | Path], host: str = "127.0.0.1") -> Starlette:
     """The application: the page, and what it asks for."""
-    routes = [Route(path, functools.partial(_file, *told)) for path, told in _FILES.items()]
-    routes.append(Route("/runs", functools.partial(_runs, paths)))
+    routes = [*file_routes(_FOLDER, _FILES), Route("/runs", functools.partial(_runs, paths))]
     # A page elsewhere could otherwise read this one, by a name that it lets point to this machine.
     known = [host, f"[{host}]", "127.0.0.1", "localhost", "[::1]"]
     allowed = ["*"] if host in ("0.0.0.0", "::") else known  # noqa: S104 (the user opened it to the network)
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed)])
 
 
-async def _file(name: str, kind: str, request: Request) -> Response:
-    return Response((_FOLDER / name).read_bytes(), headers=_HEADERS, media_type=kind)
-
-
 def _runs(paths: Sequence[str | Path], request: Request) -> Response:
     """What is new of each run: `?name=began,end` says what the page has of one."""
-    there = []
+    folders: list[Path] = []
     for path in paths:
         # A run may be removed while it is watched, and may come back.
         with contextlib.suppress(DataError):
-            find_runs([path])
-            there.append(path)
-    folders, found = find_runs(there), []
-    for name, folder in folders.items():
+            folders += run_folders(path)
+    found = []
+    for name, folder in named(folders).items():
         began, _, end = request.query_params.get(name, "").partition(",")
         try:
             page = read_run(folder, float(began or 0), int(end or 0))
@@ -117,4 +89,4 @@ def _runs(paths: Sequence[str | Path], request: Request) -> Response:
             page = read_run(folder)
         found.append({"name": name, "folder": str(folder), **dataclasses.asdict(page)})
     told = {"now": time.time(), "runs": found}
-    return Response(json.dumps(told, allow_nan=False), headers=_HEADERS, media_type="application/json")
+    return Response(json.dumps(told, allow_nan=False), headers=PAGE_HEADERS, media_type="application/json")

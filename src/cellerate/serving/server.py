@@ -1,14 +1,13 @@
 """Running a server: it listens, answers, reads models again on SIGHUP, and ends without losing what it accepted."""
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
@@ -17,6 +16,7 @@ from cellerate.serving.answers import log
 from cellerate.serving.app import make_app
 from cellerate.serving.models import Models
 from cellerate.serving.protocol import protocol_within
+from cellerate.web import Server
 
 # After texts were ended, what their answers may still take to be sent.
 _LAST_WORDS_S = 5
@@ -82,22 +82,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(told, default=str)
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     def __init__(
         self, config: uvicorn.Config, models: Models, drain_s: float, started: Callable[[], None]
     ) -> None:
         super().__init__(config)
         self._models, self._drain_s, self._tell = models, drain_s, started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Ends on SIGINT and SIGTERM as uvicorn does, but without sending them to the process again: it is done."""
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -149,15 +149,14 @@ def forecast_files(
     starts = range(0, len(ends), _SERIES_A_PIECE)
     about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
     pieces = Pieces(Path(output), about, share)
-    own = [number for number in range(len(starts)) if pieces.own(number) and not pieces.done(number)]
-    items = 0
-    for number in own:
+    left, items = pieces.left(len(starts)), 0
+    for number in left:
         some = dict(ends[starts[number] : starts[number] + _SERIES_A_PIECE])
         examples = forecast_ends(forecaster.predict, data, forecaster.settings, ends=some)
         pieces.write(number, forecast_columns(examples))
         items += len(some)
         if progress is not None:
-            progress(items, min(len(ends), len(own) * _SERIES_A_PIECE))
+            progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
     return Pass(pieces.folder, len(starts), sum(map(pieces.done, range(len(starts)))), items)
 
 
@@ -197,9 +196,9 @@ def judge_files(
         raw_windows(judged, settings.window, settings.horizon, 1)
     about = {"task": "evaluate", "model": file_digest(Path(model)), "data": data.fingerprint, "part": part}
     pieces = Pieces(Path(output), about, share)
-    own = [number for number in range(len(cut)) if pieces.own(number) and not pieces.done(number)]
-    total, before = sum(_windows(cut[number], settings.horizon) for number in own), 0
-    for number in own:
+    left = pieces.left(len(cut))
+    total, before = sum(_windows(cut[number], settings.horizon) for number in left), 0
+    for number in left:
         report = functools.partial(_report, progress, before, total)
         found = judge_windows(forecaster, SeriesPart(data, judged.name, tuple(cut[number])), report)
         pieces.write(number, _columns(found, data, cut[number], settings.quantiles))

@@ -112,6 +112,10 @@ class Pieces:
         """Whether a piece has its results."""
         return self.path(number).is_file()
 
+    def left(self, count: int) -> list[int]:
+        """Which of so many pieces fall to this process and have no results yet."""
+        return [number for number in range(count) if self.own(number) and not self.done(number)]
+
     def write(self, number: int, columns: Mapping[str, Any]) -> None:
         """Writes the results of a piece: a column of equal length for each name, as NumPy or Arrow arrays or lists.
 

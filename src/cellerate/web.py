@@ -1,0 +1,49 @@
+"""What the HTTP servers of this package share: pages that load nothing from elsewhere, and an end by signals.
+
+It needs the extra `serve`.
+"""
+
+import contextlib
+import functools
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+PAGE_HEADERS = {
+    # What a page shows is set as text; should a fault ever let it become markup, nothing of it would run.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def file_routes(folder: Path, files: Mapping[str, tuple[str, str]]) -> list[Route]:
+    """Routes to files of a folder: for each path the name of the file and its media type."""
+    return [
+        Route(path, functools.partial(_file, folder / name, kind)) for path, (name, kind) in files.items()
+    ]
+
+
+async def _file(file: Path, kind: str, request: Request) -> Response:
+    return Response(file.read_bytes(), headers=PAGE_HEADERS, media_type=kind)
+
+
+class Server(uvicorn.Server):
+    """A server of uvicorn whose process is not killed by the signal that ended it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends on SIGINT and SIGTERM as uvicorn does, but without sending them to the process again: it is done."""
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
