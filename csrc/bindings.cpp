@@ -10,6 +10,7 @@
 
 #include "calls.h"
 #include "dispatch.h"
+#include "phases.h"
 #include "program_bindings.h"
 #include "step_bindings.h"
 #include "threads.h"
@@ -103,6 +104,19 @@ nb::tuple tuple_of(Names names) {
   return nb::tuple(list);
 }
 
+nb::list phase_times() {
+  nb::list found;
+  for (const cellerate::PhaseTimes& each : cellerate::phase_times()) {
+    nb::dict seconds;
+    for (int phase = 0; phase < cellerate::kPhases; ++phase) {
+      seconds[cellerate::kPhaseNames[phase]] = each.seconds[phase];
+    }
+    found.append(
+        nb::make_tuple(each.backward, each.inputs, each.units, each.vocabulary, each.calls, seconds));
+  }
+  return found;
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -127,6 +141,11 @@ NB_MODULE(_core, module) {
       },
       nb::arg("precision"), nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
       "Operations a second that registers alone allow.");
+  module.def("watch_phases", &cellerate::watch_phases, nb::arg("on"),
+             "Begins to time the phases of layers, with nothing seen yet, or ends.");
+  module.def("phase_times", &phase_times,
+             "Of layers of each size since then: backward, inputs, units, vocabulary, calls, seconds of each "
+             "phase.");
   module.def(
       "call", &call, nb::arg("name"), nb::arg("options"), nb::arg("arguments"), nb::arg("results"),
       "Runs one of CALLS, which has the order of its options and arrays; None where an array is absent.");

@@ -10,6 +10,7 @@
 
 #include "lstm_gates.h"
 #include "lstm_layout.h"
+#include "phases.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -68,12 +69,15 @@ class BackwardJob {
   }
 
   void run(int index) {
+    PhaseClock clock({true, plan_.inputs, plan_.units, plan_.vocabulary}, index);
+    clock.enter(Phase::kPack);
     prepare(index);
     barrier_.wait();
     const Range rows = plan_.rows_of(index);
     const Range panels = plan_.panels_of(index);
     for (Index end = plan_.steps; end > 0; end = larger(0, end - chunk_)) {
       const Index begin = larger(0, end - chunk_);
+      clock.enter(Phase::kRecur);
       for (Index step = end - 1; step >= begin; --step) {
         add_output_gradients(step, rows, panels);
         for (Index panel = panels.begin; panel < panels.end; ++panel) {
@@ -83,9 +87,14 @@ class BackwardJob {
         if (plan_.split_units) barrier_.wait();
         multiply_back(step, step - begin, rows, panels);
       }
+      clock.enter(Phase::kWeightGradients);
       pack_inputs(index, begin, end);
       barrier_.wait();
-      if (in_.d_x != nullptr) input_gradients(index, begin, end);
+      if (in_.d_x != nullptr) {
+        clock.enter(Phase::kInputGradients);
+        input_gradients(index, begin, end);
+        clock.enter(Phase::kWeightGradients);
+      }
       weight_gradients(index, begin, end);
       barrier_.wait();
     }

@@ -6,6 +6,7 @@
 
 #include "lstm_gates.h"
 #include "lstm_layout.h"
+#include "phases.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -58,13 +59,19 @@ class ForwardJob {
   }
 
   void run(int index) {
+    PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, index);
+    clock.enter(Phase::kPack);
     prepare(index);
     barrier_.wait();
     const Range rows = plan_.rows_of(index);
     const Range panels = plan_.panels_of(index);
     for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
       const Index end = smaller(plan_.steps, begin + chunk_);
-      if (plan_.vocabulary == 0) project(index, begin, end, rows, panels);
+      if (plan_.vocabulary == 0) {
+        clock.enter(Phase::kProject);
+        project(index, begin, end, rows, panels);
+      }
+      clock.enter(Phase::kRecur);
       for (Index step = begin; step < end; ++step) {
         if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows, index);
         for (Index panel = panels.begin; panel < panels.end; ++panel) {

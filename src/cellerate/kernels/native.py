@@ -4,10 +4,12 @@ Only this module imports the extension `cellerate.kernels._core`. bfloat16 array
 which every framework that knows bfloat16 installs.
 """
 
+import contextlib
 import functools
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,6 +109,38 @@ def measure_peak(precision: str = "float32") -> float:
     """
     number = PRECISIONS.index(precision)
     return max(float(core().measure_peak(number, num_threads())) for _ in range(3))
+
+
+class Phases(NamedTuple):
+    """What the phases of layers took while they were watched.
+
+    Attributes:
+        backward: Whether these are backward passes.
+        inputs: Input features of the layer.
+        units: Its units.
+        vocabulary: Rows of the table that its inputs are looked up in; 0 without one.
+        calls: How many calls.
+        seconds: What each phase took in all of them, on their first threads.
+    """
+
+    backward: bool
+    inputs: int
+    units: int
+    vocabulary: int
+    calls: int
+    seconds: dict[str, float]
+
+
+@contextlib.contextmanager
+def watched_phases() -> Iterator[list[Phases]]:
+    """Times the phases of all layers of this process within a `with`; the list is filled at its end."""
+    found: list[Phases] = []
+    core().watch_phases(True)
+    try:
+        yield found
+    finally:
+        core().watch_phases(False)
+        found += [Phases(*each) for each in core().phase_times()]
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

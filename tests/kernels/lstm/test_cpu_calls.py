@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -290,3 +291,29 @@ def test_exponential_reaches_infinity_where_float32_does():
     np.testing.assert_allclose(
         cpu.forward(arguments, options).c_T[:, 0], [np.exp(np.float64(88.5)), np.inf, 0], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("given", [DENSE, LOOKUP], ids=["inputs", "lookup"])
+def test_watched_phases_are_those_of_the_calls_and_leave_results_alone(given):
+    arguments = cpu.Arguments(**given)
+    before = cpu.forward(arguments)
+    began = time.perf_counter()
+    with native.watched_phases() as found:
+        for _ in range(3):
+            done = cpu.forward(arguments)
+            cpu.backward(arguments, done, **COTANGENTS)
+        assert found == []
+    took = time.perf_counter() - began
+    np.testing.assert_array_equal(done.outputs, before.outputs)
+    ways = {phases.backward: phases for phases in found}
+    assert len(found) == len(ways) == 2
+    for backward, phases in ways.items():
+        assert (phases.inputs, phases.units, phases.calls) == (D, H, 3)
+        assert phases.vocabulary == (V if given is LOOKUP else 0)
+        assert phases.seconds["time steps"] > 0
+        assert (phases.seconds["weight gradients"] > 0) == backward
+        assert (phases.seconds["input products"] > 0) == (not backward and given is DENSE)
+    assert 0 < sum(sum(phases.seconds.values()) for phases in found) < took
+    # Nobody watches any more.
+    cpu.forward(arguments)
+    assert native.core().phase_times() == [tuple(phases) for phases in found]
