@@ -55,6 +55,17 @@ def test_a_training_step_equals_keras(settings, calls):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
 
 
+def test_an_eager_step_equals_a_compiled_one(calls):
+    compiled, eager = accelerate(model_of(use_bias=False)), accelerate(model_of(use_bias=False))
+    eager.run_eagerly = True
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(eager(X)), compiled.predict(X, verbose=0), atol=2e-6)
+    for model in (compiled, eager):
+        model.train_on_batch(X, Y)
+    assert (H, V) in calls
+    for got, expected in zip(eager.get_weights(), compiled.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-6)
+
+
 def test_a_training_step_in_bfloat16_stays_near_float32():
     exact, ours = model_of(), accelerate(model_of("mixed_bfloat16"))
     start = exact.get_weights()

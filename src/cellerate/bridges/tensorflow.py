@@ -137,25 +137,34 @@ def run(
 
     def compute_all(*tensors: Any) -> tuple[tuple[Any, ...], Callable[..., list[Any]]]:
         types = [*[dtype] * len(operation.results), *[tf.uint8] * keep]
-        found = tf.numpy_function(forward, tensors, types, stateful=False)
+        scope = tf.get_current_name_scope()
+        found = _called(forward, tensors, types)
         done = dict(zip([*operation.results, *["reserve"] * keep], found, strict=True))
         for name, shape in shapes.items():
             done[name].set_shape(shape)
 
         def gradients(*cotangents: Any) -> list[Any]:
             inputs = [*tensors, *[done[name] for name in kept_names], *cotangents]
-            found = dict(zip(wanted, tf.custom_gradient(differentiate)(*inputs), strict=True))
+            # TensorFlow names its own gradients so; without, a profile could not tell whose this is.
+            with tf.name_scope(f"gradient_tape/{scope}/"):
+                found = dict(zip(wanted, tf.custom_gradient(differentiate)(*inputs), strict=True))
             for name, gradient in found.items():
                 gradient.set_shape(arrays[name].shape)
             return [found.get(name) for name in names]
 
         def differentiate(*inputs: Any) -> tuple[list[Any], Callable[..., None]]:
             types = [arrays[name].dtype for name in wanted]
-            return tf.numpy_function(backward, inputs, types, stateful=False), _differentiate_twice
+            return _called(backward, inputs, types), _differentiate_twice
 
         return tuple(done[name] for name in operation.results), gradients
 
     return tf.custom_gradient(compute_all)(*arrays.values())
+
+
+def _called(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """What a Python function gives of tensors, always as a list: TensorFlow unpacks a single result when eager."""
+    found = tf.numpy_function(function, inputs, types, stateful=False)
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 def _differentiate_twice(*_: Any) -> None:
