@@ -29,6 +29,7 @@ _EXPORTS = {
     "load_model": "cellerate.models.storage",
     "optimize": "cellerate.optimization.workflow",
     "pack": "cellerate.tasks.packing",
+    "profile": "cellerate.observe.profiling.training",
     "prune": "cellerate.compress.prune",
     "quantize": "cellerate.compress.quantize",
     "restore": "cellerate.layers.accelerate",

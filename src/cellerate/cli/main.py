@@ -24,6 +24,7 @@ from cellerate.cli import (
     optimize,
     pack,
     plan,
+    profile,
     report,
     serve,
     train_embed,
@@ -63,6 +64,7 @@ app.command("watch")(watch.watch)
 app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
+app.command("profile")(profile.profile)
 app.command("env")(env.env)
 
 

@@ -107,17 +107,14 @@ def restore(model: Model) -> Model:
 
 
 @contextlib.contextmanager
-def restored(model: keras.Layer) -> Iterator[None]:
-    """Gives the layers of a model Keras's own code within a `with`, as an export needs."""
+def as_found(model: keras.Layer) -> Iterator[None]:
+    """Whatever is accelerated or restored within a `with` is as it was after it."""
     taken = [(layer, name, vars(layer)[name], layer in _left_xla) for layer, name in _replaced(model)]
-    if not taken:
-        yield
-        return
     compiled = {name: getattr(model, name, None) for name in _COMPILED}
-    restore(model)
     try:
         yield
     finally:
+        restore(model)
         for layer, name, replacement, left_xla in taken:
             setattr(layer, name, replacement)
             if left_xla:
@@ -127,6 +124,14 @@ def restored(model: keras.Layer) -> Iterator[None]:
         for name, function in compiled.items():
             if function is not None:
                 setattr(model, name, function)
+
+
+@contextlib.contextmanager
+def restored(model: keras.Layer) -> Iterator[None]:
+    """Gives the layers of a model Keras's own code within a `with`, as an export needs."""
+    with as_found(model):
+        restore(model)
+        yield
 
 
 def enable(implementation: str = "auto") -> None:

@@ -85,6 +85,10 @@ class Workload(abc.ABC):
         """
 
     @abc.abstractmethod
+    def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
+        """Gives the batches that each epoch of the model's training was validated on; None if there were none."""
+
+    @abc.abstractmethod
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """Gives the loss that training minimises."""
 

@@ -106,6 +106,15 @@ class LineWorkload(Workload):
             self._train, self._model.vocabulary, batch_size=size, seed=self.seed, **self._common
         )
 
+    def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
+        """See `Workload.validation`."""
+        if not self.record.payload.get("validation_fraction", LineOptions.validation_fraction):
+            return None
+        held_out = [line for part in self._held_out.values() for line in part]
+        return LineBatches(
+            held_out, self._model.vocabulary, batch_size=batch_size, **self._common
+        )
+
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """The cross-entropy of the characters, line ends among them."""
         return line_loss()

@@ -85,8 +85,15 @@ class SeriesWorkload(Workload):
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
         """See `Workload.source`; `length` has no effect, because the window belongs to the model."""
+        return self._sources(model, batch_size)[0]
+
+    def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
+        """See `Workload.validation`."""
+        return self._sources(model, batch_size)[1]
+
+    def _sources(self, model: keras.Model, batch_size: int) -> tuple[BatchSource, BatchSource | None]:
         options = dataclasses.replace(self._options, batch_size=batch_size)
-        return series_sources(model, self._split, options, self._scaler, self.seed)[0]
+        return series_sources(model, self._split, options, self._scaler, self.seed)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """Gives the loss the model was trained with."""

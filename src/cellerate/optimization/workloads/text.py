@@ -133,10 +133,21 @@ class TextWorkload(Workload):
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
         """See `Workload.source`; a text too short for the batch gives the largest batch it fills."""
+        return self._sources(model, batch_size, length, self._head[:0])[0]
+
+    def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
+        """See `Workload.validation`."""
+        if not self._options.validation_fraction:
+            return None
+        return self._sources(model, batch_size, None, np.concatenate(list(self._tails.values())))[1]
+
+    def _sources(
+        self, model: keras.Model, batch_size: int, length: int | None, tail: np.ndarray
+    ) -> tuple[BatchSource, BatchSource | None]:
         options = TextOptions(
             length=length or self.length or self._options.length, batch_size=batch_size, validation_fraction=0
         )
-        return text_sources(model, options, self._text, self._head, self._head[:0], self.seed)[0]
+        return text_sources(model, options, self._text, self._head, tail, self.seed)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """The cross-entropy, in nats."""

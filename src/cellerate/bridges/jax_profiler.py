@@ -1,0 +1,87 @@
+"""Reads JAX's profiler: which instructions ran when, and for which part of a model.
+
+The trace names XLA's instructions. The compiled program says which operation each came from, with the scopes around
+it, and whether it was differentiated: `transpose(jvp(scope))` is the backward pass.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from cellerate.bridges.profiled import WINDOW, Event, marked
+from cellerate.bridges.xla_programs import Sources, sources_of
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Names what is computed or built in it."""
+    with jax.named_scope(name), jax.profiler.TraceAnnotation(name):
+        yield
+
+
+class Recording:
+    """JAX's profiler, which writes into a folder; TensorBoard reads it there.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._options = jax.profiler.ProfileOptions()
+        # Each call of a Python function would be an event, and cost more than most of them.
+        self._options.python_tracer_level = 0
+
+    def __enter__(self) -> "Recording":
+        jax.profiler.start_trace(str(self._folder), profiler_options=self._options)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        jax.profiler.stop_trace()
+
+    def write(self) -> None:
+        """The trace is written already."""
+
+    def events(self) -> Iterator[Event]:
+        """What was recorded."""
+        newest = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        programs: dict[str, Sources] = {}
+        for plane in jax.profiler.ProfileData.from_file(str(newest)).planes:
+            for number, line in enumerate(plane.lines):
+                thread = f"{plane.name} {number}"
+                for event in line.events:
+                    made = self._event(thread, event, programs)
+                    if made is not None:
+                        yield made
+
+    def _event(self, thread: str, event: Any, programs: dict[str, Sources]) -> Event | None:
+        name, begin = event.name, event.start_ns
+        end = begin + event.duration_ns
+        if name == WINDOW or (name.startswith("cellerate.") and marked(name) is not None):
+            return Event(thread, begin, end, name, marked(name), False, False)
+        told = dict(event.stats)
+        if "hlo_op" not in told:
+            return None
+        module = str(told.get("hlo_module"))
+        if module not in programs:
+            programs[module] = _sources(module)
+        source = programs[module].get(str(told["hlo_op"]), "")
+        return Event(thread, begin, end, name, marked(source), "transpose(" in source, True)
+
+
+def _sources(module: str) -> Sources:
+    """What the instructions of a program come from; of several of that name, the one with marks."""
+    texts = [
+        program.to_string()
+        for executable in jax.devices()[0].client.live_executables()
+        for program in executable.hlo_modules()
+        if program.name == module
+    ]
+    with_marks = [text for text in texts if marked(text) is not None]
+    found: Sources = {}
+    for text in with_marks or texts:
+        found |= sources_of(text)
+    return found

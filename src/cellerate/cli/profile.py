@@ -1,0 +1,172 @@
+"""`cellerate profile`: where the time of a model goes, and what would shorten it most."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cellerate.observe.profiling.record import Profile
+
+
+def profile(
+    model: Annotated[
+        Path, typer.Argument(help="A .keras file, of Cellerate or of anyone, or a .cell.", show_default=False)
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help="Data of the model's task, for its own training; may be given several times. Without any, or for a "
+            "model of anyone, batches are made up and lie in memory.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rows. Default: those of its training, else 32; for a .cell 1.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Time steps of a row, where they are free. Default: those of its training, else 100.",
+            show_default=False,
+        ),
+    ] = None,
+    implementation: Annotated[
+        Literal["auto", "keras"] | None,
+        typer.Option(
+            help="auto: with Cellerate's kernels, as `train` does; keras: without. Default: auto for a model that "
+            "`train` wrote, else keras.",
+            show_default=False,
+        ),
+    ] = None,
+    changes: Annotated[
+        bool, typer.Option("--changes/--no-changes", help="Try what would shorten it.")
+    ] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A page to write, *.html.", show_default=False),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for the backend's own trace: TensorBoard and Perfetto.", show_default=False
+        ),
+    ] = None,
+    backend: Backend = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Say where the time of a training step goes, or of a call of a packed model, and what would shorten it most.
+
+    A few steps are timed as they are, then under the backend's own profiler, then with each change that may help. The
+    file of the model is not changed.
+
+    Examples:
+        cellerate profile book.keras --data book.txt -o profile.html
+
+        cellerate profile mine.keras --batch-size 64 --steps 200 --backend jax
+
+        cellerate profile book.cell --batch-size 16
+    """
+    if output is not None:
+        _check_page(output)
+    told = (lambda text: None) if quiet else (lambda text: note(f"measuring: {text}"))
+    if model.suffix == ".cell":
+        if data or trace or implementation:
+            raise ConfigError(
+                "a packed model is profiled in calls on made-up inputs: leave out --data, --trace and --implementation."
+            )
+        from cellerate.observe.profiling.packed import profile_packed
+        from cellerate.runtime.packed import load
+
+        found = profile_packed(
+            load(model), batch_size=batch_size or 1, steps=steps, changes=changes, note=told
+        )
+    else:
+        # torch's profiler would announce its beginning and end on stderr.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        start_backend(backend)
+        found = _training(
+            model, data or [], batch_size, steps, implementation, changes=changes, trace=trace, note=told
+        )
+    if output is not None:
+        from cellerate.report.profile_page import write_profile
+
+        write_profile(found, output)
+    if json:
+        emit_json(found.to_dict())
+        return
+    emit(str(found))
+    if output is not None:
+        note(f"page: {output}")
+    if trace is not None:
+        note(f"trace: {trace}  (tensorboard --logdir {trace})")
+
+
+def _check_page(output: Path) -> None:
+    from cellerate.files import check_writable
+    from cellerate.machine.environment import require
+
+    require("jinja2", "report", "a page")
+    if output.suffix != ".html":
+        raise ConfigError(f"the page is written as .html, not {output.name!r}: name it *.html.")
+    check_writable(output)
+
+
+def _training(
+    path: Path,
+    data: list[str],
+    batch_size: int | None,
+    steps: int | None,
+    implementation: str | None,
+    *,
+    changes: bool,
+    trace: Path | None,
+    note: Any,
+) -> "Profile":
+    """Profiles the training of a model: its own with data of its task, else on batches that are made up."""
+    from cellerate.data.pipeline import KerasBatches
+    from cellerate.layers.accelerate import accelerate
+    from cellerate.models.storage import load_model
+    from cellerate.observe.profiling.made_up import made_up_batches
+    from cellerate.observe.profiling.training import profile as profile_training
+    from cellerate.training.optimizers import build_optimizer
+    from cellerate.training.settings import TrainingSettings
+
+    loaded, record = load_model(path)
+    common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "note": note}
+    if data:
+        from cellerate.optimization.training import settings_of
+        from cellerate.optimization.workloads.opening import open_workload
+
+        work = open_workload(path, data, seed=0)
+        settings = settings_of(work.record)
+        rows = batch_size or work.batch_size
+        source, held_out = work.source(work.model, rows, steps), work.validation(work.model, rows)
+        loaded, loss = work.model, work.loss(work.model)
+        feed: Any = KerasBatches(source)
+        common["validation_data"] = None if held_out is None else KerasBatches(held_out)
+        optimizer = build_optimizer(settings, len(source), loaded.dtype_policy.name)
+    else:
+        if loaded.compiled and loaded.optimizer is not None:
+            optimizer, loss = loaded.optimizer, loaded.loss
+        else:
+            optimizer, loss = build_optimizer(TrainingSettings(), 1, loaded.dtype_policy.name), None
+        feed, loss = made_up_batches(loaded, batch_size or 32, steps, loss)
+    if implementation == "auto" or (implementation is None and record is not None):
+        accelerate(loaded)
+    loaded.compile(optimizer=optimizer, loss=loss)
+    return profile_training(loaded, feed, **common)

@@ -1,0 +1,315 @@
+"""What would shorten a training most, found by trying: each change is measured on top of those before it.
+
+What is tried is set right first where it spoils other measurements: a step that waits for batches, runs eagerly or has
+one row says little about kernels.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from cellerate.errors import CellerateError
+from cellerate.format import milliseconds, percent, size
+from cellerate.layers.accelerate import accelerate, is_accelerated
+from cellerate.layers.explain import explain
+from cellerate.models.rewrite import with_dtype_policy
+from cellerate.observe.profiling.feeding import Feed, KeptBatches, rows_of, widened
+from cellerate.observe.profiling.record import Change
+from cellerate.observe.profiling.stepping import timed_steps
+from cellerate.observe.profiling.unharmed import forget_compiled
+from cellerate.training.precision import precision_candidates
+
+SMALL_BATCH = 32
+"""Fewer rows than Keras takes by default are a fault; more are a choice."""
+_LOADER, _SMALLEST = 0.1, 0.05
+_VALIDATION, _VALIDATION_AFTER = 0.1, 0.05
+_IDLE, _TOGETHER, _WIDER = 0.25, 16, 4
+_READ_AHEAD = 0.05
+
+
+@dataclasses.dataclass
+class Found:
+    """What is known before changes are tried.
+
+    Attributes:
+        step_s: Of a step as the user has it.
+        kept_s: Of a step whose batches lie in memory.
+        batch_s: Of making one batch, alone.
+        batch_bytes: Of a batch.
+        disk_bytes: What a step had read from storage; None if unknown.
+        idle: The share of a step in which nothing is computed.
+        steps_per_epoch: None if unknown.
+        validation_s: Of validation, an epoch; None without.
+    """
+
+    step_s: float
+    kept_s: float
+    batch_s: float
+    batch_bytes: int
+    disk_bytes: float | None
+    idle: float
+    steps_per_epoch: int | None
+    validation_s: float | None
+
+    @property
+    def training_share(self) -> float:
+        """The share of an epoch that is not validation."""
+        if self.steps_per_epoch is None or self.validation_s is None:
+            return 1.0
+        training = self.steps_per_epoch * self.step_s
+        return training / (training + self.validation_s)
+
+
+def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
+    """Whether a good part of the batches came from storage, and not from memory."""
+    return disk_bytes is not None and disk_bytes > _READ_AHEAD * batch_bytes
+
+
+def find_changes(
+    model: keras.Model, batches: Sequence[Any], found: Found, seconds: float, note: Callable[[str], None]
+) -> tuple[list[Change], list[str]]:
+    """Tries what would shorten a training.
+
+    Args:
+        model: The model, whose weights, settings and kernels may change (see `unharmed`).
+        batches: Batches that are kept in memory.
+        found: What is known.
+        seconds: About how long each measurement takes.
+        note: Told what is tried.
+
+    Returns:
+        Changes that gain something, the most promising first and faults before choices; and what could not be tried,
+        and why.
+    """
+    tries = _Tries(model, batches, found, seconds, note)
+    tries.loader()
+    tries.validation()
+    tries.eager()
+    tries.small_batch()
+    tries.kernels()
+    tries.precision()
+    tries.together()
+    return sorted(tries.changes, key=lambda change: (change.optional, -change.gain)), tries.untried
+
+
+class _Tries:
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: Sequence[Any],
+        found: Found,
+        seconds: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self._model, self._batches, self._found, self._note = model, list(batches), found, note
+        self._seconds = seconds
+        self._rows = rows_of(batches[0])
+        # Seconds of a step of so many rows, as it is after the changes so far.
+        self._now = min(found.kept_s, found.step_s)
+        # What the changes so far leave of a step as the user has it.
+        self._left = 1.0
+        self.changes: list[Change] = []
+        self.untried: list[str] = []
+
+    def loader(self) -> None:
+        """Batches that are not there in time."""
+        found = self._found
+        stall = found.step_s - self._now
+        if stall < _LOADER * found.step_s:
+            return
+        why = (
+            f"steps wait {milliseconds(1e3 * stall)} for a batch: making one takes {milliseconds(1e3 * found.batch_s)} "
+            f"alone, and the rest of the step {milliseconds(1e3 * self._now)}"
+        )
+        if is_cold(found.disk_bytes, found.batch_bytes):
+            title = "Batches are read from storage, because the page cache does not hold the data"
+            why += f"; {size(found.disk_bytes or 0)} a step come from storage"
+            do = (
+                "Read the data once before training (cat DATA > /dev/null), or move them to a faster disk or to memory "
+                "(/dev/shm); data that do not fit into memory: pack them narrower (--storage float16)."
+            )
+        else:
+            title = "The training waits for batches"
+            do = (
+                "Make batches ahead and with less work: several workers (PyDataset(workers=4), num_workers of a "
+                "DataLoader, .prefetch and .cache of tf.data), whole batches of NumPy instead of rows in Python, or "
+                "Cellerate's own windows (cellerate train), which are one gather a batch."
+            )
+        self._add(title, why, found.step_s, self._now, do)
+
+    def validation(self) -> None:
+        """A validation that takes much of the time."""
+        found = self._found
+        share = 1 - found.training_share
+        if share < _VALIDATION or found.steps_per_epoch is None or found.validation_s is None:
+            return
+        training = found.steps_per_epoch * found.step_s
+        every = max(2, round(found.validation_s / (_VALIDATION_AFTER * training)))
+        after = found.validation_s / every
+        self.changes.append(
+            Change(
+                title=f"Validation takes {percent(share)} of an epoch",
+                why=f"{milliseconds(1e3 * found.validation_s)} of validation beside {milliseconds(1e3 * training)} of "
+                "training in each epoch",
+                gain=(found.validation_s - after) / (training + found.validation_s),
+                before_ms=1e3 * (training + found.validation_s),
+                after_ms=1e3 * (training + after),
+                do=f"Validate every {every} epochs (fit(validation_freq={every})), or on 1 of {every} of the held-out "
+                "data, of which a fixed sample tells as much (validation_steps; cellerate train "
+                "--validation-fraction).",
+            )
+        )
+
+    def eager(self) -> None:
+        """Operations that are called one by one."""
+        model = self._model
+        if not model.run_eagerly:
+            return
+        self._note("compiled instead of eager")
+        model.run_eagerly = False
+        # Then Keras chooses.
+        model.jit_compile = None
+        self._measured(
+            "Every operation is called from Python (run_eagerly=True)",
+            "nothing is compiled, so that Python is in the way of every small operation",
+            "model.compile(..., run_eagerly=False), which is the default; keras.config.run_functions_eagerly and "
+            "tf.config.run_functions_eagerly(False) as well.",
+        )
+
+    def small_batch(self) -> None:
+        """Fewer rows than the hardware needs."""
+        if self._rows >= SMALL_BATCH:
+            return
+        if self._model_takes_one_size():
+            self.untried.append(f"larger batches: the model takes batches of {self._rows} rows only")
+            return
+        self._note(f"batches of {SMALL_BATCH} rows")
+        rows, before = self._rows, self._now
+        wide = widened(self._batches, SMALL_BATCH)
+        after = self._step_s(self._model, wide) * rows / SMALL_BATCH
+        gained = self._add(
+            f"A batch has only {rows} row{'s' if rows > 1 else ''}",
+            f"{SMALL_BATCH} rows take {milliseconds(1e3 * after * SMALL_BATCH / rows)}, {rows} take "
+            f"{milliseconds(1e3 * before)}: all weights are read, and all of Python runs, for every few rows",
+            before,
+            after,
+            f"batch_size={SMALL_BATCH} or more (--batch-size), with a learning rate tuned for it.",
+        )
+        if gained:
+            self._batches, self._rows, self._now = wide, SMALL_BATCH, after * SMALL_BATCH / rows
+
+    def kernels(self) -> None:
+        """Recurrent layers that run on Keras's own code, though there are kernels for them."""
+        told = explain(self._model)
+        slow = [
+            one
+            for one in told.layers
+            if any(c.name == "accelerated" and c.holds is False for c in one.conditions)
+        ]
+        if not slow:
+            for one in told.layers:
+                for condition in one.changes:
+                    self.untried.append(f"{one.path}: {condition.name}: {condition.found} -> {condition.fix}")
+            return
+        self._note("Cellerate's kernels")
+        accelerate(self._model)
+        if not any(is_accelerated(layer) for layer in self._model._flatten_layers()):
+            return
+        names = ", ".join(one.path for one in slow)
+        kinds = ", ".join(dict.fromkeys(one.kernel for one in slow))
+        others = [f"{c.name} ({c.found})" for one in slow for c in one.changes if c.name != "accelerated"]
+        why = f"Keras computes {'them' if len(slow) > 1 else 'it'} with {kinds}"
+        why += (
+            f"; what keeps a fused kernel of Keras away: {', '.join(dict.fromkeys(others))}" if others else ""
+        )
+        self._measured(
+            f"{names} run{'s' if len(slow) == 1 else ''} on Keras's own code",
+            why,
+            "cellerate.accelerate(model), before fit; the model stays a Keras model. The command line's trainings do "
+            "so by themselves.",
+        )
+
+    def precision(self) -> None:
+        """16-bit numbers, where the machine multiplies them faster."""
+        model = self._model
+        if model.dtype_policy.name != "float32":
+            return
+        policy = precision_candidates()[0]
+        self._note(policy)
+        config = model.get_compile_config()
+        try:
+            copy = with_dtype_policy(model, policy)
+            copy.compile_from_config(config)
+        except (CellerateError, ValueError, TypeError) as error:
+            self.untried.append(f"{policy}: {str(error).splitlines()[0]}")
+            return
+        copy.run_eagerly = model.run_eagerly
+        if any(is_accelerated(layer) for layer in model._flatten_layers()):
+            accelerate(copy)
+        before, after = self._now, self._step_s(copy)
+        gained = self._add(
+            f"Numbers have 32 bits, and {policy} is faster here",
+            "the multiply-adds of this machine take more 16-bit numbers at once",
+            before,
+            after,
+            f'keras.config.set_dtype_policy("{policy}") before the model is built (cellerate train --precision auto '
+            "tries it and watches the loss).",
+            optional=True,
+        )
+        if gained:
+            self._now = after
+
+    def together(self) -> None:
+        """Steps of which much is Python."""
+        if self._found.idle < _IDLE or self._model.run_eagerly:
+            return
+        if keras.config.backend() != "torch" and self._model.steps_per_execution == 1:
+            self._note(f"{_TOGETHER} steps at a time")
+            self._model.steps_per_execution = _TOGETHER
+            self._measured(
+                f"Between steps, {percent(self._found.idle)} of the time is Python",
+                "the device waits for the next call",
+                f"model.compile(..., steps_per_execution={_TOGETHER}).",
+                optional=True,
+            )
+        elif not self._model_takes_one_size():
+            rows, wide = self._rows, self._rows * _WIDER
+            self._note(f"batches of {wide} rows")
+            before = self._now
+            after = self._step_s(self._model, widened(self._batches, wide)) / _WIDER
+            self._add(
+                f"Python takes {percent(self._found.idle)} of a step of {rows} rows",
+                "each operation is called by itself, however small it is",
+                before,
+                after,
+                f"batch_size={wide}, with a learning rate tuned for it.",
+                optional=True,
+            )
+
+    def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> None:
+        """Measures the model as it is now."""
+        forget_compiled(self._model)
+        before, after = self._now, self._step_s(self._model)
+        if self._add(title, why, before, after, do, optional=optional):
+            self._now = after
+
+    def _step_s(self, model: keras.Model, batches: Sequence[Any] | None = None) -> float:
+        feed = Feed(KeptBatches(self._batches if batches is None else batches), shuffle=False)
+        return timed_steps(model, feed, self._seconds).step_s
+
+    def _add(
+        self, title: str, why: str, before_s: float, after_s: float, do: str, *, optional: bool = False
+    ) -> bool:
+        """Whether it gains enough to be told."""
+        if 1 - after_s / before_s < _SMALLEST:
+            return False
+        gain = self._left * (1 - after_s / before_s) * self._found.training_share
+        self._left *= after_s / before_s
+        self.changes.append(Change(title, why, gain, 1e3 * before_s, 1e3 * after_s, do, optional))
+        return True
+
+    def _model_takes_one_size(self) -> bool:
+        fixed = any(tensor.shape[0] is not None for tensor in getattr(self._model, "inputs", None) or ())
+        return fixed or any(getattr(layer, "stateful", False) for layer in self._model._flatten_layers())

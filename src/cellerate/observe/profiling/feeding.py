@@ -1,0 +1,156 @@
+"""The batches of a training, as `fit` takes them: as they come, or kept in memory to tell what making them costs."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.errors import ConfigError
+
+_KERAS_ROWS = 32
+_LONG_EPOCH = 1000
+_MOST_KEPT = 12
+_MOST_KEPT_BYTES = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What `fit` takes.
+
+    Attributes:
+        x: Arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or any other iterable of batches.
+        y: Targets, if x is arrays.
+        batch_size: Rows a batch, if x is arrays; Keras takes 32 if it is not given.
+        shuffle: Whether `fit` shuffles them, where it can.
+    """
+
+    x: Any
+    y: Any = None
+    batch_size: int | None = None
+    shuffle: bool = True
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `fit`."""
+        if is_arrays(self.x):
+            return {"x": self.x, "y": self.y, "batch_size": self.batch_size, "shuffle": self.shuffle}
+        # Others come in an order of their own, and Keras warns if it is to shuffle them.
+        return {"x": self.x, "shuffle": self.shuffle and isinstance(self.x, keras.utils.PyDataset)}
+
+    def close(self) -> None:
+        """Ends threads that make batches ahead."""
+        if hasattr(self.x, "close"):
+            self.x.close()
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches an epoch has; None if the data do not say."""
+        if isinstance(self.x, keras.utils.PyDataset):
+            return len(self.x) if self.x.num_batches is None else int(self.x.num_batches)
+        if is_arrays(self.x):
+            return -(-rows_of(self.x) // (self.batch_size or _KERAS_ROWS))
+        if hasattr(self.x, "cardinality"):
+            count = int(self.x.cardinality())
+            return count if count > 0 else None
+        return len(self.x) if hasattr(self.x, "__len__") else None
+
+
+class KeptBatches(keras.utils.PyDataset):
+    """Batches that lie in memory, handed out again and again.
+
+    Args:
+        batches: Them.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        super().__init__(workers=1, use_multiprocessing=False)
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return _LONG_EPOCH
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index % len(self._batches)]
+
+
+def keep(feed: Feed) -> tuple[list[Any], float]:
+    """Takes the first batches, as arrays in memory, and the seconds that making one took.
+
+    Raises:
+        ConfigError: There are no batches.
+    """
+    found: list[Any] = []
+    held = 0
+    began = time.perf_counter()
+    for batch in itertools.islice(_batches(feed), _MOST_KEPT):
+        found.append(keras.tree.map_structure(_as_array, batch))
+        held += sum(array.nbytes for array in keras.tree.flatten(found[-1]) if array is not None)
+        if held > _MOST_KEPT_BYTES:
+            break
+    if not found:
+        raise too_few_batches()
+    return found, (time.perf_counter() - began) / len(found)
+
+
+def too_few_batches() -> ConfigError:
+    """The error for data that end before anything could be measured."""
+    return ConfigError(
+        "there are too few batches to profile with: give some hundred of them, or data that can be gone through again "
+        "(arrays, a PyDataset, a tf.data.Dataset, a DataLoader)."
+    )
+
+
+def rows_of(batch: Any) -> int:
+    """How many rows a batch has."""
+    return len(keras.tree.flatten(batch)[0])
+
+
+def is_arrays(x: Any) -> bool:
+    """Whether these are arrays or tensors, from which `fit` itself makes batches."""
+    flat = keras.tree.flatten(x)
+    return bool(flat) and all(hasattr(array, "shape") and hasattr(array, "dtype") for array in flat)
+
+
+def widened(batches: Sequence[Any], rows: int) -> list[Any]:
+    """Batches of `rows` rows, made of those of smaller ones, again and again."""
+    total = [
+        np.concatenate(arrays) if arrays[0] is not None else None
+        for arrays in zip(*(keras.tree.flatten(batch) for batch in batches), strict=True)
+    ]
+    repeats = [None if array is None else np.resize(array, (rows, *array.shape[1:])) for array in total]
+    return [keras.tree.pack_sequence_as(batches[0], repeats)]
+
+
+def read_from_disk_bytes() -> int | None:
+    """What this process has had read from storage so far, in bytes; None if the system does not say.
+
+    Source: proc(5), "read_bytes" of /proc/self/io.
+    """
+    try:
+        told = Path("/proc/self/io").read_text()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in told.splitlines() if line.startswith("read_bytes")), None)
+
+
+def _batches(feed: Feed) -> Iterator[Any]:
+    x = feed.x
+    if isinstance(x, keras.utils.PyDataset):
+        yield from (x[index] for index in range(feed.batches or 0))
+    elif hasattr(x, "as_numpy_iterator"):
+        yield from x.as_numpy_iterator()
+    elif is_arrays(x):
+        arrays, size = (x, feed.y) if feed.y is not None else (x,), feed.batch_size or _KERAS_ROWS
+        for first in range(0, rows_of(x), size):
+            yield keras.tree.map_structure(lambda array, first=first: array[first : first + size], arrays)
+    else:
+        yield from x
+
+
+def _as_array(value: Any) -> Any:
+    return value if value is None else np.asarray(keras.ops.convert_to_numpy(value))

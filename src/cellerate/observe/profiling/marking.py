@@ -1,0 +1,122 @@
+"""Puts marks around the parts of a model, so that a profiler tells them apart, and takes them off again."""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import keras
+
+from cellerate.bridges.profiled import Bridge, mark
+from cellerate.keras_graph.graph import functional_graph, inner_layers
+from cellerate.observe.profiling.unharmed import forget_compiled
+
+Kind = Literal["layer", "loss", "optimizer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkedPart:
+    """A part of a model.
+
+    Attributes:
+        name: The layer's path, or what the part does.
+        kind: What it is.
+        layer: The layer; None for other parts.
+        shapes: Of its first input and its first output in the last call in which they were known.
+    """
+
+    name: str
+    kind: Kind
+    layer: Any = None
+    shapes: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+
+def profiler() -> Bridge:
+    """How the running backend is profiled."""
+    bridge: Any = importlib.import_module(f"cellerate.bridges.{keras.config.backend()}_profiler")
+    found: Bridge = bridge
+    return found
+
+
+@contextlib.contextmanager
+def marks(model: keras.Model) -> Iterator[list[MarkedPart]]:
+    """Marks the layers, the loss and the optimizer of a compiled model.
+
+    Args:
+        model: The model; what is compiled of it is built anew, with the marks, and again without them afterwards.
+
+    Yields:
+        The parts; the number of a mark is the place in this list.
+    """
+    scope = profiler().scope
+    parts: list[MarkedPart] = []
+    with contextlib.ExitStack() as undo:
+
+        def replace(owner: Any, attribute: str, part: MarkedPart) -> None:
+            name, original = mark(len(parts)), getattr(owner, attribute)
+            own = attribute in owner.__dict__
+            parts.append(part)
+            object.__setattr__(owner, attribute, _within(scope, name, original, part))
+            undo.callback(_give_back, owner, attribute, original if own else None)
+
+        for path, layer in leaves(model):
+            replace(layer, "call", MarkedPart(path, "layer", layer))
+        replace(model, "compute_loss", MarkedPart("loss", "loss"))
+        apply = "stateless_apply" if keras.config.backend() == "jax" else "apply"
+        replace(model.optimizer, apply, MarkedPart(f"optimizer ({model.optimizer.name})", "optimizer"))
+        forget_compiled(model)
+        undo.callback(forget_compiled, model)
+        yield parts
+
+
+def leaves(model: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
+    """The layers that compute, with their paths: nested models are looked into, and so are wrappers of layers.
+
+    A shared layer comes once, where it is found first.
+    """
+    seen: set[int] = set()
+
+    def look(holder: keras.Layer, path: str) -> Iterator[tuple[str, keras.Layer]]:
+        for layer in inner_layers(holder):
+            if id(layer) in seen or isinstance(layer, keras.layers.InputLayer | keras.metrics.Metric):
+                continue
+            seen.add(id(layer))
+            here = f"{path}{layer.name}"
+            holds = functional_graph(layer) is not None or isinstance(layer, keras.Model)
+            # The cells of an RNN are called once a step, within the layer's own time.
+            if not holds:
+                yield here, layer
+            if holds or isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional):
+                yield from look(layer, f"{here}/")
+
+    yield from look(model, path)
+
+
+def _within(
+    scope: Callable[[str], Any], name: str, original: Callable[..., Any], part: MarkedPart
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with scope(name):
+            made = original(*args, **kwargs)
+        taken, given = _shape(args), _shape(made)
+        if taken is not None and given is not None:
+            part.shapes[:] = [taken, given]
+        return made
+
+    return call
+
+
+def _shape(values: Any) -> tuple[int, ...] | None:
+    """The shape of the first array among some; None if there is none, or a size is not known yet."""
+    first = next((value for value in keras.tree.flatten(values) if hasattr(value, "shape")), None)
+    if first is None or any(not isinstance(size, int) for size in first.shape):
+        return None
+    return tuple(first.shape)
+
+
+def _give_back(owner: Any, attribute: str, original: Any) -> None:
+    if original is None:
+        object.__delattr__(owner, attribute)
+    else:
+        object.__setattr__(owner, attribute, original)

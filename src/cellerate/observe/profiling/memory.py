@@ -1,0 +1,85 @@
+"""Watches what memory steps of training take, and tells what for."""
+
+import math
+import threading
+import time
+from typing import Any
+
+import keras
+
+from cellerate.machine.environment import resident_memory_bytes
+from cellerate.observe.profiling.record import Memory
+
+_INTERVAL_S = 0.005
+_MOST_POINTS = 400
+
+
+class MemoryWatch:
+    """Reads the resident memory of this process every few milliseconds, as long as it is entered."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cellerate-memory", daemon=True)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        began = time.perf_counter()
+        while not self._ended.wait(_INTERVAL_S):
+            self._points.append((time.perf_counter() - began, resident_memory_bytes()))
+
+    def found(self, model: keras.Model, batch: Any, before_bytes: int) -> Memory | None:
+        """What was taken, and what for.
+
+        Args:
+            model: The model that was trained.
+            batch: A batch.
+            before_bytes: The memory of this process before the first step.
+
+        Returns:
+            The memory; what neither weights, optimizer, gradients, the batch nor the process before explain is taken
+            by activations and working memory. None if the steps were too short to look.
+        """
+        if not self._points:
+            return None
+        peak = max(value for _, value in self._points)
+        owners = owners_of(model, batch)
+        # The weights lay in memory before, and are told by themselves.
+        owners["Python, the framework and the data"] = max(0, before_bytes - owners["weights"])
+        left = peak - sum(owners.values())
+        owners["activations and working memory"] = max(0, left)
+        # What was freed and taken again would count twice.
+        owners["Python, the framework and the data"] += min(0, left)
+        every = max(1, len(self._points) // _MOST_POINTS)
+        return Memory(peak, owners, tuple(self._points[::every]), "this process")
+
+
+def owners_of(model: keras.Model, batch: Any) -> dict[str, int]:
+    """What a training holds for certain, in bytes."""
+    return {
+        "weights": _bytes(model.variables),
+        "optimizer": _bytes(model.optimizer.variables),
+        "gradients": _bytes(model.trainable_variables),
+        "batch": sum(array.nbytes for array in keras.tree.flatten(batch) if array is not None),
+    }
+
+
+def _bytes(variables: Any) -> int:
+    sizes = {
+        "float64": 8,
+        "int64": 8,
+        "uint64": 8,
+        "float16": 2,
+        "bfloat16": 2,
+        "int16": 2,
+        "int8": 1,
+        "uint8": 1,
+    }
+    return sum(math.prod(one.shape) * sizes.get(str(one.dtype), 4) for one in variables)

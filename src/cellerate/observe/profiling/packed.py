@@ -1,0 +1,175 @@
+"""Profiles a packed model: a call of it, operation by operation, and for a text model the drawing of a token."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cellerate.errors import BackendError, ModelError
+from cellerate.format import milliseconds
+from cellerate.kernels import native
+from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.observe.profiling.record import Change, Part, Profile, bottleneck
+from cellerate.observe.profiling.surroundings import surroundings
+from cellerate.runtime.engine import Engine
+from cellerate.runtime.explanation import ProgramExplanation, explain
+from cellerate.runtime.packed import PackedModel
+
+_WIDER = 16
+_SMALLEST = 0.05
+_DRAWN, _MEASURED_S = 128, 0.3
+
+
+def profile_packed(
+    model: PackedModel,
+    *,
+    batch_size: int = 1,
+    steps: int | None = None,
+    changes: bool = True,
+    note: Callable[[str], None] = lambda text: None,
+) -> Profile:
+    """Says where the time of a packed model goes, and what would shorten it most.
+
+    Args:
+        model: The model.
+        batch_size: Rows of a call.
+        steps: Its time steps; None for 100 where the model takes any number.
+        changes: Whether to try what would shorten it.
+        note: Told what is done next.
+
+    Raises:
+        ConfigError: A size does not fit the model.
+        DataError: The model does not take batches of this size.
+    """
+    note("a call, operation by operation")
+    told = model.explain(batch_size, steps)
+    parts = _parts(told)
+    tried = _changes(model, told, batch_size, steps, note) if changes else []
+    # None of these is a fault: the largest first.
+    tried.sort(key=lambda change: -change.gain)
+    generation: tuple[Part, ...] = ()
+    notes = [f"The core does not run it as one call: {told.reason}"] if told.reason else []
+    if model.task == "text":
+        note("drawing tokens")
+        generation, said = _generation(model)
+        notes += said
+    peak = native.measure_peak(told.precision) if native.why_unavailable() is None else None
+    return Profile(
+        model=str(model.cell.header.get("name") or "packed model"),
+        subject="packed call",
+        backend=f"packed in {told.precision}" + (f", {told.target}" if told.target else ""),
+        rows=batch_size,
+        step_ms=1e3 * told.seconds,
+        parts=parts,
+        slowdown=0.0,
+        idle=sum(part.share for part in parts if part.kind == "host"),
+        share_of_peak=told.share_of_peak,
+        peak_flops=peak,
+        memory=None,
+        changes=tuple(tried),
+        bottleneck=bottleneck(tried, parts),
+        steps_per_epoch=None,
+        validation_ms=None,
+        notes=tuple(notes),
+        environment=surroundings(),
+        generation=generation,
+    )
+
+
+def _parts(told: ProgramExplanation) -> tuple[Part, ...]:
+    """Each operation of a call, and what is left for Python."""
+    total_ms = 1e3 * told.seconds
+    measured = [(one, 1e3 * one.seconds) for one in told.operations if one.seconds]
+    # Operations are timed in calls of their own, which may have been slower than the median of whole calls.
+    scale = min(1.0, total_ms / max(1e-9, sum(ms for _, ms in measured)))
+    found = [
+        Part(
+            name=f"{one.name} ({one.operation}; {one.kernel})",
+            kind="layer",
+            ms=ms * scale,
+            share=ms * scale / total_ms,
+            share_of_peak=one.share_of_peak,
+        )
+        for one, ms in measured
+    ]
+    rest = total_ms - sum(part.ms for part in found)
+    name = "checks and Python" if measured else "the interpreter, an operation at a time"
+    return (*found, Part(name, "host", rest, idle_ms=rest, share=rest / total_ms))
+
+
+def _changes(
+    model: PackedModel, told: ProgramExplanation, batch: int, steps: int | None, note: Callable[[str], None]
+) -> list[Change]:
+    found: list[Change] = []
+
+    def add(title: str, why: str, after_s: float, do: str) -> None:
+        gain = 1 - after_s / told.seconds
+        if gain >= _SMALLEST:
+            found.append(Change(title, why, gain, 1e3 * told.seconds, 1e3 * after_s, do, optional=True))
+
+    note(f"calls of {batch * _WIDER} rows")
+    wide = model.explain(batch * _WIDER, steps).seconds / _WIDER
+    add(
+        f"A call has {batch} row{'s' if batch > 1 else ''}",
+        f"{batch * _WIDER} rows take {milliseconds(1e3 * wide * _WIDER)}: the weights are read once for all of them",
+        wide,
+        "Give predict many rows at once; cellerate serve puts requests together that come at the same time.",
+    )
+    if model.precision == "float32" and native.why_unavailable() is None:
+        note("int8")
+        narrow = explain(Engine(model.cell.program, "int8"), "int8", batch, steps, None).seconds
+        add(
+            "Its matrices have 32 bits",
+            f"with 8 bits the same call takes {milliseconds(1e3 * narrow)}",
+            narrow,
+            "cellerate pack --dtype int8; cellerate evaluate tells what it costs in quality, cellerate optimize keeps "
+            "to a limit.",
+        )
+    if native.why_unavailable() is None and (threads := native.num_threads()) > 1:
+        note("one thread")
+        native.set_num_threads(1)
+        try:
+            alone = model.explain(batch, steps).seconds
+        finally:
+            native.set_num_threads(threads)
+        add(
+            f"{threads} threads share a call that is too small for them",
+            f"one thread takes {milliseconds(1e3 * alone)}",
+            alone,
+            "CELLERATE_THREADS=1, or cellerate.set_num_threads(1).",
+        )
+    return found
+
+
+def _generation(model: PackedModel) -> tuple[tuple[Part, ...], list[str]]:
+    """What drawing a token takes, for one text."""
+    try:
+        stepper = model.stepper()
+    except (BackendError, ModelError) as error:
+        return (), [f"Tokens are not drawn: {error}"]
+    stepper.read(np.zeros((1, 1), np.int32))
+    greedy, drawn = SamplingRules(temperature=0.0), SamplingRules(temperature=0.8, seed=1)
+    network = _median_s(lambda: stepper.draw(_DRAWN, greedy)) / _DRAWN
+    both = _median_s(lambda: stepper.draw(_DRAWN, drawn)) / _DRAWN
+    call = _median_s(lambda: stepper.step([0]))
+    sampling = max(0.0, both - network)
+    total = network + sampling
+    parts = (
+        Part("the network", "layer", 1e3 * network, share=network / total),
+        Part("sampling (temperature 0.8)", "other", 1e3 * sampling, share=sampling / total),
+    )
+    told = (
+        f"A token takes {milliseconds(1e3 * total)} within generate; a call of Stepper.step from Python takes "
+        f"{milliseconds(1e3 * call)}."
+    )
+    return parts, [told]
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    call()
+    found: list[float] = []
+    while len(found) < 5 or sum(found) < _MEASURED_S:
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return float(np.median(found))

@@ -1,0 +1,210 @@
+"""What a profile holds, as plain values and in words for a terminal; `report.profile_page` draws it."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from cellerate.format import milliseconds, percent, size
+
+SCHEMA = 1
+# So many changes are worth telling at once.
+_SHOWN = 3
+Kind = Literal["loader", "layer", "loss", "optimizer", "other", "host"]
+Subject = Literal["training step", "packed call"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Where a part of a step's time goes; all parts add up to the step.
+
+    Attributes:
+        name: A layer's path, or what it does.
+        kind: What it is. "loader" is the wait for batches; "other" is computed for no part by name, such as metrics;
+            "host" is Python and the framework while nothing is computed.
+        ms: Milliseconds of a step.
+        forward_ms: Of these, the forward pass; None where there are no directions.
+        backward_ms: Of these, the backward pass.
+        idle_ms: Of these, time in which nothing was computed, because Python did not ask for it.
+        share: Of the step.
+        share_of_peak: The rate of its multiplications beside the machine's peak; None where that is unknown.
+        phases: What it consists of, in milliseconds, where Cellerate's own kernels say so.
+    """
+
+    name: str
+    kind: Kind
+    ms: float
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    idle_ms: float = 0.0
+    share: float = 0.0
+    share_of_peak: float | None = None
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Something to change, and what it would gain.
+
+    Attributes:
+        title: What is slow, in words.
+        why: What was found.
+        gain: The share of the whole time that it saves, after the changes before it.
+        before_ms: What was measured before it, and after: a step, or an epoch's worth of a step.
+        after_ms: See `before_ms`.
+        do: What to do: a command, an argument, or a line of Python.
+        optional: Whether this is a choice rather than a fault.
+    """
+
+    title: str
+    why: str
+    gain: float
+    before_ms: float
+    after_ms: float
+    do: str
+    optional: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Memory while steps ran.
+
+    Attributes:
+        peak_bytes: The most that was taken.
+        owners: What it was taken for, in bytes; they add up to the peak.
+        over_time: Pairs of seconds and bytes.
+        where: "this process" or the device.
+    """
+
+    peak_bytes: int
+    owners: dict[str, int]
+    over_time: tuple[tuple[float, int], ...]
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time of a model goes, and what would shorten it most; print it.
+
+    Attributes:
+        model: The model's name.
+        subject: What was profiled.
+        backend: The Keras backend, or "packed".
+        rows: Rows of a batch.
+        step_ms: What a step takes without a profiler, batches included.
+        parts: Where that goes; they add up to it.
+        slowdown: How much longer steps took under the profiler, as a share; that is taken off the parts again.
+        idle: The share of the step in which nothing is computed.
+        share_of_peak: The rate of all multiplications beside the machine's measured peak; None if unknown.
+        peak_flops: That peak, in operations per second.
+        memory: See `Memory`; None where it was not measured.
+        changes: What to change, the most promising first.
+        bottleneck: One sentence.
+        steps_per_epoch: None if the data do not say.
+        validation_ms: What the validation of an epoch takes; None without validation data.
+        notes: What to know besides.
+        environment: The machine and the versions.
+        trace: The folder of the trace; "" if none was kept.
+        generation: Of a packed text model, where the time of a token goes.
+        schema: The version of this format.
+    """
+
+    model: str
+    subject: Subject
+    backend: str
+    rows: int
+    step_ms: float
+    parts: tuple[Part, ...]
+    slowdown: float
+    idle: float
+    share_of_peak: float | None
+    peak_flops: float | None
+    memory: Memory | None
+    changes: tuple[Change, ...]
+    bottleneck: str
+    steps_per_epoch: int | None
+    validation_ms: float | None
+    notes: tuple[str, ...]
+    environment: dict[str, str]
+    trace: str = ""
+    generation: tuple[Part, ...] = ()
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def bottleneck(changes: Sequence[Change], parts: Sequence[Part]) -> str:
+    """What is slow, in one sentence."""
+    if changes and not changes[0].optional:
+        first = changes[0]
+        return f"{first.title}: {percent(first.gain)} of the time would be saved."
+    largest = max(parts, key=lambda part: part.ms)
+    told = f"Nothing is wrong; most of the time, {percent(largest.share)}, goes into {largest.name}."
+    if changes:
+        told += f" What would still help: {changes[0].title} ({percent(changes[0].gain)})."
+    return told
+
+
+def _lines(profile: Profile) -> Iterator[str]:
+    """The lines to print."""
+    peak = f", {percent(profile.share_of_peak)} of the machine's peak" if profile.share_of_peak else ""
+    yield f"{profile.model}, {profile.backend}: a {profile.subject} of {profile.rows} rows takes " + (
+        f"{milliseconds(profile.step_ms)}{peak}"
+    )
+    yield profile.bottleneck
+    yield ""
+    rows: list[tuple[str, ...]] = [
+        ("where the time goes", "", "share", "forward", "backward", "idle", "of the peak")
+    ]
+    for part in sorted(profile.parts, key=lambda part: -part.ms):
+        rows.append(
+            (
+                part.name,
+                milliseconds(part.ms),
+                percent(part.share),
+                "" if part.forward_ms is None else milliseconds(part.forward_ms),
+                "" if part.backward_ms is None else milliseconds(part.backward_ms),
+                milliseconds(part.idle_ms) if part.idle_ms else "",
+                "" if part.share_of_peak is None else percent(part.share_of_peak),
+            )
+        )
+        rows += [
+            (f"  {name}", milliseconds(ms), percent(ms / profile.step_ms), *[""] * 4)
+            for name, ms in part.phases.items()
+        ]
+    yield from _aligned(rows)
+    yield f"Nothing is computed in {percent(profile.idle)} of a step."
+    if profile.generation:
+        yield ""
+        yield from _aligned(
+            [
+                ("where the time of a token goes", "", "share"),
+                *((part.name, milliseconds(part.ms), percent(part.share)) for part in profile.generation),
+            ]
+        )
+    if profile.memory is not None:
+        owners = ", ".join(f"{name} {size(count)}" for name, count in profile.memory.owners.items() if count)
+        yield f"memory: {size(profile.memory.peak_bytes)} at its peak: {owners}"
+    for number, change in enumerate(profile.changes[:_SHOWN], 1):
+        yield ""
+        taken = f"{milliseconds(change.before_ms)} -> {milliseconds(change.after_ms)}"
+        yield f"{number}. {change.title}: saves {percent(change.gain)} ({taken})"
+        yield f"   why: {change.why}"
+        yield f"   do:  {change.do}"
+    if profile.notes:
+        yield ""
+        yield from (f"note: {note}" for note in profile.notes)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        first, *rest = (
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join([first, *rest]).rstrip()

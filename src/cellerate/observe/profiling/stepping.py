@@ -1,0 +1,129 @@
+"""Runs steps of training in `fit` itself, and times them without making the device wait for Python."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+from cellerate.observe.profiling.feeding import Feed, read_from_disk_bytes, too_few_batches
+
+_WARM_STEPS = 4
+_LEAST_STEPS, _MOST_STEPS = 3, 200
+# `fit` ends when enough steps are timed.
+_EPOCHS = 1_000_000
+
+
+class Steps(keras.callbacks.CallbackList):
+    """The callbacks of a `fit` that counts: after warm-up steps, a window of steps is timed as a whole.
+
+    Keras's own callbacks would read the loss of every step, and wait for it. Time between epochs does not count.
+
+    Args:
+        model: The model.
+        seconds: About how long the window is to be; it has as many steps as fit.
+        most: Steps at most.
+        window: What to enter for the window.
+
+    Attributes:
+        seconds: How long the counted steps took.
+        steps: How many were counted.
+        disk_bytes: What a counted step had read from storage; None if the system does not say.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        seconds: float,
+        *,
+        most: int = _MOST_STEPS,
+        window: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        super().__init__([], add_history=True, model=model)
+        self._wanted_s, self._most, self._window = seconds, most, window
+        self._within = contextlib.ExitStack()
+        self._warm: list[float] = []
+        self._wanted: int | None = None
+        self._counted_in_epoch, self._first, self._began = 0, -1, math.nan
+        self.seconds, self.steps = 0.0, 0
+        self._disk: int | None = None
+        self.disk_bytes: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """The seconds a step took."""
+        return self.seconds / self.steps
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Goes on counting."""
+        super().on_epoch_begin(epoch, logs)
+        self._first, self._began = -1, time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops counting until the next epoch; Keras has waited for its last step."""
+        self._count(self._first + self._counted_in_epoch)
+        super().on_epoch_end(epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Nothing is called at each step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Begins and ends the window; `batch` is the number of the last batch, which may have been one of several."""
+        if self._wanted is None:
+            _wait(logs)
+            now = time.perf_counter()
+            self._warm.append((now - self._began) / (batch - self._first))
+            if len(self._warm) == _WARM_STEPS or (
+                len(self._warm) > 1 and sum(self._warm) > 2 * self._wanted_s
+            ):
+                # The first step compiles, and the second may.
+                fitting = int(self._wanted_s / max(min(self._warm[1:]), 1e-6))
+                self._wanted = min(max(fitting, _LEAST_STEPS), self._most)
+                self._disk = read_from_disk_bytes()
+                self._within.enter_context(self._window())
+                now = time.perf_counter()
+            self._first, self._began = batch, now
+            return
+        self._counted_in_epoch = batch - self._first
+        if self.steps + self._counted_in_epoch >= self._wanted:
+            _wait(logs)
+            self._count(batch)
+            self._within.close()
+            disk = read_from_disk_bytes()
+            if disk is not None and self._disk is not None:
+                self.disk_bytes = (disk - self._disk) / self.steps
+            self.model.stop_training = True
+
+    def _count(self, batch: int) -> None:
+        if self._counted_in_epoch:
+            self.seconds += time.perf_counter() - self._began
+            self.steps += batch - self._first
+        self._counted_in_epoch = 0
+
+
+def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) -> Steps:
+    """Trains a model for a few steps, which change it.
+
+    Args:
+        model: A compiled model.
+        feed: What `fit` takes.
+        seconds: See `Steps`.
+        options: Options of `Steps`.
+
+    Raises:
+        ConfigError: The data end before any step could be timed.
+    """
+    steps = Steps(model, seconds, **options)
+    with contextlib.closing(feed):
+        model.fit(**feed.arguments, epochs=_EPOCHS, callbacks=steps, verbose=0)
+    if not steps.steps:
+        raise too_few_batches()
+    return steps
+
+
+def _wait(logs: Any) -> None:
+    """Reading the loss waits until the step is done."""
+    float(keras.ops.convert_to_numpy(next(iter((logs or {"loss": 0.0}).values()))))

@@ -1,0 +1,162 @@
+"""Profiles a training: a few steps of `fit`, timed, then under the backend's own profiler, then with changes."""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from cellerate.errors import ModelError
+from cellerate.machine.environment import resident_memory_bytes
+from cellerate.observe.profiling.changes import Found, find_changes, is_cold
+from cellerate.observe.profiling.feeding import Feed, KeptBatches, keep, rows_of
+from cellerate.observe.profiling.record import Profile, bottleneck
+from cellerate.observe.profiling.stepping import timed_steps
+from cellerate.observe.profiling.surroundings import surroundings
+from cellerate.observe.profiling.tracing import PASSES, parts_of, products_of, trace_steps
+from cellerate.observe.profiling.unharmed import unharmed
+from cellerate.observe.profiling.work import peak_flops
+
+_VALIDATED_S = 1.0
+_LEAST_STALL = 0.03
+
+
+def profile(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    validation_data: Any = None,
+    validation_batch_size: int | None = None,
+    changes: bool = True,
+    seconds: float = 1.0,
+    trace: str | Path | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Profile:
+    """Says where the time of a training goes, and what would shorten it most.
+
+    The model is trained for a few steps and is then as it was. Data that are handed out only once, such as a
+    generator, are not.
+
+    Args:
+        model: A compiled Keras model.
+        x: What `fit` takes: arrays, a `PyDataset`, a `tf.data.Dataset`, a `DataLoader`, or another iterable of batches.
+        y: Targets, if `x` is arrays.
+        batch_size: Rows a batch, if `x` is arrays; Keras takes 32 if it is not given.
+        shuffle: As in `fit`.
+        validation_data: As in `fit`: a tuple of arrays, or what gives batches; None if there is none.
+        validation_batch_size: As in `fit`.
+        changes: Whether to try what would shorten it.
+        seconds: About how long each measurement takes.
+        trace: A folder for the backend's own trace, for TensorBoard and Perfetto; None keeps none.
+        note: Told what is done next.
+
+    Returns:
+        The profile; print it.
+
+    Raises:
+        ModelError: `model` is not a compiled Keras model.
+        ConfigError: There are too few batches.
+
+    Example:
+        >>> print(cellerate.profile(model, x, y, batch_size=64))  # doctest: +SKIP
+    """
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ModelError(
+            "profile needs a compiled Keras model, because it profiles its training. Call model.compile(optimizer, "
+            "loss) first."
+        )
+    feed = Feed(x, y, batch_size, shuffle)
+    with contextlib.ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()) if trace is None else trace)
+        held.enter_context(unharmed(model))
+        before_bytes = resident_memory_bytes()
+        note("steps as they are")
+        found, batches = _timed(model, feed, seconds)
+        found.validation_s = _validation_s(model, validation_data, validation_batch_size or batch_size)
+        note("the same under the backend's profiler")
+        # Batches come from memory where that is faster, so that waiting for them is told by itself.
+        waits = found.step_s - found.kept_s > _LEAST_STALL * found.step_s
+        traced_feed = Feed(KeptBatches(batches), shuffle=False) if waits else feed
+        plain_s = found.kept_s if waits else found.step_s
+        traced = trace_steps(model, traced_feed, batches[0], folder, before_bytes, write=trace is not None)
+        found.idle = traced.shares.idle_ns / traced.shares.window_ns
+        peak, how = peak_flops(model)
+        told = parts_of(traced, plain_s, found.step_s, peak)
+        tried, untried = find_changes(model, batches, found, seconds, note) if changes else ([], [])
+    products = sum(products_of(part) or 0 for part in traced.parts)
+    step_ms = 1e3 * found.step_s
+    return Profile(
+        model=model.name,
+        subject="training step",
+        backend=keras.config.backend(),
+        rows=rows_of(batches[0]),
+        step_ms=step_ms,
+        parts=tuple(told),
+        slowdown=traced.shares.window_ns / 1e9 / traced.steps / plain_s - 1,
+        idle=found.idle,
+        share_of_peak=PASSES * 2 * products / found.step_s / peak if peak and products else None,
+        peak_flops=peak,
+        memory=traced.memory,
+        changes=tuple(tried),
+        bottleneck=bottleneck(tried, told),
+        steps_per_epoch=found.steps_per_epoch,
+        validation_ms=None if found.validation_s is None else 1e3 * found.validation_s,
+        notes=(*([f"The machine's peak is measured: {how}."] if peak else [f"No peak: {how}"]), *untried),
+        environment=surroundings(),
+        trace="" if trace is None else str(trace),
+    )
+
+
+def _timed(model: keras.Model, feed: Feed, seconds: float) -> tuple[Found, list[Any]]:
+    """The times of steps as they are, and of the same from memory."""
+    first = timed_steps(model, feed, seconds)
+    batches, batch_s = keep(feed)
+    kept = timed_steps(model, Feed(KeptBatches(batches), shuffle=False), seconds)
+    batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]) if array is not None)
+    step_s = first.step_s
+    if not is_cold(first.disk_bytes, batch_bytes):
+        # The machine may have become faster or slower since, which is not the loader's doing. What was read from
+        # storage is in the page cache by now, so that it cannot be measured once more.
+        step_s = min(step_s, timed_steps(model, feed, seconds / 2).step_s)
+    found = Found(
+        step_s=step_s,
+        kept_s=kept.step_s,
+        batch_s=batch_s,
+        batch_bytes=batch_bytes,
+        disk_bytes=first.disk_bytes,
+        idle=0.0,
+        steps_per_epoch=feed.batches,
+        validation_s=None,
+    )
+    return found, batches
+
+
+def _validation_s(model: keras.Model, data: Any, batch_size: int | None) -> float | None:
+    """The seconds that the validation of an epoch takes, from some of its batches; None if that is unknown."""
+    if data is None:
+        return None
+    x, y = data[:2] if isinstance(data, tuple) else (data, None)
+    feed = Feed(x, y, batch_size, shuffle=False)
+    count = feed.batches
+    if count is None:
+        return None
+    evaluate = {name: value for name, value in feed.arguments.items() if name != "shuffle"}
+
+    def seconds(steps: int) -> float:
+        began = time.perf_counter()
+        with contextlib.closing(feed):
+            model.evaluate(**evaluate, steps=steps, verbose=0)
+        return time.perf_counter() - began
+
+    seconds(1)
+    some, taken = 1, seconds(1)
+    while some < count and taken < _VALIDATED_S:
+        some = min(count, 4 * some)
+        taken = seconds(some)
+    return taken * count / some

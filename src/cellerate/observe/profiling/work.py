@@ -1,0 +1,77 @@
+"""How much a layer multiplies, and how fast this machine could do it."""
+
+import math
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from cellerate.kernels import native
+from cellerate.layers.conditions import Platform
+
+_SIZE, _MEASURED_S = 4096, 0.2
+
+
+def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
+    """How many products of two numbers the forward pass of a layer sums up.
+
+    Args:
+        layer: A built layer.
+        inputs: The shape of its first input, or several; None if unknown.
+        outputs: The shape of its first output.
+
+    Returns:
+        The number, for all rows; None for a layer of which it is not known.
+    """
+    if isinstance(layer, keras.layers.RNN):
+        cell = layer.cell
+        matrices = [getattr(cell, name, None) for name in ("kernel", "recurrent_kernel")]
+        if inputs is None or len(inputs) != 3 or any(matrix is None for matrix in matrices):
+            return None
+        return inputs[0] * inputs[1] * sum(_count(matrix) for matrix in matrices)
+    if isinstance(
+        layer, keras.layers.Dense | keras.layers.EinsumDense | keras.layers.Conv1D | keras.layers.Conv2D
+    ):
+        if outputs is None or not outputs[-1]:
+            return None
+        return math.prod(outputs[:-1]) * _count(layer.kernel)
+    return (
+        0
+        if isinstance(layer, keras.layers.Embedding | keras.layers.Wrapper | keras.layers.Bidirectional)
+        else None
+    )
+
+
+def peak_flops(model: keras.Model) -> tuple[float | None, str]:
+    """The fastest that this machine multiplies and adds in a model's precision, in operations per second.
+
+    Returns:
+        The rate, measured, and how; None, and why it is unknown.
+    """
+    precision = model.dtype_policy.compute_dtype
+    if Platform.of(keras.config.backend(), model).gpu:
+        return _matmul_rate(precision), f"a product of {precision} matrices of {_SIZE} x {_SIZE}"
+    if (reason := native.why_unavailable()) is not None:
+        return None, reason
+    known = precision if precision in ("float32", "bfloat16") else "float32"
+    return native.measure_peak(known), f"multiply-adds in {known} on {native.num_threads()} threads"
+
+
+def _matmul_rate(precision: str) -> float:
+    left = keras.ops.cast(np.random.default_rng(0).standard_normal((_SIZE, _SIZE), np.float32), precision)
+
+    def once() -> None:
+        keras.ops.convert_to_numpy(keras.ops.matmul(left, left)[0, 0])
+
+    once()
+    best, began = math.inf, time.perf_counter()
+    while time.perf_counter() - began < _MEASURED_S:
+        start = time.perf_counter()
+        once()
+        best = min(best, time.perf_counter() - start)
+    return 2 * _SIZE**3 / best
+
+
+def _count(matrix: Any) -> int:
+    return math.prod(matrix.shape)

@@ -1,0 +1,153 @@
+"""A profile of a training names what is wrong with it first, and its parts add up."""
+
+import mmap
+import os
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import cellerate
+from cellerate.errors import ConfigError, ModelError
+
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
+VOCABULARY, ROWS, STEPS, UNITS = 20, 32, 12, 16
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def text_model(units=UNITS, **options):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    x = keras.layers.Embedding(VOCABULARY, 8, name="table")(ids)
+    x = keras.layers.LSTM(units, return_sequences=True, name="first", **options)(x)
+    x = keras.layers.Bidirectional(keras.layers.LSTM(units, return_sequences=True, name="both"), name="two")(
+        x
+    )
+    return keras.Model(ids, keras.layers.Dense(VOCABULARY, name="head")(x), name="tiny")
+
+
+def compiled(model, **options):
+    model.compile(keras.optimizers.Adam(1e-3), LOSS, **options)
+    return model
+
+
+def ids(rows=8 * ROWS, steps=STEPS):
+    return np.random.default_rng(0).integers(0, VOCABULARY, (rows, steps)).astype(np.int32)
+
+
+class Slow(keras.utils.PyDataset):
+    """Makes each batch slowly."""
+
+    def __init__(self, seconds):
+        super().__init__(workers=1)
+        self.seconds, self.ids = seconds, ids(ROWS)
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return self.ids, self.ids
+
+
+def test_slow_loader_is_named_first_and_parts_add_up_to_the_step():
+    model = compiled(cellerate.accelerate(text_model()))
+    weights = [array.copy() for array in model.get_weights()]
+    optimizer = model.optimizer
+    found = cellerate.profile(model, Slow(0.05), seconds=0.2)
+    assert "waits for batches" in found.changes[0].title
+    assert found.bottleneck.startswith(found.changes[0].title)
+    assert found.changes[0].gain > 0.5
+    assert found.step_ms > 50
+    assert sum(part.ms for part in found.parts) == pytest.approx(found.step_ms, rel=0.1)
+    assert sum(part.share for part in found.parts) == pytest.approx(1, rel=0.1)
+    names = {part.name: part for part in found.parts}
+    assert names["waiting for batches"].ms > 30
+    for name in ("first", "two/forward_both", "two/backward_both", "head", "loss"):
+        assert names[name].forward_ms >= 0 <= names[name].backward_ms, name
+        assert names[name].ms > 0
+    assert any(part.kind == "optimizer" and part.ms > 0 for part in found.parts)
+    assert names["first"].backward_ms > 0
+    assert all(part.kind == "host" or part.ms >= 0 for part in found.parts)
+    assert "forward: time steps" in names["first"].phases
+    assert found.memory.peak_bytes == sum(found.memory.owners.values())
+    # The model is as it was.
+    assert model.optimizer is optimizer and not optimizer.built
+    assert all(np.array_equal(now, before) for now, before in zip(model.get_weights(), weights, strict=True))
+    assert "accelerated" not in str(cellerate.explain(model))
+    assert model.fit(ids(), ids(), verbose=0).history["loss"]
+
+
+def test_uncompiled_model_and_too_few_batches_are_refused():
+    with pytest.raises(ModelError, match="compile"):
+        cellerate.profile(text_model(), ids(), ids())
+    two = ((ids(ROWS), ids(ROWS)) for _ in range(2))
+    with (
+        pytest.warns(UserWarning, match="ran out of data"),
+        pytest.raises(ConfigError, match="too few batches"),
+    ):
+        cellerate.profile(compiled(text_model()), two)
+
+
+def planted(name, tmp_path):
+    """A model and the arguments of `profile`, with one thing wrong; and what its title must say."""
+    x = ids(64 * ROWS)
+    fast = compiled(cellerate.accelerate(text_model(64)))
+    if name == "loader":
+        return fast, {"x": Slow(0.1)}, "waits for batches"
+    if name == "recurrent_dropout":
+        model = compiled(text_model(64, recurrent_dropout=0.2))
+        return model, {"x": x, "y": x, "batch_size": 64}, "own code"
+    if name == "batch":
+        return fast, {"x": x, "y": x, "batch_size": 1}, "only 1 row"
+    if name == "eager":
+        if keras.config.backend() == "torch":
+            # There nothing else is eager but what Keras runs step by step.
+            return compiled(text_model(64)), {"x": x, "y": x, "batch_size": 64}, "own code"
+        return (
+            compiled(text_model(64), run_eagerly=True),
+            {"x": x, "y": x, "batch_size": 64},
+            "called from Python",
+        )
+    if name == "validation":
+        held = ids(64 * ROWS)
+        # As long as the training: evaluation takes about a third of the time of as many rows.
+        held = np.concatenate([held] * 4)
+        return (
+            fast,
+            {"x": x, "y": x, "batch_size": 64, "validation_data": (held, held), "validation_batch_size": 64},
+            "Validation",
+        )
+    return compiled(cellerate.accelerate(text_model())), {"x": Cold(tmp_path / "ids.bin")}, "page cache"
+
+
+class Cold(keras.utils.PyDataset):
+    """Rows from all over a file that is not in memory."""
+
+    def __init__(self, path):
+        super().__init__(workers=1)
+        np.random.default_rng(0).integers(0, VOCABULARY, 256 << 20, dtype=np.uint8).tofile(path)
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        self.map = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        self.map.madvise(mmap.MADV_RANDOM)
+        self.ids = np.frombuffer(self.map, np.uint8)
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        starts = np.random.default_rng(index).integers(0, len(self.ids) - STEPS, 512)
+        rows = np.stack([self.ids[start : start + STEPS] for start in starts]).astype(np.int32)
+        return rows, rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loader", "recurrent_dropout", "batch", "eager", "validation", "cold"])
+def test_planted_bottleneck_is_named_first(name, tmp_path):
+    model, arguments, words = planted(name, tmp_path)
+    found = cellerate.profile(model, **arguments, seconds=0.5)
+    print(found)
+    assert words in found.bottleneck
+    assert sum(part.ms for part in found.parts) == pytest.approx(found.step_ms, rel=0.1)
