@@ -89,6 +89,36 @@ def test_uncompiled_model_and_too_few_batches_are_refused():
         cellerate.profile(compiled(text_model()), two)
 
 
+class Subclassed(keras.Model):
+    """A model without weights before its first call, whose graph cannot be read."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(VOCABULARY, 8)
+        self.memory = keras.layers.LSTM(UNITS, return_sequences=True, name="memory")
+        self.head = keras.layers.Dense(VOCABULARY)
+
+    def call(self, inputs):
+        return self.head(self.memory(self.table(inputs)))
+
+
+def test_unbuilt_subclassed_model_is_profiled_on_a_generator_that_goes_on():
+    taken = []
+
+    def batches():
+        for number in range(100_000):
+            taken.append(number)
+            yield ids(ROWS), ids(ROWS)
+
+    endless = batches()
+    model = compiled(Subclassed(), metrics=["sparse_categorical_accuracy"])
+    found = cellerate.profile(model, endless, seconds=0.05, changes=False)
+    assert "memory" in {part.name for part in found.parts}
+    assert found.steps_per_epoch is None and found.changes == ()
+    next(endless)
+    assert taken[-1] < 99_999
+
+
 def planted(name, tmp_path):
     """A model and the arguments of `profile`, with one thing wrong; and what its title must say."""
     x = ids(64 * ROWS)

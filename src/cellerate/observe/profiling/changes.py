@@ -5,6 +5,7 @@ one row says little about kernels.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -238,10 +239,12 @@ class _Tries:
             return
         policy = precision_candidates()[0]
         self._note(policy)
-        config = model.get_compile_config()
         try:
-            copy = with_dtype_policy(model, policy)
-            copy.compile_from_config(config)
+            # Keras warns of a loss that is a lambda, which cannot be copied.
+            with warnings.catch_warnings(action="ignore"):
+                config = model.get_compile_config()
+                copy = with_dtype_policy(model, policy)
+                copy.compile_from_config(config)
         except (CellerateError, ValueError, TypeError) as error:
             self.untried.append(f"{policy}: {str(error).splitlines()[0]}")
             return

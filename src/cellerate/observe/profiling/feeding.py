@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError
 
 _KERAS_ROWS = 32
@@ -44,7 +45,7 @@ class Feed:
 
     def close(self) -> None:
         """Ends threads that make batches ahead."""
-        if hasattr(self.x, "close"):
+        if isinstance(self.x, KerasBatches):
             self.x.close()
 
     @property
@@ -95,6 +96,18 @@ def keep(feed: Feed) -> tuple[list[Any], float]:
     if not found:
         raise too_few_batches()
     return found, (time.perf_counter() - began) / len(found)
+
+
+def inputs_of(batch: Any) -> Any:
+    """What a model is called with, of a batch as `fit` takes it."""
+    return keras.utils.unpack_x_y_sample_weight(batch)[0]
+
+
+def first_batch(feed: Feed) -> Any:
+    """The first batch, as arrays; of what is handed out only once, it is taken."""
+    for batch in _batches(feed):
+        return keras.tree.map_structure(_as_array, batch)
+    raise too_few_batches()
 
 
 def too_few_batches() -> ConfigError:
@@ -149,7 +162,9 @@ def _batches(feed: Feed) -> Iterator[Any]:
         for first in range(0, rows_of(x), size):
             yield keras.tree.map_structure(lambda array, first=first: array[first : first + size], arrays)
     else:
-        yield from x
+        # Not `yield from`, which would end a generator that is to go on.
+        for batch in x:  # noqa: UP028
+            yield batch
 
 
 def _as_array(value: Any) -> Any:

@@ -11,7 +11,7 @@ import keras
 from cellerate.bridges.profiled import WINDOW
 from cellerate.kernels import native
 from cellerate.layers.accelerate import implementation_of
-from cellerate.observe.profiling.feeding import Feed
+from cellerate.observe.profiling.feeding import Feed, inputs_of
 from cellerate.observe.profiling.marking import MarkedPart, marks, profiler
 from cellerate.observe.profiling.memory import MemoryWatch
 from cellerate.observe.profiling.record import Memory, Part
@@ -78,7 +78,7 @@ def trace_steps(
         steps = timed_steps(model, feed, _TRACED_S, most=_TRACED_STEPS, window=window)
         if any(not part.shapes for part in parts if part.kind == "layer"):
             # A graph may be built without knowing how long its inputs are.
-            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+            model(inputs_of(batch))
         # The program that ran is needed to read the recording, and goes with the marks.
         shares = share_out(recording.events())
     if write:

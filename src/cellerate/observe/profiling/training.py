@@ -12,7 +12,7 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.machine.environment import resident_memory_bytes
 from cellerate.observe.profiling.changes import Found, find_changes, is_cold
-from cellerate.observe.profiling.feeding import Feed, KeptBatches, keep, rows_of
+from cellerate.observe.profiling.feeding import Feed, KeptBatches, first_batch, inputs_of, keep, rows_of
 from cellerate.observe.profiling.record import Profile, bottleneck
 from cellerate.observe.profiling.stepping import timed_steps
 from cellerate.observe.profiling.surroundings import surroundings
@@ -72,6 +72,9 @@ def profile(
             "loss) first."
         )
     feed = Feed(x, y, batch_size, shuffle)
+    if not all(layer.built for layer in model._flatten_layers()):
+        # Otherwise it would have no weights yet that could be given back.
+        model(inputs_of(first_batch(feed)))
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()) if trace is None else trace)
         held.enter_context(unharmed(model))
