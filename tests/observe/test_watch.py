@@ -37,6 +37,7 @@ def watched(tmp_path):
     write(tmp_path / "new.run", [figures(step, now - 10) for step in range(1, 9)])
     old = [figures(step, now - 900) for step in range(1, 5)]
     old.append({"time": now - 890, "epoch": 1, "step": 4, "epoch/val_loss": 0.25})
+    old.append({"time": now - 890, "epoch": 1, "step": 4, "sample": {"given": "It <b>was", "made": " late\n</b>"}})
     write(tmp_path / "<b>old.run", [*old, {"time": now - 889, "status": "finished"}])
     server = subprocess.Popen(
         [PROGRAM, "watch", str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True
@@ -61,13 +62,13 @@ def test_page_gets_what_is_new_of_each_run(watched, tmp_path):
     first = {run["name"]: run for run in asked(watched)["runs"]}
     assert {name: (run["status"], len(run["rows"])) for name, run in first.items()} == {
         "new": ("training", 8),
-        "<b>old": ("finished", 5),
+        "<b>old": ("finished", 6),
     }
     write(tmp_path / "new.run", [figures(9, time.time() - 10)], mode="a")
     write(tmp_path / "third.run", [figures(1, time.time())])
     known = f"/runs?new={first['new']['began']},{first['new']['end']}"
     again = {run["name"]: [row["step"] for row in run["rows"]] for run in asked(watched, known)["runs"]}
-    assert again == {"new": [9], "<b>old": [1, 2, 3, 4, 4], "third": [1]}
+    assert again == {"new": [9], "<b>old": [1, 2, 3, 4, 4, 4], "third": [1]}
     assert len(asked(watched, "/runs?new=x,y")["runs"]) == 3
     with (tmp_path / "new.run" / "telemetry.jsonl").open("a") as file:
         file.write('{"time": 5.0, "epoch": 1, "step": 10, "loss": NaN}\n')
@@ -139,7 +140,10 @@ def test_page_shows_runs_as_they_go_on(browser, watched, tmp_path, width, scheme
     write(tmp_path / "new.run", [figures(10, time.time() - 10)], mode="a")
     expect(rows.filter(has_text="new")).to_contain_text("0.2000")
     assert label.get_attribute("aria-label").endswith("new loss: 0.2")
+    assert page.locator("#samples pre").inner_text() == "It <b>was late\n</b>"
+    assert "after epoch 1, step 4" in page.locator("#samples article").inner_text()
     page.get_by_role("checkbox", name="<b>old").uncheck()
+    expect(page.locator("#samples")).to_be_hidden()
     assert "old" not in label.get_attribute("aria-label")
     page.select_option("#across", "time")
     assert figure.locator("path.line").count() == 1

@@ -1,3 +1,4 @@
+import json
 import math
 
 import keras
@@ -226,6 +227,26 @@ def test_validation_fraction_zero_trains_without_evaluation(tmp_path):
 
 
 @pytest.mark.backends
+def samples(run):
+    lines = (run.training.folder / "telemetry.jsonl").read_text().splitlines()
+    return [line["sample"] for line in map(json.loads, lines) if "sample" in line]
+
+
+def test_each_epoch_leaves_a_sample_that_the_model_draws(tmp_path):
+    run = fit(tmp_path, epochs=2)
+    first, second = samples(run)
+    held_out = open_text([tmp_path / "text.txt"]).split(0.1)[1]
+    given = run.tokenizer.decode(held_out[:60])
+    assert first["given"] == second["given"] == given
+    assert len(first["made"]) == len(second["made"]) == 200
+    assert second["made"] == generate(tmp_path / "m.keras", given, max_tokens=200, temperature=0.8, seed=1)
+    # A model that the native engine cannot step has none, and trains.
+    ids = keras.Input((None,), dtype="int32")
+    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
+    run = fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), output="gru.keras")
+    assert samples(run) == []
+
+
 def test_carry_states_trains_streams_and_generates(tmp_path):
     run = fit(tmp_path, carry_states=True, batch_size=4, epochs=2)
     assert run.training.history[0]["steps"] == (len(TEXT) - int(len(TEXT) * 0.1) - 1) // 4 // LENGTH

@@ -9,7 +9,7 @@ import pytest
 from cellerate.errors import ConfigError
 from cellerate.training import telemetry, trackers
 from cellerate.training.display import Display, Plan
-from cellerate.training.telemetry import Telemetry, read_telemetry
+from cellerate.training.telemetry import Sample, Telemetry, read_telemetry
 
 PLAN = Plan(epochs=2, steps_per_epoch=100, items_per_step=64, item="windows")
 
@@ -112,6 +112,33 @@ def test_figures_come_once_a_second_and_all_is_passed_on(tmp_path, clock):
     assert table[0]["items_per_s"] == ""
     assert display.heard[:3] == ["start", 0.25, (0, 1)]
     assert display.heard[-4:] == ["validating", 1, "so far", "stop"]
+
+
+def test_samples_stand_beside_the_figures_and_end_with_their_first_failure(tmp_path, clock):
+    asked = []
+
+    def sample():
+        asked.append(len(asked))
+        if len(asked) == 3:
+            raise RuntimeError("out of memory")
+        return Sample("Once <b>", f"upon {len(asked)}")
+
+    display = Heard()
+    with Telemetry(display, tmp_path, sample=sample) as told:
+        told.start(PLAN)
+        for epoch in range(1, 6):
+            told.epoch({"epoch": epoch, "steps": 100, "loss": 0.5})
+    lines = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    samples = [(line["epoch"], line["step"], line["sample"]) for line in lines if "sample" in line]
+    assert samples == [
+        (1, 100, {"given": "Once <b>", "made": "upon 1"}),
+        (2, 200, {"given": "Once <b>", "made": "upon 2"}),
+    ]
+    assert len(asked) == 3
+    assert sum("a sample fails" in str(said) for said in display.heard) == 1
+    # Tables hold figures alone.
+    assert len(read_telemetry(tmp_path)) == 5
+    assert "sample" not in (tmp_path / "telemetry.csv").read_text()
 
 
 def test_figures_that_are_no_numbers_are_null(tmp_path, clock):

@@ -120,10 +120,10 @@ def read_run(folder: Path, began: float = 0.0, start: int = 0) -> Page:
 
 
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every k-th row, so that not many more than `_MOST_LINES` are left; those of epochs all stay."""
+    """Every k-th row, so that not many more than `_MOST_LINES` are left; those of epochs and samples all stay."""
     every = -(-len(rows) // _MOST_LINES)
     return [
         row
         for number, row in enumerate(rows)
-        if number % every == 0 or any(name.startswith("epoch/") for name in row)
+        if number % every == 0 or any(name == "sample" or name.startswith("epoch/") for name in row)
     ]

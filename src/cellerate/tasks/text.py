@@ -16,19 +16,23 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.data.tokenizers import tokenizer_from_config
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
+from cellerate.tasks.packing import packed
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, check_start, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.telemetry import Sample
 
 _NATS_PER_BIT = math.log(2)
+# Of a sample: the tokens it goes on from, those it makes, and how they are drawn.
+_PROMPT, _SAMPLE, _TEMPERATURE = 60, 200, 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +152,7 @@ def train_on_text(
         resume=resume,
         display=display,
         bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
+        sample=_sampler(model, text.tokenizer, tail if len(tail) else head),
     )
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
@@ -198,6 +203,24 @@ def _open(
         exclude=data.exclude,
         progress=progress,
     )
+
+
+def _sampler(
+    model: keras.Model, tokenizer: Tokenizer, ids: np.ndarray
+) -> Callable[[keras.Model], Sample] | None:
+    """What shows how a model goes on with the beginning of some ids; None if the native engine does not run it."""
+    given = tokenizer.decode(ids[:_PROMPT])
+
+    def sample(trained: keras.Model) -> Sample:
+        engine = packed(trained)
+        engine.tokenizer = tokenizer
+        made = engine.generate(given, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore")
+        return Sample(given, made)
+
+    try:
+        return sample if packed(model).steps.outputs == tokenizer.vocabulary_size else None
+    except (BackendError, ModelError):
+        return None
 
 
 def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: int) -> dict[str, Any]:

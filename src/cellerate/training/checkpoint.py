@@ -229,3 +229,12 @@ def _to_numpy(variable: Any) -> np.ndarray:
     array = np.array(keras.ops.convert_to_numpy(variable.value))
     # safetensors for NumPy has no bfloat16; float32 holds every bfloat16 exactly.
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def architecture_of(model: keras.Model) -> str:
+    """A hash of the variables' shapes and the layers' classes, without names: they hold meaningless counters."""
+    described = [
+        [list(variable.shape) for variable in model.variables],
+        [type(layer).__name__ for layer in model.layers],
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]

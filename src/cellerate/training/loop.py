@@ -6,8 +6,7 @@ resume, a time limit, Ctrl-C, history and display.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from cellerate.training.callbacks import (
 from cellerate.training.checkpoint import (
     Checkpoint,
     Position,
+    architecture_of,
     check_identity,
     restore,
 )
@@ -45,7 +45,7 @@ from cellerate.training.precision import PrecisionTrial, choose_precision, faste
 from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
-from cellerate.training.telemetry import Telemetry
+from cellerate.training.telemetry import Sample, Telemetry
 from cellerate.training.trackers import check_trackers
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
@@ -134,6 +134,7 @@ def train(
     resume: bool = False,
     display: Display | None = None,
     bits: str | None = None,
+    sample: Callable[[keras.Model], Sample] | None = None,
 ) -> TrainingResult:
     """Trains `model` on `source`.
 
@@ -154,6 +155,7 @@ def train(
         resume: Continues from the checkpoint in the run folder.
         display: Shows the progress; None shows nothing. Of several processes, only the first shows.
         bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
+        sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
@@ -187,7 +189,7 @@ def train(
         "carry_states": carry_states,
         "training data": source.fingerprint(),
         "validation data": validation.fingerprint() if validation is not None else None,
-        "model": _architecture(model),
+        "model": architecture_of(model),
     }
     checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
     checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
@@ -215,7 +217,10 @@ def train(
     if is_probe():
         end_probe(trainer, source, loss, settings, progress.precision, processes)
     made_of = {**dataclasses.asdict(settings), **identity, "precision": progress.precision}
-    telemetry = Telemetry(display, folder, settings.track, made_of, resumed=checkpoint is not None)
+    shown = None if sample is None else functools.partial(sample, model)
+    telemetry = Telemetry(
+        display, folder, settings.track, made_of, resumed=checkpoint is not None, sample=shown
+    )
     display = telemetry if processes.first else Display()
     monitor = "val_loss" if validation is not None else "loss"
     conductor = Conductor(
@@ -387,12 +392,3 @@ def _progress(checkpoint: Checkpoint | None) -> Progress:
         return Progress(**checkpoint.progress)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint is damaged ({error}). Train without resume.") from error
-
-
-def _architecture(model: keras.Model) -> str:
-    """A hash of the variables' shapes and the layers' classes, without names: they hold meaningless counters."""
-    described = [
-        [list(variable.shape) for variable in model.variables],
-        [type(layer).__name__ for layer in model.layers],
-    ]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]

@@ -15,13 +15,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellerate.errors import OutputError
 from cellerate.files import atomic_write
 from cellerate.machine.readings import MachineReadings
 from cellerate.training.display import Display, Plan
 from cellerate.training.trackers import Ending, Tracker, open_trackers
+
+
+class Sample(NamedTuple):
+    """What a model makes of something that it is given.
+
+    Attributes:
+        given: What it is given, such as the beginning of a text.
+        made: What it makes of it, such as how the text goes on.
+    """
+
+    given: str
+    made: str
+
 
 LIVE = "telemetry.jsonl"
 _TABLE = "telemetry.csv"
@@ -41,6 +54,7 @@ class Telemetry(Display):
         trackers: Where figures go besides, by the names of `trackers`.
         made_of: What the run is made of, which trackers are told.
         resumed: Whether the run goes on; otherwise the figures of an earlier one are replaced.
+        sample: Gives something that the model makes, asked after each epoch; None if there is nothing to show.
     """
 
     def __init__(
@@ -51,6 +65,7 @@ class Telemetry(Display):
         made_of: Mapping[str, Any] | None = None,
         *,
         resumed: bool = False,
+        sample: Callable[[], Sample] | None = None,
     ) -> None:
         self.status: Ending = "failed"
         self._display = display
@@ -59,6 +74,7 @@ class Telemetry(Display):
         self._made_of = made_of or {}
         self._trackers: list[Tracker] = []
         self._resumed = resumed
+        self._sample = sample
         self._file: io.TextIOBase | None = None
         self._wait = 0.0
         self._machine: dict[str, float] = {}
@@ -120,6 +136,10 @@ class Telemetry(Display):
         done = (record["epoch"] - 1) * self._plan.steps_per_epoch + record["steps"]
         values = {f"epoch/{name}": value for name, value in record.items() if isinstance(value, float)}
         self._write(record["epoch"], done, values)
+        if self._sample is not None and not self._try(
+            "a sample", lambda: self._write_sample(record["epoch"], done)
+        ):
+            self._sample = None
         self._begin()
 
     def message(self, text: str) -> None:
@@ -153,6 +173,14 @@ class Telemetry(Display):
                 self._trackers.remove(tracker)
                 with contextlib.suppress(Exception):
                     tracker.close("failed")
+
+    def _write_sample(self, epoch: int, done: int) -> None:
+        assert self._sample is not None  # noqa: S101 (it was asked for)
+        sample = self._sample()
+        if self._file is not None:
+            self._append(
+                {"time": round(time.time(), 3), "epoch": epoch, "step": done, "sample": sample._asdict()}
+            )
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -207,7 +235,7 @@ def read_telemetry(folder: Path) -> list[dict[str, Any]]:
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     with (folder / LIVE).open("rb") as file:
         for text in file:
-            yield from (line for line in telemetry_lines(text) if "step" in line)
+            yield from (line for line in telemetry_lines(text) if "step" in line and "sample" not in line)
 
 
 def telemetry_lines(content: bytes) -> list[dict[str, Any]]:

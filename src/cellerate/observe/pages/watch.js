@@ -74,7 +74,7 @@ async function follow() {
 // Half of the rows once there are very many; those of epochs all stay.
 function thinned(rows) {
   if (rows.length <= MOST_ROWS) return rows;
-  return rows.filter((row, number) => number % 2 === 0 || "epoch/loss" in row);
+  return rows.filter((row, number) => number % 2 === 0 || "epoch/loss" in row || "sample" in row);
 }
 
 function take(told) {
@@ -89,6 +89,7 @@ function take(told) {
   $("told").textContent = runs.size ? `${now} of ${runs.size} training` : "no run here yet";
   list(told.now);
   draw();
+  write();
 }
 
 const last = (run, name) => run.rows.findLast((row) => row[name] !== undefined)?.[name];
@@ -106,6 +107,7 @@ function list(now) {
         if (box.checked) hidden.delete(run.name);
         else hidden.add(run.name);
         draw();
+        write();
       });
       const key = node("svg", { viewBox: "0 0 32 12", "aria-hidden": "true" });
       key.append(node("path", { d: "M0 6H32", class: `line c${number % COLOURS}` }));
@@ -221,6 +223,26 @@ function draw() {
   if ($("charts").querySelector("svg:hover")) return;
   const made = CHARTS.map((chart) => [chart, lines(chart)]).filter(([, drawn]) => drawn.length);
   $("charts").replaceChildren(...made.map(([chart, drawn]) => figure(chart, drawn)));
+}
+
+// What each run makes of the same beginning, as of its last epoch.
+function write() {
+  const shown = [...runs.values()].filter((run) => !hidden.has(run.name) && last(run, "sample"));
+  $("samples").hidden = !shown.length;
+  const written = shown.map((run) => {
+    const row = run.rows.findLast((one) => one.sample);
+    const article = node("article");
+    article.append(node("h3", {}, run.name), node("p", {}, `after epoch ${row.epoch}, step ${row.step.toLocaleString("en")}`));
+    const text = node("pre", { dir: "auto", tabindex: "0" });
+    text.append(node("span", {}, row.sample.given), node("b", {}, row.sample.made));
+    article.append(text);
+    return article;
+  });
+  // A reader keeps the place, and a selection, as long as nothing new is written.
+  const now = JSON.stringify(shown.map((run) => [run.name, last(run, "sample")]));
+  if ($("samples").dataset.now === now) return;
+  $("samples").dataset.now = now;
+  $("samples").lastElementChild.replaceChildren(...written);
 }
 
 $("across").addEventListener("change", draw);
