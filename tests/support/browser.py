@@ -6,6 +6,8 @@ skipped.
 
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +33,27 @@ def browser():
         chromium = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium
         chromium.close()
+
+
+_BACKGROUNDS = {"light": "rgb(253, 253, 252)", "dark": "rgb(20, 22, 26)"}
+
+
+def check_page(browser: Any, path: Path, scheme: str, width: int) -> None:
+    """Checks a page of `report`: it follows the scheme, fits, is accessible, loads nothing and says nothing."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+    page.goto(path.as_uri())
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == _BACKGROUNDS[scheme]
+    for opened in (False, True):
+        page.evaluate("open => document.querySelectorAll('details').forEach(one => one.open = open)", opened)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        found = Axe().run(page).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert said == []
+    context.close()

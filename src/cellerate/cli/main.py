@@ -14,6 +14,7 @@ import typer
 from cellerate import __version__
 from cellerate.cli import (
     data,
+    doctor,
     embed,
     env,
     evaluate,
@@ -66,6 +67,7 @@ app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("env")(env.env)
+app.command("doctor")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,11 @@
+"""What slows an LSTM down or breaks it on this machine and in this set-up: what was found, what it costs, the fix.
+
+A check is a function of the facts that it judges, so that a test can plant each fault. `examine` gathers the facts
+and runs all checks. Nothing here imports a framework.
+"""
+
+from cellerate.machine.doctor.core import Core
+from cellerate.machine.doctor.examination import examine
+from cellerate.machine.doctor.finding import STATUSES, Finding, Status
+
+__all__ = ["STATUSES", "Core", "Finding", "Status", "examine"]

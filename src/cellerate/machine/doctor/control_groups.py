@@ -1,0 +1,133 @@
+"""The limits that control groups, and so containers, set to this process; of versions 1 and 2, and both at once.
+
+A process is in a group of groups, and each of them may have a limit: the lowest counts.
+
+Source: the Linux manual, cgroups(7); the kernel's documentation, "Control Group v2" and "CFS Bandwidth Control".
+"""
+
+import dataclasses
+import re
+from pathlib import Path, PurePosixPath
+
+from cellerate.machine.doctor.finding import read
+
+# Without a limit version 1 gives the largest number of pages there can be.
+_NO_LIMIT = 2**60
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuQuota:
+    """How much processor time a group has.
+
+    Attributes:
+        processors: How many processors' worth of time; 1.5 is one and a half.
+        periods: In how many periods the group has run so far.
+        throttled: In how many of them its time was used up before their end, and all its threads stood still.
+    """
+
+    processors: float
+    periods: int
+    throttled: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryLimit:
+    """How much memory a group has.
+
+    Attributes:
+        limit_bytes: What it may use.
+        used_bytes: What it uses, without cached files, which the kernel drops when the memory is needed.
+        kills: How many of its processes the kernel has ended because the memory was full.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    kills: int
+
+
+def cpu_quota(root: Path) -> CpuQuota | None:
+    """The lowest limit of processor time; None without one.
+
+    Args:
+        root: Where the machine's files are.
+
+    Raises:
+        ValueError: The kernel's files are not as they should be.
+    """
+    found = []
+    for folder in _folders(root, "cpu"):
+        words = (read(folder / "cpu.max") or "").split()
+        if not words:
+            words = [read(folder / f"cpu.cfs_{name}_us") or "-1" for name in ("quota", "period")]
+        if words[0] == "max" or int(words[0]) <= 0:
+            continue
+        said = _table(folder / "cpu.stat")
+        quota = int(words[0]) / int(words[1])
+        found.append(CpuQuota(quota, said.get("nr_periods", 0), said.get("nr_throttled", 0)))
+    return min(found, key=lambda group: group.processors, default=None)
+
+
+def memory_limit(root: Path) -> MemoryLimit | None:
+    """The lowest limit of memory; None without one.
+
+    Args:
+        root: Where the machine's files are.
+
+    Raises:
+        ValueError: The kernel's files are not as they should be.
+    """
+    found = []
+    for folder in _folders(root, "memory"):
+        for limit_file, used_file, cached, events in (
+            ("memory.max", "memory.current", "inactive_file", "memory.events"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"),
+        ):
+            text = (read(folder / limit_file) or "max").strip()
+            if text == "max" or int(text) >= _NO_LIMIT:
+                continue
+            used = int(read(folder / used_file) or 0) - _table(folder / "memory.stat").get(cached, 0)
+            found.append(MemoryLimit(int(text), max(0, used), _table(folder / events).get("oom_kill", 0)))
+    return min(found, key=lambda group: group.limit_bytes, default=None)
+
+
+def threads_left(root: Path) -> int | None:
+    """How many more threads and processes this process's groups allow; None without a limit.
+
+    Args:
+        root: Where the machine's files are.
+
+    Raises:
+        ValueError: The kernel's files are not as they should be.
+    """
+    left = []
+    for folder in _folders(root, "pids"):
+        limit, used = (read(folder / f"pids.{name}") for name in ("max", "current"))
+        if limit is not None and used is not None and limit.strip() != "max":
+            left.append(max(0, int(limit) - int(used)))
+    return min(left, default=None)
+
+
+def _folders(root: Path, controller: str) -> list[Path]:
+    """Where the groups of this process may have the files of a controller ("cpu"), both versions."""
+    base = root / "sys/fs/cgroup"
+    found = []
+    for line in (read(root / "proc/self/cgroup") or "0::/").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            mounts = [base, base / "unified"]
+        elif controller in controllers.split(","):
+            mounts = [base / controllers, base / controller]
+        else:
+            continue
+        group = PurePosixPath(path)
+        # A container may be told its path on the machine, of which it sees the last part at most.
+        inside = [] if ".." in group.parts else [group, *group.parents]
+        parts = [str(each).lstrip("/") for each in inside] or [""]
+        found += [mount / part for mount in mounts for part in parts]
+    return list(dict.fromkeys(found))
+
+
+def _table(path: Path) -> dict[str, int]:
+    """A file of names and whole numbers."""
+    rows = re.findall(r"^(\w+) (\d+)$", read(path) or "", re.MULTILINE)
+    return {name: int(value) for name, value in rows}

@@ -1,0 +1,184 @@
+"""Gathers the facts of this machine and runs all checks of the doctor on them."""
+
+import dataclasses
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from cellerate.files import cache_dir
+from cellerate.machine import gpu
+from cellerate.machine.doctor import core as native_core
+from cellerate.machine.doctor import disk, gpus, load, memory, packages, processors, settings
+from cellerate.machine.doctor.core import Core, peak_of
+from cellerate.machine.doctor.finding import STATUSES, Finding, read
+from cellerate.machine.doctor.memory import Usage
+from cellerate.machine.doctor.packages import Find
+from cellerate.machine.environment import installed_backends
+
+_TOPICS = [each.TOPIC for each in (gpus, native_core, packages, settings, processors, memory, disk, load)]
+# Files that hold what nobody foresaw, a package that a check needs and is not there, a user without a home folder.
+_UNREADABLE = (OSError, ValueError, LookupError, ImportError, RuntimeError)
+
+
+def examine(
+    core: Core,
+    *,
+    kernels: Callable[[gpu.GpuFacts], str | None] = gpu.diagnose_kernels,
+    environ: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    facts: gpu.GpuFacts | None = None,
+    find: Find = packages.find_package,
+    backends: Sequence[str] | None = None,
+    python: tuple[int, int] = sys.version_info[:2],
+    allowed: Collection[int] | None = None,
+    folders: Mapping[str, Path] | None = None,
+    limits: tuple[int, int] | None = None,
+    usage: Usage = shutil.disk_usage,
+    wait: Callable[[float], None] = time.sleep,
+) -> list[Finding]:
+    """Looks at this machine and set-up for what bites an LSTM's speed or correctness.
+
+    No framework is imported. It takes a fifth of a second in which it only looks how busy the machine is, and what
+    `core` takes to measure, which is left out while others use the processors. A GPU is asked through its driver,
+    which takes about 100 ms.
+
+    Args:
+        core: What the native core says of itself.
+        kernels: Says why Cellerate's own kernels do not run on the GPUs; None if nothing is in the way.
+        environ: The environment variables.
+        root: Where the machine's files are.
+        facts: What is known of the GPUs; None asks the driver.
+        find: Finds an installed package.
+        backends: The Keras backends that are installed; None looks for them.
+        python: The version of Python.
+        allowed: The numbers of the logical processors that this process may run on; None asks the system.
+        folders: The folders that Cellerate writes to, by what they are for; None for those of this process.
+        limits: How many files this process may open and how many bytes of addresses it may reserve, negative without
+            a limit; None asks the system.
+        usage: Says how large a file system is and what of it is free.
+        wait: Waits for some seconds.
+
+    Returns:
+        The findings, the most serious first, in the order of their topics among themselves. A check that cannot read
+        what it needs is a note of its own.
+    """
+    # First, while nothing that is done here is in the way.
+    before = [read(root / name) for name in ("proc/stat", "proc/vmstat")]
+    wait(load.MOMENT_S)
+    after = [read(root / name) for name in ("proc/stat", "proc/vmstat")]
+
+    gpus_here = gpu.facts(environ=environ, root=root) if facts is None else facts
+    backends = installed_backends() if backends is None else backends
+    allowed = _allowed() if allowed is None else allowed
+    has_gpu = bool(gpus_here.devices) or gpus_here.driver is not None
+    found = _Findings()
+
+    # A figure that others have a share in would mislead.
+    if core.measure is not None:
+        quiet = _is_quiet(before[0], after[0], allowed)
+        core = dataclasses.replace(core, measure=cache(core.measure) if quiet else None)
+
+    found.add(gpus, lambda: gpus.check_gpus(gpus_here, _reasons(gpus_here, backends), environ))
+    found.add(gpus, lambda: gpus.check_jax_platforms(gpus_here, backends, environ))
+    found.add(gpus, lambda: gpus.check_gpu_memory(gpus_here))
+    found.add(gpus, lambda: gpus.check_gpu_settings(gpus_here))
+    found.add(gpus, lambda: gpus.check_gpu_kernels(gpus_here, kernels(gpus_here)))
+
+    found.add(packages, lambda: packages.check_versions(find))
+    found.add(packages, lambda: packages.check_backends(find, backends, python))
+    found.add(packages, lambda: packages.check_cuda_wheels(find, has_gpu))
+
+    found.add(settings, lambda: settings.check_backend(environ, backends))
+    found.add(settings, lambda: settings.check_settings(environ, backends, has_gpu))
+    found.add(settings, lambda: settings.check_xla_flags(environ, backends, settings.xla_knows))
+    found.add(settings, lambda: settings.check_keras_file(environ))
+
+    here = _processors(root, allowed, found)
+    found.add(processors, lambda: processors.check_processors(here))
+    found.add(processors, lambda: processors.check_quota(here, environ, backends))
+    found.add(processors, lambda: processors.check_counts(here, environ, backends, peak_of(core)))
+    found.add(processors, lambda: processors.check_binding(here, environ, backends))
+    found.add(processors, lambda: processors.check_threads_left(root))
+    found.add(processors, lambda: processors.check_frequency(root, allowed))
+    found.add(native_core, lambda: native_core.check_core(core, here, root))
+
+    found.add(memory, lambda: memory.check_limit(root))
+    found.add(memory, lambda: memory.check_available(root))
+    found.add(memory, lambda: memory.check_swap(root, before[1], after[1]))
+    found.add(memory, lambda: memory.check_huge_pages(root))
+    found.add(memory, lambda: memory.check_allocator(environ))
+    found.add(memory, lambda: memory.check_shared(root, usage, backends))
+    found.add(
+        memory, lambda: memory.check_shell_limits(root, *(_soft_limits() if limits is None else limits))
+    )
+
+    found.add(disk, lambda: disk.check_disks(_folders() if folders is None else folders, usage, root))
+    found.add(load, lambda: load.check_load(root, before[0], after[0], allowed))
+    return sorted(found.all, key=lambda one: (STATUSES.index(one.status), _TOPICS.index(one.topic)))
+
+
+class _Findings:
+    """What the checks find; one that fails is a note, and stops no other."""
+
+    def __init__(self) -> None:
+        self.all: list[Finding] = []
+
+    def add(self, about: ModuleType, check: Callable[[], Iterable[Finding]]) -> None:
+        """Runs a check of a module."""
+        try:
+            self.all.extend(check())
+        except _UNREADABLE as error:
+            self.add_failure(about, error)
+
+    def add_failure(self, about: ModuleType, error: Exception) -> None:
+        """Says that a check of a module could not be made."""
+        said = f"a check could not read what it needs: {type(error).__name__}: {error}"
+        # What the command line is installed with has all that the checks need.
+        fix = "pip install 'cellerate[cli]'" if isinstance(error, ImportError) else ""
+        self.all.append(Finding(about.TOPIC, "note", said, "what is wrong there stays unknown", fix))
+
+
+def _is_quiet(before: str | None, after: str | None, allowed: Collection[int]) -> bool:
+    try:
+        return load.is_quiet(before, after, allowed)
+    except _UNREADABLE:  # the check of the load says so
+        return True
+
+
+def _reasons(facts: gpu.GpuFacts, backends: Sequence[str]) -> dict[str, str | None]:
+    return {backend: gpu.diagnose(backend, facts) for backend in backends}
+
+
+def _processors(root: Path, allowed: Collection[int], found: _Findings) -> processors.Processors:
+    """What there is to compute on; what the system allows, if the kernel's files say nothing that can be used."""
+    try:
+        return processors.processors(root, allowed)
+    except _UNREADABLE as error:
+        found.add_failure(processors, error)
+        return processors.Processors(len(allowed), len(allowed), len(allowed))
+
+
+def _allowed() -> Collection[int]:
+    """The logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _soft_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+
+
+def _folders() -> dict[str, Path]:
+    return {
+        "the current folder": Path.cwd(),
+        "temporary files": Path(tempfile.gettempdir()),
+        "encoded texts": cache_dir(),
+    }

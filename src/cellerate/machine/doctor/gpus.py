@@ -1,0 +1,138 @@
+"""GPUs: why a backend does not use one, and what is in its way where it does."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from cellerate.format import size
+from cellerate.machine import gpu
+from cellerate.machine.doctor.finding import Finding, Status, parted
+
+TOPIC = "gpu"
+_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+_FULL_SHARE, _TAKEN_SHARE = 0.1, 0.5
+
+
+def check_gpus(
+    facts: gpu.GpuFacts, reasons: Mapping[str, str | None], environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Whether there are GPUs, and whether the installed backends use them.
+
+    Args:
+        facts: What is known of the GPUs.
+        reasons: Of each installed backend, why it uses none (`gpu.diagnose`); None where nothing is in the way.
+        environ: The environment variables.
+    """
+    if not facts.devices:
+        yield _none(facts)
+        return
+    if facts.hidden:
+        names = ", ".join(device.name for device in facts.hidden)
+        said = f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')!r} hides {names}"
+        yield Finding(TOPIC, "note", said, "they do nothing for this process", "unset CUDA_VISIBLE_DEVICES")
+    here = ", ".join(device.name for device in facts.devices)
+    works = [backend for backend, reason in reasons.items() if reason is None]
+    # One that is chosen must work; of several that are not, one is enough.
+    chosen = environ.get("KERAS_BACKEND", "")
+    needed = [chosen] if chosen in reasons else [] if works else list(reasons)
+    for backend, reason in reasons.items():
+        name = _NAMES[backend]
+        if reason is None:
+            said = f"{name} can use {here}, and {gpu.memory(backend, facts.settings)}"
+            yield Finding(TOPIC, "ok", said)
+        else:
+            what, fix = parted(reason)
+            status: Status = "problem" if backend in needed else "note"
+            cost = f"on {name} everything is computed on the CPU, beside {here}"
+            yield Finding(TOPIC, status, what, cost, fix)
+
+
+def check_jax_platforms(
+    facts: gpu.GpuFacts, backends: Collection[str], environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Whether JAX is told to compute on a GPU that is not there.
+
+    Args:
+        facts: What is known of the GPUs.
+        backends: Those that are installed.
+        environ: The environment variables.
+    """
+    names = environ.get("JAX_PLATFORMS", "").lower().replace(" ", "").split(",")
+    # With "cpu" among them JAX goes on without the others.
+    if not facts.devices and "jax" in backends and {"cuda", "gpu"} & {*names} and "cpu" not in names:
+        yield Finding(
+            TOPIC,
+            "problem",
+            f"JAX_PLATFORMS={environ['JAX_PLATFORMS']}, and there is no GPU",
+            "JAX ends with an error at its first computation",
+            "unset JAX_PLATFORMS",
+        )
+
+
+def check_gpu_memory(facts: gpu.GpuFacts) -> Iterator[Finding]:
+    """Whether others hold the memory of a GPU.
+
+    Args:
+        facts: What is known of the GPUs.
+    """
+    for device in facts.devices:
+        if device.free_bytes is None or not device.memory_bytes:
+            continue
+        share = device.free_bytes / device.memory_bytes
+        said = f"{device.name}: only {size(device.free_bytes)} of {size(device.memory_bytes)} are free"
+        fix = "see which process holds it with `nvidia-smi`, and end it"
+        if share < _FULL_SHARE:
+            cost = "what needs more ends with an error that memory is exhausted"
+            yield Finding(TOPIC, "problem", said, cost, fix)
+        elif share < _TAKEN_SHARE:
+            cost = "JAX and TensorFlow ask for most of it at their start"
+            yield Finding(TOPIC, "note", said, cost, fix)
+
+
+def check_gpu_settings(facts: gpu.GpuFacts) -> Iterator[Finding]:
+    """What the environment says of the GPUs, and what is not known of them.
+
+    Args:
+        facts: What is known of the GPUs.
+    """
+    if not facts.devices:
+        return
+    for name, value in facts.settings.items():
+        yield Finding(TOPIC, "note", f"{name}={value!r} is set", f"it decides: {gpu.SETTINGS[name]}")
+    if facts.incomplete is not None:
+        what, fix = parted(facts.incomplete)
+        yield Finding(TOPIC, "note", what, "what is free of a GPU's memory is not known", fix)
+
+
+def check_gpu_kernels(facts: gpu.GpuFacts, reason: str | None) -> Iterator[Finding]:
+    """Whether Cellerate's own kernels run on the GPUs.
+
+    Args:
+        facts: What is known of the GPUs.
+        reason: Why they do not; None if nothing is in the way.
+    """
+    if not facts.devices:
+        return
+    if reason is None:
+        yield Finding(TOPIC, "ok", "Cellerate's own kernels can run on the GPU")
+        return
+    what, fix = parted(reason)
+    yield Finding(
+        TOPIC,
+        "note",
+        f"Cellerate's own kernels do not run on the GPU: {what}",
+        "LSTM layers there run on cuDNN, or on Keras's own code where that does not fit them",
+        fix,
+    )
+
+
+def _none(facts: gpu.GpuFacts) -> Finding:
+    """What is said where CUDA shows no GPU: a machine may have none, and that is no fault."""
+    reason = next(iter(facts.problems), "no GPU was found")
+    code = reason.rpartition(" (cuInit: ")
+    what, fix = parted(code[0] or reason)
+    if facts.hidden:
+        return Finding(TOPIC, "note", what, "everything is computed on the CPU", fix)
+    if facts.driver is not None:
+        return Finding(TOPIC, "problem", what, "everything is computed on the CPU", fix)
+    if fix:
+        return Finding(TOPIC, "note", what, "", fix)
+    return Finding(TOPIC, "ok", f"{what}; everything is computed on the CPU")

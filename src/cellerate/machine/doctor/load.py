@@ -1,0 +1,91 @@
+"""Who else uses the processors while this runs: other processes, and other guests of a virtual machine's host."""
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from cellerate.format import number, percent
+from cellerate.machine.doctor.finding import Finding, read
+
+TOPIC = "load"
+MOMENT_S = 0.2
+"""How long to look: the kernel counts time in hundredths of a second."""
+_BUSY, _VERY_BUSY = 0.1, 0.5
+_STOLEN_EVER, _STOLEN_NOW = 0.02, 0.1
+
+
+def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) -> bool:
+    """Whether others leave the processors alone, so that something can be measured; True if that is not known.
+
+    Args:
+        before: The text of `/proc/stat` a moment ago, since when this process has done nothing.
+        after: The same now.
+        allowed: The numbers of the logical processors that this process may run on.
+    """
+    if before is None or after is None:
+        return True
+    spent = _spent(before, after, allowed)
+    return spent["busy"] < _BUSY and spent["stolen"] < _STOLEN_NOW
+
+
+def check_load(
+    root: Path, before: str | None, after: str | None, allowed: Collection[int]
+) -> Iterator[Finding]:
+    """Whether figures measured now can be trusted.
+
+    Args:
+        root: Where the machine's files are.
+        before: The text of `/proc/stat` a moment ago, since when this process has done nothing.
+        after: The same now.
+        allowed: The numbers of the logical processors that this process may run on.
+    """
+    if before is None or after is None:
+        return
+    spent, now = _spent(before, after, allowed), _times(after, allowed)
+    busy = spent["busy"]
+    said = f"other processes use {number(busy * len(allowed), 2)} of {len(allowed)} processors now"
+    cost = "trainings and measurements share the processors with them; figures measured now are too low"
+    fix = "see which with `top`, and end them or wait"
+    average = float((read(root / "proc/loadavg") or "0").split()[0])
+    if busy >= _BUSY:
+        yield Finding(TOPIC, "problem" if busy >= _VERY_BUSY else "note", said, cost, fix)
+    elif average > len(allowed):
+        said = f"in the last minute {number(average, 2)} processes wanted {len(allowed)} processors"
+        yield Finding(TOPIC, "note", said, "figures measured then are too low", fix)
+    else:
+        yield Finding(TOPIC, "ok", said)
+    yield from _stolen(spent["stolen"], now["stolen"] / max(sum(now.values()), 1))
+
+
+def _stolen(recently: float, ever: float) -> Iterator[Finding]:
+    """Time in which a virtual machine wanted to run and its host did not let it."""
+    fix = (
+        "measure at another time, or ask for a machine with processors of its own (dedicated, not burstable)"
+    )
+    cost = "all threads of a layer wait for the one that does not run"
+    if recently >= _STOLEN_NOW:
+        said = f"the host of this virtual machine takes {percent(recently)} of its time now"
+        yield Finding(TOPIC, "problem", said, cost, fix)
+    elif ever >= _STOLEN_EVER:
+        said = f"the host of this virtual machine has taken {percent(ever)} of its time since it started"
+        yield Finding(TOPIC, "note", said, cost, fix)
+
+
+def _spent(before: str, after: str, allowed: Collection[int]) -> dict[str, float]:
+    """The shares of the time between two readings."""
+    now = _times(after, allowed)
+    spent = {name: now[name] - value for name, value in _times(before, allowed).items()}
+    return {name: value / max(sum(spent.values()), 1) for name, value in spent.items()}
+
+
+def _times(stat: str, allowed: Collection[int]) -> dict[str, int]:
+    """Hundredths of seconds that processors were busy, idle, and taken by the host."""
+    found = {"busy": 0, "idle": 0, "stolen": 0}
+    for processor, text in re.findall(r"^cpu(\d+) (.*)$", stat, re.MULTILINE):
+        if int(processor) in allowed:
+            # Guests, which follow, are counted in the first two already.
+            user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, text.split()[:8])
+            found["busy"] += user + nice + system + interrupts + soft
+            found["idle"] += idle + waiting
+            found["stolen"] += stolen
+    return found
