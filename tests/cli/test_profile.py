@@ -43,6 +43,7 @@ def test_model_of_anyone_is_profiled_on_made_up_batches_and_drawn(anyones, tmp_p
         *("--batch-size", 8, "--steps", 10, "-o", page, "--trace", trace, "--no-changes"),
     )
     assert code == 0, err
+    assert "optimizer (sgd)" in out
     assert "memory" in out and "training step of 8 rows" in out and "measuring: steps as they are" in err
     drawn = page.read_text()
     assert drawn.count("<svg") >= 2 and "where the time goes" in drawn.lower() and "<script" not in drawn
@@ -74,6 +75,7 @@ def test_packed_model_is_profiled_without_keras_options(tmp_path, monkeypatch, c
         (("missing.keras",), "missing.keras"),
         (("mine.keras", "-o", "profile.txt"), "*.html"),
         (("mine.keras", "--data", "none.txt"), "no Cellerate record"),
+        (("mine.keras", "--trace", "mine.keras"), "name a new folder"),
     ],
 )
 def test_wrong_arguments_end_with_one_error(words, told, anyones, monkeypatch, capsys):

@@ -27,3 +27,17 @@ def test_page_is_accessible_and_fits_and_the_console_stays_empty(
     path = tmp_path / "page.html"
     path.write_bytes(page_of(any_run).encode())
     check_page(browser, path, scheme, width)
+
+
+def test_report_is_printed_in_few_pages_and_no_chart_is_cut(browser, text_run, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_bytes(html(text_run).encode())
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.emulate_media(media="print")
+    for selector in ("figure", "tr", "pre", ".tiles li"):
+        found = page.evaluate("s => getComputedStyle(document.querySelector(s)).breakInside", selector)
+        assert found == "avoid", selector
+    printed = page.pdf(prefer_css_page_size=True)
+    assert 4 <= printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ") <= 14
+    page.close()

@@ -82,7 +82,11 @@ def test_words_say_the_same():
     told = str(FULL)
     assert "1. The training waits for batches: saves 60 % (50.0 ms -> 20.0 ms)" in told
     assert "forward: time steps" in told and "note: a note & more" in told
-    assert bottleneck((), PARTS).startswith("Nothing is wrong; most of the time, 60 %, goes into waiting")
+    assert bottleneck((), PARTS).startswith(
+        "No fault was found; the largest part of the time, 60 %, goes into"
+    )
+    assert bottleneck((), PARTS, tried=False).startswith("No change was tried; the largest part")
+    assert "Steps took 30 % longer under the profiler" in told
     assert "What would still help: Numbers have 32 bits" in bottleneck(CHANGES[1:], PARTS)
 
 

@@ -226,7 +226,6 @@ def test_validation_fraction_zero_trains_without_evaluation(tmp_path):
     assert (tmp_path / "m.keras").exists()
 
 
-@pytest.mark.backends
 def samples(run):
     lines = (run.training.folder / "telemetry.jsonl").read_text().splitlines()
     return [line["sample"] for line in map(json.loads, lines) if "sample" in line]
@@ -247,6 +246,7 @@ def test_each_epoch_leaves_a_sample_that_the_model_draws(tmp_path):
     assert samples(run) == []
 
 
+@pytest.mark.backends
 def test_carry_states_trains_streams_and_generates(tmp_path):
     run = fit(tmp_path, carry_states=True, batch_size=4, epochs=2)
     assert run.training.history[0]["steps"] == (len(TEXT) - int(len(TEXT) * 0.1) - 1) // 4 // LENGTH

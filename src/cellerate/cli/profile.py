@@ -138,6 +138,10 @@ def _training(
     note: Any,
 ) -> "Profile":
     """Profiles the training of a model: its own with data of its task, else on batches that are made up."""
+    import warnings
+
+    import keras
+
     from cellerate.data.pipeline import KerasBatches
     from cellerate.layers.accelerate import accelerate
     from cellerate.models.storage import load_model
@@ -146,27 +150,43 @@ def _training(
     from cellerate.training.optimizers import build_optimizer
     from cellerate.training.settings import TrainingSettings
 
-    loaded, record = load_model(path)
     common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "note": note}
     if data:
         from cellerate.optimization.training import settings_of
         from cellerate.optimization.workloads.opening import open_workload
 
         work = open_workload(path, data, seed=0)
-        settings = settings_of(work.record)
-        rows = batch_size or work.batch_size
-        source, held_out = work.source(work.model, rows, steps), work.validation(work.model, rows)
-        loaded, loss = work.model, work.loss(work.model)
+        loaded, rows = work.model, batch_size or work.batch_size
+        _check_sizes(loaded, rows, steps)
+        source, held_out = work.source(loaded, rows, steps), work.validation(loaded, rows)
         feed: Any = KerasBatches(source)
         common["validation_data"] = None if held_out is None else KerasBatches(held_out)
-        optimizer = build_optimizer(settings, len(source), loaded.dtype_policy.name)
+        optimizer = build_optimizer(settings_of(work.record), len(source), loaded.dtype_policy.name)
+        loaded.compile(optimizer=optimizer, loss=work.loss(loaded))
+        ours = True
     else:
-        if loaded.compiled and loaded.optimizer is not None:
-            optimizer, loss = loaded.optimizer, loaded.loss
-        else:
-            optimizer, loss = build_optimizer(TrainingSettings(), 1, loaded.dtype_policy.name), None
-        feed, loss = made_up_batches(loaded, batch_size or 32, steps, loss)
-    if implementation == "auto" or (implementation is None and record is not None):
+        loaded, record = load_model(path)
+        ours = record is not None
+        if not ours:
+            # Its own loss, optimizer and settings; what could run code was refused above.
+            with warnings.catch_warnings(action="ignore"):
+                loaded = keras.saving.load_model(path, compile=True, safe_mode=True)
+        _check_sizes(loaded, batch_size, steps)
+        compiled = loaded.compiled
+        feed, loss = made_up_batches(loaded, batch_size or 32, steps, loaded.loss if compiled else None)
+        if not compiled:
+            loaded.compile(build_optimizer(TrainingSettings(), 1, loaded.dtype_policy.name), loss)
+    if implementation == "auto" or (implementation is None and ours):
         accelerate(loaded)
-    loaded.compile(optimizer=optimizer, loss=loss)
     return profile_training(loaded, feed, **common)
+
+
+def _check_sizes(model: Any, rows: int | None, steps: int | None) -> None:
+    """Refuses sizes that a model does not leave open."""
+    shapes = [tensor.shape for tensor in getattr(model, "inputs", None) or ()]
+    for option, place, given in (("--batch-size", 0, rows), ("--steps", 1, steps)):
+        for shape in shapes:
+            if given is not None and len(shape) > place and shape[place] not in (None, given):
+                raise ConfigError(
+                    f"{option} is {given}, but the model takes {shape[place]} and no other: leave {option} out."
+                )

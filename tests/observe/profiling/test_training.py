@@ -78,6 +78,40 @@ def test_slow_loader_is_named_first_and_parts_add_up_to_the_step():
     assert model.fit(ids(), ids(), verbose=0).history["loss"]
 
 
+def test_model_that_was_trained_before_is_profiled_by_layer_and_kept():
+    model = compiled(text_model(), steps_per_execution=1 if keras.config.backend() == "torch" else 3)
+    x = ids(4 * ROWS)
+    model.fit(x, x, batch_size=ROWS, verbose=0)
+    kept = [model.optimizer, model.history, model.run_eagerly, model.jit_compile, model.steps_per_execution]
+    state = [np.array(keras.ops.convert_to_numpy(one)) for one in model.optimizer.variables]
+    found = cellerate.profile(
+        model, x, x, batch_size=ROWS, seconds=0.05, validation_data=(x, x), changes=False
+    )
+    assert {"first", "two/forward_both", "two/backward_both"} <= {part.name for part in found.parts}
+    assert found.steps_per_epoch == 4 and found.validation_ms > 0
+    assert "No change was tried" in found.bottleneck
+    assert kept == [
+        model.optimizer, model.history, model.run_eagerly, model.jit_compile, model.steps_per_execution
+    ]  # fmt: skip
+    for variable, before in zip(model.optimizer.variables, state, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), before)
+
+
+def test_interrupted_profile_leaves_the_model_and_the_profiler_usable():
+    model = compiled(text_model())
+    weights = [array.copy() for array in model.get_weights()]
+
+    def stop(text):
+        if "profiler" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cellerate.profile(model, ids(), ids(), seconds=0.05, note=stop)
+    assert all(np.array_equal(now, before) for now, before in zip(model.get_weights(), weights, strict=True))
+    found = cellerate.profile(model, ids(), ids(), seconds=0.05, changes=False)
+    assert any(part.name == "first" for part in found.parts)
+
+
 def test_uncompiled_model_and_too_few_batches_are_refused():
     with pytest.raises(ModelError, match="compile"):
         cellerate.profile(text_model(), ids(), ids())

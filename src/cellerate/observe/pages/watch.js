@@ -239,7 +239,7 @@ function write() {
     return article;
   });
   // A reader keeps the place, and a selection, as long as nothing new is written.
-  const now = JSON.stringify(shown.map((run) => [run.name, last(run, "sample")]));
+  const now = JSON.stringify(shown.map((run) => [run.name, run.rows.findLast((one) => one.sample)]));
   if ($("samples").dataset.now === now) return;
   $("samples").dataset.now = now;
   $("samples").lastElementChild.replaceChildren(...written);

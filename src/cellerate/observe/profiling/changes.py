@@ -13,13 +13,13 @@ import keras
 
 from cellerate.errors import CellerateError
 from cellerate.format import milliseconds, percent, size
-from cellerate.layers.accelerate import accelerate, is_accelerated
+from cellerate.layers.accelerate import accelerate, is_accelerated, restore
 from cellerate.layers.explain import explain
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, rows_of, widened
 from cellerate.observe.profiling.record import Change
 from cellerate.observe.profiling.stepping import timed_steps
-from cellerate.observe.profiling.unharmed import forget_compiled
+from cellerate.observe.profiling.unharmed import forget_compiled, runs_eagerly
 from cellerate.training.precision import precision_candidates
 
 SMALL_BATCH = 32
@@ -27,7 +27,7 @@ SMALL_BATCH = 32
 _LOADER, _SMALLEST = 0.1, 0.05
 _VALIDATION, _VALIDATION_AFTER = 0.1, 0.05
 _IDLE, _TOGETHER, _WIDER = 0.25, 16, 4
-_READ_AHEAD = 0.05
+_READ_AHEAD, _PAGE = 0.05, 4096
 
 
 @dataclasses.dataclass
@@ -65,7 +65,7 @@ class Found:
 
 def is_cold(disk_bytes: float | None, batch_bytes: int) -> bool:
     """Whether a good part of the batches came from storage, and not from memory."""
-    return disk_bytes is not None and disk_bytes > _READ_AHEAD * batch_bytes
+    return disk_bytes is not None and disk_bytes > max(_PAGE, _READ_AHEAD * batch_bytes)
 
 
 def find_changes(
@@ -85,13 +85,16 @@ def find_changes(
         and why.
     """
     tries = _Tries(model, batches, found, seconds, note)
-    tries.loader()
-    tries.validation()
-    tries.eager()
-    tries.small_batch()
-    tries.kernels()
-    tries.precision()
-    tries.together()
+    for one in (
+        tries.loader,
+        tries.validation,
+        tries.eager,
+        tries.small_batch,
+        tries.kernels,
+        tries.precision,
+        tries.together,
+    ):
+        tries.attempt(one)
     return sorted(tries.changes, key=lambda change: (change.optional, -change.gain)), tries.untried
 
 
@@ -111,8 +114,20 @@ class _Tries:
         self._now = min(found.kept_s, found.step_s)
         # What the changes so far leave of a step as the user has it.
         self._left = 1.0
+        self._compiled = False
         self.changes: list[Change] = []
         self.untried: list[str] = []
+
+    def attempt(self, one: Callable[[], None]) -> None:
+        """Tries a change; a model for which it cannot be made is profiled without it."""
+        self._what = one.__name__.replace("_", " ")
+        try:
+            one()
+        except (
+            Exception
+        ) as error:  # what a backend raises: out of memory, an operation that it cannot compile
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            self.untried.append(f"{self._what}: not tried, because it failed: {reason[:200]}")
 
     def loader(self) -> None:
         """Batches that are not there in time."""
@@ -120,10 +135,7 @@ class _Tries:
         stall = found.step_s - self._now
         if stall < _LOADER * found.step_s:
             return
-        why = (
-            f"steps wait {milliseconds(1e3 * stall)} for a batch: making one takes {milliseconds(1e3 * found.batch_s)} "
-            f"alone, and the rest of the step {milliseconds(1e3 * self._now)}"
-        )
+        why = f"steps wait {milliseconds(1e3 * stall)} for a batch, and the rest takes {milliseconds(1e3 * self._now)}"
         if is_cold(found.disk_bytes, found.batch_bytes):
             title = "Batches are read from storage, because the page cache does not hold the data"
             why += f"; {size(found.disk_bytes or 0)} a step come from storage"
@@ -133,6 +145,7 @@ class _Tries:
             )
         else:
             title = "The training waits for batches"
+            why += f"; making one takes {milliseconds(1e3 * found.batch_s)} alone"
             do = (
                 "Make batches ahead and with less work: several workers (PyDataset(workers=4), num_workers of a "
                 "DataLoader, .prefetch and .cache of tf.data), whole batches of NumPy instead of rows in Python, or "
@@ -166,18 +179,20 @@ class _Tries:
     def eager(self) -> None:
         """Operations that are called one by one."""
         model = self._model
-        if not model.run_eagerly:
+        if not runs_eagerly(model):
             return
         self._note("compiled instead of eager")
-        model.run_eagerly = False
+        before = model.run_eagerly, model.jit_compile
         # Then Keras chooses.
-        model.jit_compile = None
-        self._measured(
-            "Every operation is called from Python (run_eagerly=True)",
+        model.run_eagerly, model.jit_compile = False, None
+        said = "run_eagerly=True" if before[0] else "jit_compile=False"
+        self._compiled = self._measured(
+            f"Every operation is called from Python ({said})",
             "nothing is compiled, so that Python is in the way of every small operation",
-            "model.compile(..., run_eagerly=False), which is the default; keras.config.run_functions_eagerly and "
-            "tf.config.run_functions_eagerly(False) as well.",
+            f"model.compile(...) without {said}.",
         )
+        if not self._compiled:
+            model.run_eagerly, model.jit_compile = before
 
     def small_batch(self) -> None:
         """Fewer rows than the hardware needs."""
@@ -215,6 +230,7 @@ class _Tries:
                     self.untried.append(f"{one.path}: {condition.name}: {condition.found} -> {condition.fix}")
             return
         self._note("Cellerate's kernels")
+        before = any(is_accelerated(layer) for layer in self._model._flatten_layers())
         accelerate(self._model)
         if not any(is_accelerated(layer) for layer in self._model._flatten_layers()):
             return
@@ -225,12 +241,14 @@ class _Tries:
         why += (
             f"; what keeps a fused kernel of Keras away: {', '.join(dict.fromkeys(others))}" if others else ""
         )
-        self._measured(
+        kept = self._measured(
             f"{names} run{'s' if len(slow) == 1 else ''} on Keras's own code",
             why,
             "cellerate.accelerate(model), before fit; the model stays a Keras model. The command line's trainings do "
             "so by themselves.",
         )
+        if not kept and not before:
+            restore(self._model)
 
     def precision(self) -> None:
         """16-bit numbers, where the machine multiplies them faster."""
@@ -248,7 +266,7 @@ class _Tries:
         except (CellerateError, ValueError, TypeError) as error:
             self.untried.append(f"{policy}: {str(error).splitlines()[0]}")
             return
-        copy.run_eagerly = model.run_eagerly
+        copy.run_eagerly, copy.jit_compile = model.run_eagerly, model.jit_compile
         if any(is_accelerated(layer) for layer in model._flatten_layers()):
             accelerate(copy)
         before, after = self._now, self._step_s(copy)
@@ -262,22 +280,25 @@ class _Tries:
             optional=True,
         )
         if gained:
-            self._now = after
+            self._now, self._model = after, copy
 
     def together(self) -> None:
         """Steps of which much is Python."""
-        if self._found.idle < _IDLE or self._model.run_eagerly:
+        # What was found of a step whose operations were called one by one says nothing of a compiled one.
+        if self._found.idle < _IDLE or self._compiled:
             return
         if keras.config.backend() != "torch" and self._model.steps_per_execution == 1:
             self._note(f"{_TOGETHER} steps at a time")
             self._model.steps_per_execution = _TOGETHER
-            self._measured(
+            kept = self._measured(
                 f"Between steps, {percent(self._found.idle)} of the time is Python",
                 "the device waits for the next call",
                 f"model.compile(..., steps_per_execution={_TOGETHER}).",
                 optional=True,
             )
-        elif not self._model_takes_one_size():
+            if not kept:
+                self._model.steps_per_execution = 1
+        elif keras.config.backend() == "torch" and not self._model_takes_one_size():
             rows, wide = self._rows, self._rows * _WIDER
             self._note(f"batches of {wide} rows")
             before = self._now
@@ -291,12 +312,14 @@ class _Tries:
                 optional=True,
             )
 
-    def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> None:
-        """Measures the model as it is now."""
+    def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> bool:
+        """Measures the model as it is now; whether that is enough of a gain to be told and kept."""
         forget_compiled(self._model)
         before, after = self._now, self._step_s(self._model)
-        if self._add(title, why, before, after, do, optional=optional):
+        gained = self._add(title, why, before, after, do, optional=optional)
+        if gained:
             self._now = after
+        return gained
 
     def _step_s(self, model: keras.Model, batches: Sequence[Any] | None = None) -> float:
         feed = Feed(KeptBatches(self._batches if batches is None else batches), shuffle=False)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,17 @@ class Feed:
     @property
     def batches(self) -> int | None:
         """How many batches an epoch has; None if the data do not say."""
-        if isinstance(self.x, keras.utils.PyDataset):
-            return len(self.x) if self.x.num_batches is None else int(self.x.num_batches)
+        if isinstance(self.x, keras.utils.PyDataset) and self.x.num_batches is not None:
+            return int(self.x.num_batches)
         if is_arrays(self.x):
             return -(-rows_of(self.x) // (self.batch_size or _KERAS_ROWS))
         if hasattr(self.x, "cardinality"):
             count = int(self.x.cardinality())
             return count if count > 0 else None
-        return len(self.x) if hasattr(self.x, "__len__") else None
+        try:
+            return len(self.x)
+        except (TypeError, NotImplementedError):
+            return None
 
 
 class KeptBatches(keras.utils.PyDataset):
@@ -130,13 +134,19 @@ def is_arrays(x: Any) -> bool:
 
 
 def widened(batches: Sequence[Any], rows: int) -> list[Any]:
-    """Batches of `rows` rows, made of those of smaller ones, again and again."""
-    total = [
-        np.concatenate(arrays) if arrays[0] is not None else None
-        for arrays in zip(*(keras.tree.flatten(batch) for batch in batches), strict=True)
+    """A batch of `rows` rows, made of those of smaller ones: of all that are as long as most are."""
+    shapes = [
+        tuple(None if a is None else a.shape[1:] for a in keras.tree.flatten(batch)) for batch in batches
     ]
-    repeats = [None if array is None else np.resize(array, (rows, *array.shape[1:])) for array in total]
-    return [keras.tree.pack_sequence_as(batches[0], repeats)]
+    usual = Counter(shapes).most_common(1)[0][0]
+    alike = [
+        keras.tree.flatten(batch) for batch, shape in zip(batches, shapes, strict=True) if shape == usual
+    ]
+    wide = []
+    for arrays in zip(*alike, strict=True):
+        together = None if arrays[0] is None else np.concatenate(arrays)
+        wide.append(together if together is None else np.resize(together, (rows, *together.shape[1:])))
+    return [keras.tree.pack_sequence_as(batches[0], wide)]
 
 
 def read_from_disk_bytes() -> int | None:
@@ -154,7 +164,8 @@ def read_from_disk_bytes() -> int | None:
 def _batches(feed: Feed) -> Iterator[Any]:
     x = feed.x
     if isinstance(x, keras.utils.PyDataset):
-        yield from (x[index] for index in range(feed.batches or 0))
+        numbers = itertools.count() if feed.batches is None else range(feed.batches)
+        yield from (x[index] for index in numbers)
     elif hasattr(x, "as_numpy_iterator"):
         yield from x.as_numpy_iterator()
     elif is_arrays(x):

@@ -20,7 +20,7 @@ def made_up_batches(model: keras.Model, rows: int, steps: int | None, loss: Any)
         model: A built model.
         rows: Rows of a batch, where the model leaves them open.
         steps: Time steps, where it leaves them open; None for `STEPS`.
-        loss: The model's own loss; None if it has none. One that needs special targets is left out.
+        loss: The model's own loss; None if it has none, for the mean squared error.
 
     Raises:
         ModelError: The model does not say what its inputs are, or needs inputs of more open sizes.
@@ -33,9 +33,8 @@ def made_up_batches(model: keras.Model, rows: int, steps: int | None, loss: Any)
     random = np.random.default_rng(0)
     inputs = [_input(model, tensor, random, rows, steps or STEPS) for tensor in model.inputs]
     given = inputs[0] if len(inputs) == 1 else [*inputs]
-    named = str(getattr(loss, "name", getattr(loss, "__name__", loss)) or "")
     targets = keras.tree.map_structure(
-        lambda made: _target(made, random, sparse="sparse" in named), model(given, training=False)
+        lambda made: _target(made, random, sparse=_is_sparse(loss)), model(given, training=False)
     )
     return KeptBatches([(given, targets)]), loss or "mean_squared_error"
 
@@ -56,9 +55,22 @@ def _input(model: keras.Model, tensor: Any, random: np.random.Generator, rows: i
     if "int" in tensor.dtype or (tables and len(model.inputs) == 1):
         # An id of 0 may be masked.
         return random.integers(1, max(_FEWEST_IDS, min(tables, default=_FEWEST_IDS)), shape).astype(np.int32)
+    if tensor.dtype == "string":
+        raise ModelError(
+            f"the input {tensor.name!r} takes texts, which cannot be made up. Profile it from Python, with batches: "
+            "cellerate.profile(model, x, y)."
+        )
     if tensor.dtype == "bool":
         return np.ones(shape, bool)
     return random.standard_normal(shape, np.float32)
+
+
+def _is_sparse(loss: Any) -> bool:
+    """Whether a loss takes the numbers of classes."""
+    named = (
+        type(loss).__name__ if isinstance(loss, keras.losses.Loss) else getattr(loss, "__name__", str(loss))
+    )
+    return "sparse" in named.lower()
 
 
 def _target(made: Any, random: np.random.Generator, *, sparse: bool) -> np.ndarray:

@@ -13,6 +13,7 @@ from cellerate.keras_graph.graph import functional_graph, inner_layers
 from cellerate.observe.profiling.unharmed import forget_compiled
 
 Kind = Literal["layer", "loss", "optimizer"]
+_Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +24,13 @@ class MarkedPart:
         name: The layer's path, or what the part does.
         kind: What it is.
         layer: The layer; None for other parts.
-        shapes: Of its first input and its first output in the last call in which they were known.
+        calls: The shapes of the first input and the first output of each call in which they were known.
     """
 
     name: str
     kind: Kind
     layer: Any = None
-    shapes: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    calls: list[tuple[_Shape, _Shape]] = dataclasses.field(default_factory=list)
 
 
 def profiler() -> Bridge:
@@ -101,7 +102,7 @@ def _within(
             made = original(*args, **kwargs)
         taken, given = _shape(args), _shape(made)
         if taken is not None and given is not None:
-            part.shapes[:] = [taken, given]
+            part.calls.append((taken, given))
         return made
 
     return call

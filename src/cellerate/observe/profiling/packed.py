@@ -67,7 +67,7 @@ def profile_packed(
         peak_flops=peak,
         memory=None,
         changes=tuple(tried),
-        bottleneck=bottleneck(tried, parts),
+        bottleneck=bottleneck(tried, parts, tried=changes),
         steps_per_epoch=None,
         validation_ms=None,
         notes=tuple(notes),

@@ -9,6 +9,7 @@ from cellerate.format import milliseconds, percent, size
 SCHEMA = 1
 # So many changes are worth telling at once.
 _SHOWN = 3
+_TOLD_SLOWDOWN = 0.1
 Kind = Literal["loader", "layer", "loss", "optimizer", "other", "host"]
 Subject = Literal["training step", "packed call"]
 
@@ -93,7 +94,7 @@ class Profile:
         step_ms: What a step takes without a profiler, batches included.
         parts: Where that goes; they add up to it.
         slowdown: How much longer steps took under the profiler, as a share; that is taken off the parts again.
-        idle: The share of the step in which nothing is computed.
+        idle: The share of the step in which nothing is computed, waiting for batches included.
         share_of_peak: The rate of all multiplications beside the machine's measured peak; None if unknown.
         peak_flops: That peak, in operations per second.
         memory: See `Memory`; None where it was not measured.
@@ -137,13 +138,22 @@ class Profile:
         return "\n".join(_lines(self))
 
 
-def bottleneck(changes: Sequence[Change], parts: Sequence[Part]) -> str:
-    """What is slow, in one sentence."""
+def bottleneck(changes: Sequence[Change], parts: Sequence[Part], *, tried: bool = True) -> str:
+    """What is slow, in one sentence.
+
+    Args:
+        changes: What to change, the most promising first.
+        parts: Where the time goes.
+        tried: Whether changes were tried.
+    """
     if changes and not changes[0].optional:
         first = changes[0]
         return f"{first.title}: {percent(first.gain)} of the time would be saved."
     largest = max(parts, key=lambda part: part.ms)
-    told = f"Nothing is wrong; most of the time, {percent(largest.share)}, goes into {largest.name}."
+    told = f"the largest part of the time, {percent(largest.share)}, goes into {largest.name}"
+    if not tried:
+        return f"No change was tried; {told}."
+    told = f"No fault was found; {told}."
     if changes:
         told += f" What would still help: {changes[0].title} ({percent(changes[0].gain)})."
     return told
@@ -178,6 +188,8 @@ def _lines(profile: Profile) -> Iterator[str]:
         ]
     yield from _aligned(rows)
     yield f"Nothing is computed in {percent(profile.idle)} of a step."
+    if profile.slowdown > _TOLD_SLOWDOWN:
+        yield f"Steps took {percent(profile.slowdown)} longer under the profiler; that is taken off the parts again."
     if profile.generation:
         yield ""
         yield from _aligned(

@@ -27,6 +27,7 @@ class Steps(keras.callbacks.CallbackList):
         seconds: About how long the window is to be; it has as many steps as fit.
         most: Steps at most.
         window: What to enter for the window.
+        epoch_steps: How many steps an epoch has; None if that is unknown.
 
     Attributes:
         seconds: How long the counted steps took.
@@ -41,9 +42,11 @@ class Steps(keras.callbacks.CallbackList):
         *,
         most: int = _MOST_STEPS,
         window: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        epoch_steps: int | None = None,
     ) -> None:
         super().__init__([], add_history=True, model=model)
         self._wanted_s, self._most, self._window = seconds, most, window
+        self._last_step = math.inf if epoch_steps is None else epoch_steps - 1
         self._within = contextlib.ExitStack()
         self._warm: list[float] = []
         self._wanted: int | None = None
@@ -72,8 +75,10 @@ class Steps(keras.callbacks.CallbackList):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Begins and ends the window; `batch` is the number of the last batch, which may have been one of several."""
+        # Of several steps at a time, Keras counts those that an epoch lacks, too.
+        batch = int(min(batch, self._last_step))
         if self._wanted is None:
-            _wait(logs)
+            _wait(self.model, logs)
             now = time.perf_counter()
             self._warm.append((now - self._began) / (batch - self._first))
             if len(self._warm) == _WARM_STEPS or (
@@ -89,13 +94,17 @@ class Steps(keras.callbacks.CallbackList):
             return
         self._counted_in_epoch = batch - self._first
         if self.steps + self._counted_in_epoch >= self._wanted:
-            _wait(logs)
+            _wait(self.model, logs)
             self._count(batch)
-            self._within.close()
+            self.close()
             disk = read_from_disk_bytes()
             if disk is not None and self._disk is not None:
                 self.disk_bytes = (disk - self._disk) / self.steps
             self.model.stop_training = True
+
+    def close(self) -> None:
+        """Leaves the window, if `fit` ended within it."""
+        self._within.close()
 
     def _count(self, batch: int) -> None:
         if self._counted_in_epoch:
@@ -116,14 +125,15 @@ def timed_steps(model: keras.Model, feed: Feed, seconds: float, **options: Any) 
     Raises:
         ConfigError: The data end before any step could be timed.
     """
-    steps = Steps(model, seconds, **options)
-    with contextlib.closing(feed):
+    steps = Steps(model, seconds, epoch_steps=feed.batches, **options)
+    with contextlib.closing(feed), contextlib.closing(steps):
         model.fit(**feed.arguments, epochs=_EPOCHS, callbacks=steps, verbose=0)
     if not steps.steps:
         raise too_few_batches()
     return steps
 
 
-def _wait(logs: Any) -> None:
-    """Reading the loss waits until the step is done."""
-    float(keras.ops.convert_to_numpy(next(iter((logs or {"loss": 0.0}).values()))))
+def _wait(model: keras.Model, logs: Any) -> None:
+    """Waits until a step is done, by reading what it gives: a figure of its logs, else a weight."""
+    values = keras.tree.flatten(dict(logs or {})) or [model.trainable_variables[-1]]
+    keras.ops.convert_to_numpy(values[0])

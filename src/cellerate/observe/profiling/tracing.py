@@ -17,6 +17,7 @@ from cellerate.observe.profiling.memory import MemoryWatch
 from cellerate.observe.profiling.record import Memory, Part
 from cellerate.observe.profiling.stepping import timed_steps
 from cellerate.observe.profiling.timeline import Shares, Spent, share_out
+from cellerate.observe.profiling.unharmed import runs_eagerly
 from cellerate.observe.profiling.work import multiplications
 
 PASSES = 3
@@ -76,15 +77,16 @@ def trace_steps(
                 yield
 
         steps = timed_steps(model, feed, _TRACED_S, most=_TRACED_STEPS, window=window)
-        if any(not part.shapes for part in parts if part.kind == "layer"):
-            # A graph may be built without knowing how long its inputs are.
-            model(inputs_of(batch))
+        for part in parts:
+            part.calls.clear()
+        # A graph may be built without knowing how long its inputs are, and last for a batch of other sizes.
+        model(inputs_of(batch))
         # The program that ran is needed to read the recording, and goes with the marks.
         shares = share_out(recording.events())
     if write:
         recording.write()
     memory = watch.found(model, batch, before_bytes)
-    return Traced(shares, parts, steps.steps, memory, phases, watched.steps, bool(model.run_eagerly))
+    return Traced(shares, parts, steps.steps, memory, phases, watched.steps, runs_eagerly(model))
 
 
 @contextlib.contextmanager
@@ -169,9 +171,10 @@ def parts_of(traced: Traced, plain_s: float, step_s: float, peak: float | None) 
 
 def products_of(part: MarkedPart) -> int | None:
     """The multiplications of a part's forward pass, for a batch; None if they are not known."""
-    if part.layer is None or len(part.shapes) != 2:
+    if part.layer is None or not part.calls:
         return None
-    return multiplications(part.layer, *part.shapes)
+    found = [multiplications(part.layer, *shapes) for shapes in part.calls]
+    return None if None in found else sum(each or 0 for each in found)
 
 
 def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> dict[str, float]:
@@ -199,5 +202,6 @@ def _phases(part: MarkedPart, traced: Traced, at_most: Mapping[str, float]) -> d
         way = "backward" if one.backward else "forward"
         taken = {name: 1e3 * s / alike / traced.phase_steps for name, s in one.seconds.items() if s}
         scale = min(1.0, at_most[way] / max(1e-9, sum(taken.values())))
-        found |= {f"{way}: {name}": ms * scale for name, ms in taken.items()}
+        for name, ms in taken.items():
+            found[f"{way}: {name}"] = found.get(f"{way}: {name}", 0.0) + ms * scale
     return found

@@ -1,6 +1,7 @@
 """Profiles a training: a few steps of `fit`, timed, then under the backend's own profiler, then with changes."""
 
 import contextlib
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from typing import Any
 
 import keras
 
-from cellerate.errors import ModelError
+from cellerate.errors import ConfigError, ModelError
+from cellerate.files import atomic_folder, check_writable
 from cellerate.machine.environment import resident_memory_bytes
 from cellerate.observe.profiling.changes import Found, find_changes, is_cold
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, first_batch, inputs_of, keep, rows_of
@@ -60,8 +62,9 @@ def profile(
         The profile; print it.
 
     Raises:
-        ModelError: `model` is not a compiled Keras model.
-        ConfigError: There are too few batches.
+        ModelError: `model` is not a compiled Keras model, or its optimizer cannot be made anew.
+        ConfigError: There are too few batches, or the folder for the trace exists.
+        OutputError: The trace could not be written.
 
     Example:
         >>> print(cellerate.profile(model, x, y, batch_size=64))  # doctest: +SKIP
@@ -71,12 +74,17 @@ def profile(
             "profile needs a compiled Keras model, because it profiles its training. Call model.compile(optimizer, "
             "loss) first."
         )
+    if trace is not None:
+        if Path(trace).exists():
+            raise ConfigError(f"{trace} exists already: name a new folder for the trace.")
+        check_writable(trace)
     feed = Feed(x, y, batch_size, shuffle)
     if not all(layer.built for layer in model._flatten_layers()):
         # Otherwise it would have no weights yet that could be given back.
         model(inputs_of(first_batch(feed)))
     with contextlib.ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory()) if trace is None else trace)
+        # A profiler that cannot write at its end may not begin again in this process.
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         held.enter_context(unharmed(model))
         before_bytes = resident_memory_bytes()
         note("steps as they are")
@@ -88,6 +96,9 @@ def profile(
         traced_feed = Feed(KeptBatches(batches), shuffle=False) if waits else feed
         plain_s = found.kept_s if waits else found.step_s
         traced = trace_steps(model, traced_feed, batches[0], folder, before_bytes, write=trace is not None)
+        if trace is not None:
+            with atomic_folder(trace) as beside:
+                shutil.copytree(folder, beside, dirs_exist_ok=True)
         found.idle = traced.shares.idle_ns / traced.shares.window_ns
         peak, how = peak_flops(model)
         told = parts_of(traced, plain_s, found.step_s, peak)
@@ -102,12 +113,12 @@ def profile(
         step_ms=step_ms,
         parts=tuple(told),
         slowdown=traced.shares.window_ns / 1e9 / traced.steps / plain_s - 1,
-        idle=found.idle,
+        idle=sum(part.idle_ms for part in told) / step_ms,
         share_of_peak=PASSES * 2 * products / found.step_s / peak if peak and products else None,
         peak_flops=peak,
         memory=traced.memory,
         changes=tuple(tried),
-        bottleneck=bottleneck(tried, told),
+        bottleneck=bottleneck(tried, told, tried=changes),
         steps_per_epoch=found.steps_per_epoch,
         validation_ms=None if found.validation_s is None else 1e3 * found.validation_s,
         notes=(*([f"The machine's peak is measured: {how}."] if peak else [f"No peak: {how}"]), *untried),
@@ -144,21 +155,28 @@ def _validation_s(model: keras.Model, data: Any, batch_size: int | None) -> floa
     """The seconds that the validation of an epoch takes, from some of its batches; None if that is unknown."""
     if data is None:
         return None
-    x, y = data[:2] if isinstance(data, tuple) else (data, None)
+    x, y, _ = (
+        keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple | list) else (data, None, None)
+    )
     feed = Feed(x, y, batch_size, shuffle=False)
     count = feed.batches
     if count is None:
         return None
     evaluate = {name: value for name, value in feed.arguments.items() if name != "shuffle"}
 
-    def seconds(steps: int) -> float:
-        began = time.perf_counter()
-        with contextlib.closing(feed):
-            model.evaluate(**evaluate, steps=steps, verbose=0)
-        return time.perf_counter() - began
+    def seconds(batches: int) -> float:
+        """Of so many, once all are compiled for: the last may have other sizes than the rest."""
+        taken = 0.0
+        for _ in range(2):
+            began = time.perf_counter()
+            with contextlib.closing(feed):
+                model.evaluate(**evaluate, steps=-(-batches // together), verbose=0)
+            taken = time.perf_counter() - began
+        return taken
 
-    seconds(1)
-    some, taken = 1, seconds(1)
+    together = model.steps_per_execution
+    some = min(count, together)
+    taken = seconds(some)
     while some < count and taken < _VALIDATED_S:
         some = min(count, 4 * some)
         taken = seconds(some)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
+from cellerate.errors import ModelError
 from cellerate.layers.accelerate import as_found
 
 _SETTINGS = ("run_eagerly", "jit_compile", "steps_per_execution")
@@ -16,19 +17,33 @@ def unharmed(model: keras.Model) -> Iterator[None]:
     """Gives a compiled model its weights, its optimizer, its settings and its kernels back after a `with`.
 
     Within, it trains with a fresh optimizer of the same kind.
+
+    Raises:
+        ModelError: The model has no optimizer of its own, or one that cannot be made anew.
     """
     values = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.variables]
-    optimizer = model.optimizer
+    optimizer, history = model.optimizer, getattr(model, "history", None)
     settings = {name: getattr(model, name) for name in _SETTINGS}
+    try:
+        fresh = type(optimizer).from_config(optimizer.get_config())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"the optimizer of model {model.name!r} cannot be made anew from its configuration ({error}), and the "
+            "profile must not train with the model's own: compile the model with an optimizer of Keras."
+        ) from error
+    # JAX would take what it has compiled of the model before for what is to be compiled now, as long as that is held.
+    forget_compiled(model)
     with as_found(model):
         try:
-            model.optimizer = type(optimizer).from_config(optimizer.get_config())
-            forget_compiled(model)
+            model.optimizer = fresh
             yield
         finally:
-            model.optimizer = optimizer
+            model.optimizer, model.history = optimizer, history
             for name, value in settings.items():
                 setattr(model, name, value)
+            if hasattr(model, "_jax_state"):
+                # After an interruption, Keras would still write this into the weights.
+                model._jax_state, model._jax_state_synced = None, True
             for variable, value in zip(model.variables, values, strict=True):
                 variable.assign(value)
             model.reset_metrics()
@@ -39,3 +54,9 @@ def unharmed(model: keras.Model) -> Iterator[None]:
 def forget_compiled(model: keras.Model) -> None:
     """Makes Keras build its functions of a model anew, for what has changed in it."""
     model.train_function = model.test_function = model.predict_function = None
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Whether each operation of a training step is called from Python, where the backend could compile it."""
+    backend = keras.config.backend()
+    return bool(model.run_eagerly) or (backend == "jax" and not model.jit_compile)

@@ -36,11 +36,11 @@ def multiplications(layer: Any, inputs: Any, outputs: Any) -> int | None:
         if outputs is None or not outputs[-1]:
             return None
         return math.prod(outputs[:-1]) * _count(layer.kernel)
-    return (
-        0
-        if isinstance(layer, keras.layers.Embedding | keras.layers.Wrapper | keras.layers.Bidirectional)
-        else None
-    )
+    if isinstance(layer, keras.layers.Embedding):
+        # A table that looks ids up multiplies nothing; the same as the head of a model does.
+        looks_up = inputs is None or outputs is None or len(outputs) > len(inputs)
+        return 0 if looks_up else math.prod(outputs[:-1]) * _count(layer.embeddings)
+    return 0 if isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional) else None
 
 
 def peak_flops(model: keras.Model) -> tuple[float | None, str]:

@@ -61,6 +61,7 @@ class LineWorkload(Workload):
         told = record.payload.get("validation_fraction", LineOptions.validation_fraction)
         fraction = told or LineOptions.validation_fraction
         self._train, held_out = split_lines(lines, fraction, split_seed)
+        self._validation = held_out
         middle = len(held_out) // 2
         if not middle:
             raise DataError(
@@ -110,9 +111,8 @@ class LineWorkload(Workload):
         """See `Workload.validation`."""
         if not self.record.payload.get("validation_fraction", LineOptions.validation_fraction):
             return None
-        held_out = [line for part in self._held_out.values() for line in part]
         return LineBatches(
-            held_out, self._model.vocabulary, batch_size=batch_size, **self._common
+            self._validation, self._model.vocabulary, batch_size=batch_size, **self._common
         )
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
