@@ -58,7 +58,9 @@ def test_a_training_step_equals_keras(settings, calls):
 def test_an_eager_step_equals_a_compiled_one(calls):
     compiled, eager = accelerate(model_of(use_bias=False)), accelerate(model_of(use_bias=False))
     eager.run_eagerly = True
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(eager(X)), compiled.predict(X, verbose=0), atol=2e-6)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(eager(X)), compiled.predict(X, verbose=0), atol=2e-6
+    )
     for model in (compiled, eager):
         model.train_on_batch(X, Y)
     assert (H, V) in calls

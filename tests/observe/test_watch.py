@@ -37,7 +37,9 @@ def watched(tmp_path):
     write(tmp_path / "new.run", [figures(step, now - 10) for step in range(1, 9)])
     old = [figures(step, now - 900) for step in range(1, 5)]
     old.append({"time": now - 890, "epoch": 1, "step": 4, "epoch/val_loss": 0.25})
-    old.append({"time": now - 890, "epoch": 1, "step": 4, "sample": {"given": "It <b>was", "made": " late\n</b>"}})
+    old.append(
+        {"time": now - 890, "epoch": 1, "step": 4, "sample": {"given": "It <b>was", "made": " late\n</b>"}}
+    )
     write(tmp_path / "<b>old.run", [*old, {"time": now - 889, "status": "finished"}])
     server = subprocess.Popen(
         [PROGRAM, "watch", str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True

@@ -161,7 +161,9 @@ def run(
     return tf.custom_gradient(compute_all)(*arrays.values())
 
 
-def _called(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+def _called(
+    function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], types: Sequence[Any]
+) -> list[Any]:
     """What a Python function gives of tensors, always as a list: TensorFlow unpacks a single result when eager."""
     found = tf.numpy_function(function, inputs, types, stateful=False)
     return list(found) if isinstance(found, list | tuple) else [found]

@@ -13,6 +13,7 @@ import typer
 
 from cellerate import __version__
 from cellerate.cli import (
+    bench,
     data,
     doctor,
     embed,
@@ -66,6 +67,7 @@ app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
+app.command("bench")(bench.bench)
 app.command("env")(env.env)
 app.command("doctor")(doctor.doctor)
 

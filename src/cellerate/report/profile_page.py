@@ -5,8 +5,8 @@ from typing import Any
 
 from cellerate.format import milliseconds, percent, size
 from cellerate.report.html import render, write_page
-from cellerate.report.svg import Bar, BarChart, Line, LineChart
-from cellerate.report.svg.bars import WAITING
+from cellerate.report.svg import Line, LineChart, PartBar, PartsChart
+from cellerate.report.svg.parts import WAITING
 from cellerate.report.tables import Figure, Table, cells, thinned
 
 _KINDS = (
@@ -89,7 +89,7 @@ def _time(profile: Profiled) -> Figure:
         else:
             ahead = busy * part.forward_ms / max(1e-12, part.forward_ms + part.backward_ms)
             segments = (ahead, busy - ahead, 0.0, part.idle_ms)
-        bars.append(Bar(part.name, segments, f"{milliseconds(part.ms)}, {percent(part.share)}"))
+        bars.append(PartBar(part.name, segments, f"{milliseconds(part.ms)}, {percent(part.share)}"))
     rows = []
     for part in parts:
         rows.append(
@@ -108,7 +108,7 @@ def _time(profile: Profiled) -> Figure:
             for name, ms in part.phases.items()
         ]
     described = "; ".join(f"{bar.name}: {bar.words}" for bar in bars)
-    chart = BarChart("Where the time of a step goes", described, tuple(bars), _KINDS)
+    chart = PartsChart("Where the time of a step goes", described, tuple(bars), _KINDS)
     columns = ("part", ">time", ">share", ">forward", ">backward", ">idle", ">of the peak")
     return Figure(chart, Table("The parts of a step, which add up to it", columns, tuple(rows)), wide=True)
 
@@ -125,11 +125,11 @@ def _memory(profile: Profiled) -> list[Figure]:
     owners = sorted(
         ((name, count) for name, count in memory.owners.items() if count > 0), key=lambda one: -one[1]
     )
-    bars = tuple(Bar(name, (0.0, 0.0, float(count), 0.0), size(count)) for name, count in owners)
+    bars = tuple(PartBar(name, (0.0, 0.0, float(count), 0.0), size(count)) for name, count in owners)
     described = "; ".join(f"{bar.name}: {bar.words}" for bar in bars)
     found = [
         Figure(
-            BarChart(f"The peak of {size(memory.peak_bytes)}, by what it is for", described, bars, _KINDS),
+            PartsChart(f"The peak of {size(memory.peak_bytes)}, by what it is for", described, bars, _KINDS),
             Table(
                 "Memory at its peak",
                 ("for", ">size"),

@@ -111,9 +111,7 @@ class LineWorkload(Workload):
         """See `Workload.validation`."""
         if not self.record.payload.get("validation_fraction", LineOptions.validation_fraction):
             return None
-        return LineBatches(
-            self._validation, self._model.vocabulary, batch_size=batch_size, **self._common
-        )
+        return LineBatches(self._validation, self._model.vocabulary, batch_size=batch_size, **self._common)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """The cross-entropy of the characters, line ends among them."""

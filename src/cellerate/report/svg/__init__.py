@@ -3,21 +3,21 @@
 `canvas` has the parts that all charts use; each of the others draws one kind of chart.
 """
 
-from cellerate.report.svg.bars import Bar, BarChart
 from cellerate.report.svg.canvas import Chart
 from cellerate.report.svg.forecast import ForecastChart
 from cellerate.report.svg.lines import Line, LineChart
+from cellerate.report.svg.parts import PartBar, PartsChart
 from cellerate.report.svg.scatter import Dot, ScatterChart
 from cellerate.report.svg.waterfall import Step, WaterfallChart
 
 __all__ = [
-    "Bar",
-    "BarChart",
     "Chart",
     "Dot",
     "ForecastChart",
     "Line",
     "LineChart",
+    "PartBar",
+    "PartsChart",
     "ScatterChart",
     "Step",
     "WaterfallChart",

@@ -13,7 +13,7 @@ WAITING = "waiting"
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
+class PartBar:
     """A part.
 
     Attributes:
@@ -28,7 +28,7 @@ class Bar:
 
 
 @dataclasses.dataclass(frozen=True)
-class BarChart(Chart):
+class PartsChart(Chart):
     """A chart of parts.
 
     Attributes:
@@ -36,7 +36,7 @@ class BarChart(Chart):
         kinds: The kinds of segments, each with its meaning in words; `WAITING` and others.
     """
 
-    bars: tuple[Bar, ...]
+    bars: tuple[PartBar, ...]
     kinds: tuple[tuple[str, str], ...]
 
     def body(self, width: float) -> tuple[Markup, float]:

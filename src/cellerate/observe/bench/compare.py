@@ -1,0 +1,268 @@
+"""Compares two runs of `bench` on one machine: what became slower beyond doubt, and by how much.
+
+Two runs of the same code differ. The machine may be slower an hour later; a process that starts anew may be a few
+percent faster for as long as it lives; and a neighbour's work makes single turns slower, never faster. So of each turn
+the fast calls count, as a ratio to the yardstick beside them; of each session the fast turns; and of all sessions the
+mean without the fastest and the slowest. The interval comes from drawing sessions, and turns within them, again and
+again. Two records of one run have their turns side by side: there the ratio of the two takes the yardstick's place.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from cellerate.errors import DataError
+from cellerate.observe.bench.record import Entry, Record
+
+THRESHOLD = 0.05
+"""From which slowdown on, as a share, it counts."""
+CONFIDENCE = 0.95
+"""Of the intervals."""
+LEAST_SESSIONS = 3
+"""With fewer nothing is known of how processes differ."""
+BUSY, STOLEN = 0.10, 0.05
+"""What others may take of the processors before a comparison says so."""
+_RESAMPLES = 4000
+# The quantile of the calls of a turn, and that of the turns of a session.
+_FAST_CALLS, _FAST_TURNS = 0.1, 0.25
+_SEED = 20
+_MACHINE = ("cpu", "processor", "cores")
+
+Verdict = Literal["slower", "faster", "same", "unknown"]
+_ORDER: tuple[Verdict, ...] = ("slower", "faster", "same", "unknown")
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """How the time of a job changed from the first record to the second.
+
+    Attributes:
+        entry: The job, as the second record has it.
+        before_s: The median in the first record, in seconds.
+        ratio: The second time over the first, without what the machine did in between: above 1 is slower.
+        low: The lower end of its interval.
+        high: The upper end.
+        verdict: "slower" and "faster" beyond doubt and beyond the threshold; "unknown" where too few sessions were
+            measured to tell.
+        note: What else differs; "" for nothing.
+    """
+
+    entry: Entry
+    before_s: float
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+    note: str
+
+    @property
+    def regression(self) -> bool:
+        """Whether Cellerate became slower; a peer that did is not ours to answer for."""
+        return self.entry.ours and self.verdict == "slower"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two records beside each other.
+
+    Attributes:
+        names: What differs between the two, in words, of each.
+        warnings: What to know before relying on it.
+        drift: The yardstick's time in the second record over that in the first.
+        threshold: From which slowdown on it counts.
+        effects: Of each job that both have; regressions first.
+        lost: What Cellerate did in the first and does not in the second, one sentence each; each is a regression.
+    """
+
+    names: tuple[str, str]
+    warnings: tuple[str, ...]
+    drift: float
+    threshold: float
+    effects: tuple[Effect, ...]
+    lost: tuple[str, ...]
+
+    @property
+    def regressions(self) -> int:
+        """How many of our jobs became slower, or are gone."""
+        return len(self.lost) + sum(effect.regression for effect in self.effects)
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything of ours could be judged; if not, "nothing regressed" would be meaningless."""
+        return bool(self.lost) or any(one.entry.ours and one.verdict != "unknown" for one in self.effects)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        if not self.judged:
+            return "Nothing could be judged."
+        ours = [effect for effect in self.effects if effect.entry.ours]
+        faster = sum(effect.verdict == "faster" for effect in ours)
+        same = sum(effect.verdict == "same" for effect in ours)
+        found = self.regressions
+        worse = "Nothing regressed" if not found else f"{found} regression{'s' * (found > 1)}"
+        return f"{worse}; of Cellerate's jobs {faster} became faster, and of {same} no difference is certain."
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        kept = ("names", "warnings", "drift", "threshold", "lost")
+        effects = [
+            {
+                **dict(zip(("case", "work", "contestant", "precision", "call"), one.entry.key, strict=True)),
+                **{"ours": one.entry.ours, "before_s": one.before_s, "after_s": one.entry.median_s},
+                **{name: getattr(one, name) for name in ("ratio", "low", "high", "verdict", "note")},
+                "regression": one.regression,
+            }
+            for one in self.effects
+        ]
+        found = {name: getattr(self, name) for name in kept}
+        return {
+            **{"sentence": self.sentence, "regressions": self.regressions, "judged": self.judged},
+            **{**found, "confidence": CONFIDENCE, "effects": effects},
+        }
+
+
+def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> Comparison:
+    """Compares two records of one machine and one size.
+
+    Args:
+        a: The earlier one.
+        b: The later one.
+        threshold: From which slowdown on it counts, as a share.
+
+    Raises:
+        DataError: They are of different machines or sizes: their times say nothing of the code.
+    """
+    _check_alike(a, b)
+    before = a.by_key
+    effects = [
+        _effect(before[one.key], one, paired=a.run == b.run, threshold=threshold)
+        for one in b.entries
+        if one.key in before
+    ]
+    effects.sort(key=lambda one: (not one.regression, not one.entry.ours, _ORDER.index(one.verdict)))
+    return Comparison(
+        names=(name_of(a), name_of(b)),
+        warnings=tuple(_warnings(a, b, effects)),
+        drift=_drift(a, b),
+        threshold=threshold,
+        effects=tuple(effects),
+        lost=tuple(_lost(a, b)),
+    )
+
+
+def name_of(record: Record) -> str:
+    """A record in a few words: the version of Cellerate, and when it was measured."""
+    when = record.started[:16].replace("T", " ")
+    return f"cellerate {record.versions.get('cellerate', 'of an unknown version')}, {when}"
+
+
+def _check_alike(a: Record, b: Record) -> None:
+    for what in _MACHINE:
+        one, other = a.machine.get(what), b.machine.get(what)
+        if one != other:
+            raise DataError(
+                f"the records are of different machines ({what}: {one} and {other}), so their times say nothing of the "
+                "code. Measure both on one."
+            )
+    if a.sizes != b.sizes or a.quick != b.quick:
+        raise DataError(
+            "the records are of models of different sizes, so their times cannot be compared: measure both with the "
+            "same options, such as --quick."
+        )
+
+
+def _effect(a: Entry, b: Entry, *, paired: bool, threshold: float) -> Effect:
+    one, other = _turns(a, paired=paired), _turns(b, paired=paired)
+    random = np.random.default_rng(_SEED)
+    if paired and one.shape == other.shape:
+        apart = other - one
+        found, drawn = _middle(apart), _middle(_drawn(apart, random))
+    else:
+        found = _middle(other) - _middle(one)
+        drawn = _middle(_drawn(other, random)) - _middle(_drawn(one, random))
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    ratio = float(np.exp(found))
+    verdict: Verdict = "same"
+    if min(len(one), len(other)) < LEAST_SESSIONS:
+        verdict = "unknown"
+    elif low > 0 and ratio > 1 + threshold:
+        verdict = "slower"
+    elif high < 0 and ratio < 1 / (1 + threshold):
+        verdict = "faster"
+    note = "" if a.way == b.way else f"{a.way} before, {b.way} now"
+    return Effect(b, a.median_s, ratio, float(np.exp(low)), float(np.exp(high)), verdict, note)
+
+
+def _turns(entry: Entry, *, paired: bool) -> np.ndarray:
+    """(sessions, rounds): the logarithm of what the fast calls of each turn took, as a ratio to the yardstick."""
+    sessions: dict[int, list[float]] = {}
+    for turn in entry.turns:
+        fast = float(np.log(np.quantile(turn.seconds, _FAST_CALLS)))
+        beside = 0.0 if paired else float(np.log(turn.yardstick_s))
+        sessions.setdefault(turn.session, []).append(fast - beside)
+    rounds = min(len(turns) for turns in sessions.values())
+    return np.array([turns[:rounds] for turns in sessions.values()])
+
+
+def _middle(turns: np.ndarray) -> Any:
+    """(..., sessions, turns) → (...): of each session the fast turns, of all sessions all but the two ends."""
+    fast = np.sort(np.quantile(turns, _FAST_TURNS, axis=-1), axis=-1)
+    ends = 1 if fast.shape[-1] > 2 else 0
+    return fast[..., ends : fast.shape[-1] - ends].mean(axis=-1)
+
+
+def _drawn(turns: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """As many sessions, each with as many turns, drawn from those that there are, again and again."""
+    sessions, rounds = turns.shape
+    which = random.integers(sessions, size=(_RESAMPLES, sessions, 1))
+    return np.asarray(turns[which, random.integers(rounds, size=(_RESAMPLES, sessions, rounds))])
+
+
+def _drift(a: Record, b: Record) -> float:
+    both = ([turn.yardstick_s for entry in one.entries for turn in entry.turns] for one in (a, b))
+    before, after = (statistics.median(values) if values else 1.0 for values in both)
+    return after / before
+
+
+def _warnings(a: Record, b: Record, effects: Iterable[Effect]) -> Iterator[str]:
+    if a.quick:
+        yield "Both runs are quick ones: they show that everything runs, and nothing of speed."
+    for which, record in (("first", a), ("second", b)):
+        taken = max((one or 0.0 for one in (record.load.before, record.load.during)), default=0.0)
+        if taken > BUSY:
+            yield f"During the {which} run other processes took {taken:.0%} of the processors."
+        if (record.load.stolen or 0.0) > STOLEN:
+            yield f"During the {which} run other virtual machines took {record.load.stolen:.0%} of the processors."
+        if record.sessions < LEAST_SESSIONS:
+            yield (
+                f"The {which} run has {record.sessions} session{'s' * (record.sessions != 1)}; {LEAST_SESSIONS} are "
+                "needed to tell a slower program from a slower start: give it a larger --budget."
+            )
+    different = [
+        f"{name} {a.versions.get(name, 'missing')} and {b.versions.get(name, 'missing')}"
+        for name in sorted({*a.versions, *b.versions} - {"cellerate"})
+        if a.versions.get(name) != b.versions.get(name)
+    ]
+    if different:
+        yield f"More than Cellerate differs: {', '.join(different)}."
+    slower = [one.entry.title for one in effects if not one.entry.ours and one.verdict == "slower"]
+    if slower:
+        names = ", ".join(dict.fromkeys(slower))
+        yield f"Peers are slower too, so it may not be Cellerate that changed: {names}."
+
+
+def _lost(a: Record, b: Record) -> Iterator[str]:
+    """What Cellerate did, and now cannot do or does wrong; what was not asked for again is not lost."""
+    after = b.by_key
+    for entry in a.entries:
+        if not entry.ours or entry.key in after:
+            continue
+        job = f"{entry.work}, {entry.precision}"
+        for left in b.left_out:
+            if (left.case, left.title) == (entry.case, entry.title) and left.what in ("", job):
+                yield f"{entry.case}, {job}, {entry.title}, {entry.call}: {left.reason}"
+                break

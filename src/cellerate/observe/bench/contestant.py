@@ -1,0 +1,187 @@
+"""The program of a contestant: prepares its jobs, says how wrong each is, then runs what it is told, line by line.
+
+A process of its own because a process holds one Keras backend, one allocator and one pool of threads. It is started
+with what it is to be as JSON, and from then on it reads a line of JSON and writes one.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from cellerate.kernels import native
+from cellerate.machine.environment import select_backend, versions
+from cellerate.observe.bench.jobs import Job, timed
+from cellerate.observe.bench.model import PRECISIONS, QUICK, Sizes, build
+
+PROTOCOL = 1
+"""Changes with what is said between the two processes, so that two versions of Cellerate that differ in it notice."""
+BOUNDS = {"training": 1e-4, "float32": 1e-4, "int8": 2.0**-5}
+"""How far a result may be from float64: of losses as a share of the loss, of logits of their root mean square.
+
+float32: what rounding adds up to over a hundred steps. int8: 1/254 of each factor, and what earlier steps leave."""
+YARDSTICK = "yardstick"
+_TRIAL_S = 0.05
+_LARGE = 64 << 20
+Jobs = Iterable[Job | tuple[str, str, str]]
+
+
+def main() -> None:
+    """Is the contestant that the first argument describes: "case", "contestant", "folder" and "sizes"."""
+    told = json.loads(sys.argv[1])
+    answers = own_stdout()
+    folder, sizes = Path(told["folder"]), Sizes(**{**told["sizes"], "rows": tuple(told["sizes"]["rows"])})
+    if told["case"] == "build":
+        build(folder, sizes)
+        # A quick run says nothing of speed.
+        _say(answers, {"protocol": PROTOCOL, "peaks": {} if sizes == QUICK else _peaks()})
+    else:
+        serve(jobs_of(told["case"], told["contestant"], folder, sizes), answers)
+
+
+def jobs_of(case: str, name: str, folder: Path, sizes: Sizes) -> Jobs:
+    """The jobs of a contestant.
+
+    Args:
+        case: "train", "infer" or "generate".
+        name: Of the contestant, as `cases.CONTESTANTS` has it.
+        folder: Where the truth is.
+        sizes: Of the model.
+    """
+    if name == YARDSTICK:
+        return [_yardstick()]
+    kind, _, backend = name.partition("-")
+    if backend:
+        select_backend(backend)
+    if case == "train":
+        if kind == "torch":
+            from cellerate.observe.bench.plain_torch import training_jobs
+
+            return training_jobs(folder, sizes)
+        from cellerate.observe.bench.training import fit_jobs
+
+        return fit_jobs(folder, sizes, accelerated=kind == "cellerate")
+    from cellerate.observe.bench import generating, inferring
+
+    room: Any = inferring if case == "infer" else generating
+    makers: dict[str, Callable[[Path, Sizes], Jobs]] = {
+        "cellerate": room.packed_jobs,
+        "keras": room.keras_jobs,
+        "torch": room.torch_jobs,
+    }
+    made: Jobs = makers[kind](folder, sizes) if kind in makers else room.runtime_jobs(folder, sizes, kind)
+    return made
+
+
+def serve(jobs: Jobs, answers: TextIO) -> None:
+    """Says what was prepared and how wrong it is, then does what it is asked for, until nothing more is asked.
+
+    Nothing is timed before it is asked for: while contestants start, others run beside them.
+
+    Args:
+        jobs: What can be run, or of what cannot its work, precision and reason.
+        answers: Where answers go.
+    """
+    prepared: list[Job] = []
+    told: list[dict[str, Any]] = []
+    for job in jobs:
+        if not isinstance(job, Job):
+            work, precision, reason = job
+            told.append({"work": work, "precision": precision, "call": "", "refused": reason})
+            continue
+        about = {"work": job.work, "precision": job.precision, "call": job.call, "items": job.items}
+        bound = BOUNDS["training" if job.work == "training" else job.precision]
+        error = max(job.error(way) for way in job.ways)
+        told.append({**about, "anew": job.anew, "error": error, "bound": bound, "number": len(prepared)})
+        prepared.append(job)
+    _say(
+        answers, {"protocol": PROTOCOL, "allocator": allocator_found(), "versions": versions(), "jobs": told}
+    )
+    for line in sys.stdin:
+        asked = json.loads(line)
+        ways = prepared[asked["number"]].ways
+        if "samples" not in asked:
+            _say(answers, {way: _about_s(run) for way, run in ways.items()})
+            continue
+        samples, each = asked["samples"], asked["each"]
+        seconds = np.array(ways[asked["way"]](samples * each)).reshape(samples, each)
+        _say(answers, seconds.mean(axis=1).tolist())
+
+
+def key_of(work: str, precision: str, call: str) -> str:
+    """What tells the jobs of a contestant apart."""
+    return f"{work}, {precision}, {call}"
+
+
+def allocator_found() -> str:
+    """The allocator setting of this process, measured: "kept" if a large block comes out of the heap, else "stock".
+
+    "unknown" where the C library cannot tell.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return "unknown"
+
+    class Info(ctypes.Structure):
+        _fields_ = [(f"field{place}", ctypes.c_size_t) for place in range(10)]
+
+    libc.mallinfo2.restype = Info
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    before = libc.mallinfo2().field3  # the number of blocks that were mapped each by itself
+    block = libc.malloc(_LARGE)
+    mapped = libc.mallinfo2().field3 - before
+    libc.free(block)
+    return "stock" if mapped else "kept"
+
+
+def own_stdout() -> TextIO:
+    """Stdout for answers alone: what a library prints there goes to stderr."""
+    sys.stdout.flush()
+    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def _about_s(run: Callable[[int], list[float]]) -> float:
+    """What a call takes, roughly."""
+    run(1)
+    once = run(1)[0]
+    return min(once, *run(max(1, min(50, round(_TRIAL_S / max(once, 1e-9))))))
+
+
+def _peaks() -> dict[str, float]:
+    """What multiply-adds reach here, in operations a second; nothing where there is no native core."""
+    if native.why_unavailable() is not None:
+        return {}
+    return {precision: native.measure_peak(precision) for precision in PRECISIONS}
+
+
+def _yardstick() -> Job:
+    """Work that no change of ours touches, and that depends on nothing but the speed of one processor.
+
+    A digest needs registers and the nearest cache alone: from process to process its time differs by less than 0.1 %,
+    where that of products of matrices differs by 2 %.
+    """
+    content = bytes(range(256)) * 256
+
+    def work() -> None:
+        for _ in range(10):
+            hashlib.sha256(content).digest()
+
+    return Job(YARDSTICK, "SHA-256", "float32", {YARDSTICK: timed(work)}, lambda _: 0.0, 1)
+
+
+def _say(answers: TextIO, value: Any) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Our end of a contestant: starts its process, asks it for one thing after the other, and ends it.
+
+All contestants, ours and theirs, start with the same allocator setting and without a GPU. One that ends early or takes
+too long is no failure of the run: the reason is kept and shown.
+"""
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, cast
+
+from cellerate.errors import BackendError, ConfigError
+from cellerate.observe.bench.cases import Contestant
+from cellerate.observe.bench.contestant import PROTOCOL
+
+ALLOCATOR: Mapping[str, str] = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_ARENA_MAX": "1",
+}
+"""What Cellerate sets in its own processes (`keep_freed_memory`), given to all by variables that any user can set."""
+_ALONE: Mapping[str, str] = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+}
+_PROGRAM = "cellerate.observe.bench.contestant"
+_REASON = 300  # characters
+_PATIENCE_S = 60.0
+
+
+def command_of(one: Contestant, told: Mapping[str, Any]) -> list[str]:
+    """What starts a contestant: our own program, which finds no modules in the working folder."""
+    said = json.dumps({"contestant": one.name, **told})
+    return [one.python or sys.executable, "-P", "-m", _PROGRAM, said]
+
+
+def check_other(python: str) -> None:
+    """Raises `ConfigError` unless an interpreter has a Cellerate that this one can measure."""
+    program = f"from {_PROGRAM} import PROTOCOL; print(PROTOCOL)"
+    try:
+        found = subprocess.run(  # noqa: S603 (the interpreter that the user named)
+            [python, "-P", "-c", program], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{python} cannot be run as an interpreter of Python: {error}.") from error
+    if found.returncode or found.stdout.strip() != str(PROTOCOL):
+        *_, last = ["", *found.stderr.strip().splitlines()]
+        raise ConfigError(
+            f"{python} has no Cellerate whose `bench` fits this one{f' ({last})' if last else ''}: give the "
+            "interpreter of an environment with a version that has it, such as old/bin/python."
+        )
+
+
+class Process:
+    """A contestant's process: a line of JSON in, a line of JSON out.
+
+    Args:
+        command: What to start.
+        environment: Variables beside those that all have.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        # Frameworks say much at their start; it is looked into where a contestant ends.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        self._process = subprocess.Popen(  # noqa: S603 (our own program)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**os.environ, **ALLOCATOR, **_ALONE, **(environment or {})},
+            # Ctrl-C is for us alone: we end our contestants.
+            start_new_session=True,
+        )
+        self._questions = cast(IO[bytes], self._process.stdin)
+        self._answers = cast(IO[bytes], self._process.stdout)
+        self._buffer = b""
+
+    def ask(self, question: Any, limit_s: float) -> Any:
+        """Sends a question and gives the answer; raises as `answer` does."""
+        with contextlib.suppress(BrokenPipeError):  # `answer` says how it ended
+            self._questions.write((json.dumps(question) + "\n").encode())
+            self._questions.flush()
+        return self.answer(limit_s)
+
+    def answer(self, limit_s: float) -> Any:
+        """The next line.
+
+        Args:
+            limit_s: How long to wait for it, in seconds.
+
+        Raises:
+            BackendError: None came in time, or the process ended; it is closed then, and the message says why.
+        """
+        end = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    self.close()
+                    raise BackendError(f"it was not ready in {limit_s:g} s")
+                read = os.read(self._answers.fileno(), 1 << 16)
+                if not read:
+                    code = self._process.wait()
+                    reason = self._reason()
+                    self.close()
+                    raise BackendError(reason or f"it ended with {code} and said nothing")
+                self._buffer += read
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process and what it started, if it has not ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._questions.close()
+        self._answers.close()
+        self._said.close()
+
+    def _reason(self) -> str:
+        """The error that it ended with: the first line below the last traceback, or the last line that it wrote."""
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
+        _, found, last = said.rpartition("Traceback (most recent call last):\n")
+        lines = [line for line in last.splitlines() if line.strip()]
+        own = [line for line in lines if re.match(r"[\w.]+(: |$)", line)] if found else lines[-1:]
+        # Without the modules that the error's name begins with.
+        return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""

@@ -1,0 +1,241 @@
+"""The record of a run of `bench`: plain values that JSON holds, and no code that measures.
+
+The page, the table in the terminal and every comparison are made from it alone. It may come from anywhere, so it is
+checked when it is read: what does not fit its schema is an error that says where.
+"""
+
+import json
+import stat
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from cellerate.errors import DataError
+from cellerate.files import atomic_write
+from cellerate.format import one_line
+from cellerate.measure import as_timing
+
+SCHEMA = 1
+_LARGEST = 64 << 20  # bytes; a genuine record is below 1 MiB
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+_Seconds = Annotated[float, Field(gt=0, lt=1e6, strict=False)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Share = Annotated[float, Field(ge=0, le=1e3, strict=False)]
+_Name = Annotated[str, Field(max_length=2000)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Turn:
+    """One turn of a contestant at a job.
+
+    Attributes:
+        session: Which session: in each, every contestant is a new process.
+        round: Which round of the session.
+        yardstick_s: What the yardstick took around this turn, in seconds.
+        seconds: What calls took; where they are short, the mean of several that follow each other.
+    """
+
+    session: _Count
+    round: _Count
+    yardstick_s: _Seconds
+    seconds: Annotated[tuple[_Seconds, ...], Field(min_length=1, max_length=10_000)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Entry:
+    """A contestant at a job, measured after its result was found right.
+
+    Attributes:
+        case: "train", "infer" or "generate".
+        work: Which of the case's works.
+        contestant: The short name.
+        title: The name in words.
+        ours: Whether Cellerate computes it.
+        precision: "float32" or "int8".
+        call: What the timed call is.
+        way: How it was run, such as on how many threads.
+        items: Characters of a call.
+        error: How far its result is from float64.
+        bound: How far it may be.
+        median_s: The median of all calls, in seconds.
+        p20_s: The 20th percentile.
+        p80_s: The 80th percentile.
+        peak_share: Of the speed that multiply-adds reach here on registers; None if that is not known.
+        turns: Its turns in order.
+    """
+
+    case: _Name
+    work: _Name
+    contestant: _Name
+    title: _Name
+    ours: bool
+    precision: _Name
+    call: _Name
+    way: _Name
+    items: Annotated[int, Field(ge=1, lt=1 << 40)]
+    error: _Share
+    bound: _Share
+    median_s: _Seconds
+    p20_s: _Seconds
+    p80_s: _Seconds
+    peak_share: _Share | None
+    turns: Annotated[tuple[Turn, ...], Field(min_length=1, max_length=10_000)]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from the other entries of a record, and is the same in another record."""
+        return self.case, self.work, self.contestant, self.precision, self.call
+
+    @property
+    def items_per_s(self) -> float:
+        """Characters a second."""
+        return self.items / self.median_s
+
+
+@dataclass(frozen=True, config=_STRICT)
+class LeftOut:
+    """What is not timed, and why.
+
+    Attributes:
+        case: The case.
+        title: The contestant in words.
+        ours: Whether Cellerate would have computed it.
+        what: Which of its jobs; "" for all.
+        wrong: Whether its result was wrong; otherwise it is missing or cannot run.
+        reason: Why, in words.
+    """
+
+    case: _Name
+    title: _Name
+    ours: bool
+    what: _Name
+    wrong: bool
+    reason: _Name
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Load:
+    """What others took of the processors; each a share of all their time, None where the system does not tell.
+
+    Attributes:
+        before: Other processes, while we did nothing.
+        during: Other processes, during the run.
+        stolen: Other virtual machines, during the run.
+    """
+
+    before: _Share | None
+    during: _Share | None
+    stolen: _Share | None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Record:
+    """A run of `bench`.
+
+    Attributes:
+        schema: The version of this format.
+        run: The same for two records of one run, whose turns are beside each other.
+        started: When, ISO 8601 with the zone.
+        seconds: How long it took.
+        command: The command that repeats it.
+        quick: Whether it only tried whether everything runs.
+        machine: The machine.
+        versions: Of Cellerate, Keras, the backends and the other runtimes.
+        sizes: Of the model.
+        sessions: How often all contestants were started.
+        rounds: How many turns each had in a session.
+        load: What else the machine did.
+        peaks: Operations a second on registers, by precision.
+        entries: What was timed.
+        left_out: What was not.
+    """
+
+    schema: int
+    run: _Name
+    started: _Name
+    seconds: Annotated[float, Field(ge=0, lt=1e9, strict=False)]
+    command: _Name
+    quick: bool
+    machine: dict[_Name, _Name | int]
+    versions: dict[_Name, _Name]
+    sizes: dict[_Name, int | tuple[int, ...]]
+    sessions: _Count
+    rounds: _Count
+    load: Load
+    peaks: dict[_Name, Annotated[float, Field(gt=0, lt=1e18, strict=False)]]
+    entries: tuple[Entry, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def by_key(self) -> dict[tuple[str, ...], Entry]:
+        """The entries by what tells them apart."""
+        return {entry.key: entry for entry in self.entries}
+
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def summarised(turns: tuple[Turn, ...]) -> tuple[float, float, float]:
+    """The median and the 20th and 80th percentile of all calls, in seconds, as an `Entry` keeps them."""
+    timing = as_timing([seconds for turn in turns for seconds in turn.seconds])
+    return timing.median_s, timing.percentile_s(0.2), timing.percentile_s(0.8)
+
+
+def to_json(record: Record) -> dict[str, object]:
+    """The record as JSON values."""
+    return dict(_RECORD.dump_python(record, mode="json"))
+
+
+def write_record(record: Record, path: Path) -> None:
+    """Writes a record, whole or not at all.
+
+    Raises:
+        OutputError: The file could not be written.
+    """
+    with atomic_write(path) as beside:
+        beside.write_bytes(_RECORD.dump_json(record, indent=1) + b"\n")
+
+
+def read_record(path: Path) -> Record:
+    """Reads a record that `write_record` wrote.
+
+    Raises:
+        DataError: There is no such file, it is no record, or a newer Cellerate wrote it.
+    """
+    content = _content(path)
+    try:
+        found = json.loads(content)
+        version = found.get("schema")
+        if isinstance(version, int) and not isinstance(version, bool) and version != SCHEMA:
+            raise DataError(
+                f"{path} has the schema {version}, and this Cellerate reads {SCHEMA}: read it with the version that "
+                "wrote it, or run `cellerate bench` again."
+            )
+        record = _RECORD.validate_json(content)
+    except DataError:
+        raise
+    except (ValueError, AttributeError, RecursionError) as error:
+        told = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else "it is not a JSON object"
+        raise DataError(f"{path} is no record of `cellerate bench`: {one_line(reason):.200}.") from error
+    if len(record.by_key) != len(record.entries):
+        raise DataError(f"{path} is no record of `cellerate bench`: it has two entries of one job.")
+    return record
+
+
+def _content(path: Path) -> bytes:
+    try:
+        # Regular files only: reading a pipe could block forever, and a device may never end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(f"{path} is not a file: give a JSON file that `cellerate bench` wrote.")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no {path}: give a JSON file that `cellerate bench` wrote.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(content) > _LARGEST:
+        raise DataError(f"{path} has more than {_LARGEST:,} bytes: it is no record of `cellerate bench`.")
+    return content
