@@ -10,25 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from cellerate.cli import bench, main
+from cellerate.cli import bench
 from cellerate.errors import BackendError
 from cellerate.observe.bench import load, race
 from cellerate.observe.bench.cases import Contestant
 
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'cellerate'; "
-    "from cellerate.cli import bench, main; main.app.command('bench')(bench.bench); main.main()"
+    "from cellerate.cli.main import main; main()"
 )
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch, tmp_path):
-    """Works in a folder of its own, with the verb there."""
+def _elsewhere(monkeypatch, tmp_path):
+    """Works in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(load, "_WATCHED_S", 0.0)
-    if "bench" not in {command.name for command in main.app.registered_commands}:
-        monkeypatch.setattr(main.app, "registered_commands", list(main.app.registered_commands))
-        main.app.command("bench")(bench.bench)
 
 
 @pytest.fixture

@@ -137,11 +137,12 @@ def compare(a: Record, b: Record, threshold: float = THRESHOLD) -> Comparison:
         DataError: They are of different machines or sizes: their times say nothing of the code.
     """
     _check_alike(a, b)
-    before = a.by_key
+    before, paired = a.by_key, a.run == b.run
     effects = [
-        _effect(before[one.key], one, paired=a.run == b.run, threshold=threshold)
+        _effect(before[one.key], one, paired=paired, threshold=threshold)
         for one in b.entries
-        if one.key in before
+        # Two records of one run share the turns of the peers.
+        if one.key in before and (one.ours or not paired)
     ]
     effects.sort(key=lambda one: (not one.regression, not one.entry.ours, _ORDER.index(one.verdict)))
     return Comparison(

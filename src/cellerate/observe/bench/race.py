@@ -144,8 +144,9 @@ class Race:
                 for one, process, jobs in racing:
                     self._try(case, one, process, jobs)
             for turn in range(self.plan.rounds):
-                # There and back, so that whoever is last in one round is first in the next.
-                for one, process, jobs in racing if turn % 2 == 0 else reversed(racing):
+                # There and back, so that whoever is last in one round is first in the next, and of an odd number of
+                # rounds each session begins at the other end.
+                for one, process, jobs in racing if (session + turn) % 2 == 0 else reversed(racing):
                     if (case, one) not in self._gone:
                         self._turn(case, one, process, jobs, yardstick, session, turn)
 
