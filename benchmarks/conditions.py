@@ -10,12 +10,12 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cellerate.kernels import native
-from cellerate.machine.environment import processors
+from cellerate.observe.bench import load
+from cellerate.observe.bench.load import Times, times
 
-STAT = Path("/proc/stat")
 SETTLE_S, IDLE_S = 1.0, 2.0
 """The system clears away what has just ended; then the idle machine is watched for so long."""
 WATCHED_S = SETTLE_S + IDLE_S
@@ -60,22 +60,6 @@ def memory_speed() -> str | None:
     return ", ".join(sorted(set(found))) or None
 
 
-class Times(NamedTuple):
-    """Seconds since the machine's start, summed over the processors that we may use.
-
-    Attributes:
-        busy: Of any process, and of the system for them.
-        stolen: Taken by other virtual machines.
-        own: Of this process and of those of its children that have ended.
-        all: That there were, busy or not.
-    """
-
-    busy: float
-    stolen: float
-    own: float
-    all: float
-
-
 def adopt_orphans() -> None:
     """Makes us the parent of what a child of ours leaves behind, whose time would otherwise count as that of others.
 
@@ -86,31 +70,10 @@ def adopt_orphans() -> None:
         prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def times() -> Times | None:
-    """Now; None where the system has no `/proc/stat`."""
-    try:
-        stat = STAT.read_text()
-    except OSError:
-        return None
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    rows = [row.split() for row in stat.splitlines() if row.split(" ", 1)[0] in ours]
-    tick = os.sysconf("SC_CLK_TCK")
-    # user, nice, system, idle, iowait, irq, softirq, steal; guests count as user already.
-    user, nice, system, _, _, irq, softirq, stolen = (
-        sum(int(row[place]) for row in rows) / tick for place in range(1, 9)
-    )
-    own = sum(os.times()[:4])
-    return Times(user + nice + system + irq + softirq, stolen, own, time.monotonic() * processors())
-
-
 def shares(before: Times | None, after: Times | None) -> dict[str, float | None]:
     """What others took of the processors' time between two moments: other processes, other virtual machines."""
-    if before is None or after is None or after.all <= before.all:
-        return {"others": None, "stolen": None}
-    span = after.all - before.all
-    busy, own = after.busy - before.busy, after.own - before.own
-    # The two clocks tick apart, so that the difference of almost equal ones can be a little below 0.
-    return {"others": max(0.0, busy - own) / span, "stolen": max(0.0, after.stolen - before.stolen) / span}
+    others, stolen = load.shares(before, after)
+    return {"others": others, "stolen": stolen}
 
 
 def idle() -> dict[str, Any]:

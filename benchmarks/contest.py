@@ -5,7 +5,6 @@ one it found; a race in which they differ ends with an error. A contestant that 
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -31,7 +30,6 @@ ALLOCATORS: Mapping[str, Mapping[str, str]] = {
 ALLOCATOR_WORDS = {"kept": "keeps freed memory", "stock": "as the C library comes"}
 # A pool of OpenMP threads spins for so long after its last work, and would slow the next contestant.
 SPINNING_S = 0.25
-_LARGE = 64 << 20
 
 
 class RefusedError(RuntimeError):
@@ -116,28 +114,6 @@ def as_environment(allocator: str) -> dict[str, str]:
     """The variables of this process, with one of `ALLOCATORS` and without what somebody set of another."""
     clean = {key: value for key, value in os.environ.items() if key not in ALLOCATORS["kept"]}
     return clean | {"TF_CPP_MIN_LOG_LEVEL": "3"} | dict(ALLOCATORS[allocator])
-
-
-def allocator_found() -> str:
-    """The allocator setting of this process, measured: "kept" if a large block comes out of the heap, else "stock".
-
-    "unknown" where the C library cannot tell.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        return "unknown"
-
-    class Info(ctypes.Structure):
-        _fields_ = [(f"field{place}", ctypes.c_size_t) for place in range(10)]
-
-    libc.mallinfo2.restype = Info
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    before = libc.mallinfo2().field3  # the number of blocks that were mapped each by itself
-    block = libc.malloc(_LARGE)
-    mapped = libc.mallinfo2().field3 - before
-    libc.free(block)
-    return "stock" if mapped else "kept"
 
 
 def same_allocator(found: Iterable[str], wanted: str = "kept") -> None:

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from contest import SPINNING_S, Process, allocator_found, same_allocator
+from cellerate.observe.bench.contestant import allocator_found
+from contest import SPINNING_S, Process, same_allocator
 from generation_model import PRECISIONS, build, truth_of
 from generation_peers import (
     CHARACTERS,

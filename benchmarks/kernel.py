@@ -17,7 +17,8 @@ import numpy as np
 from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu
 from cellerate.measure import Timing, as_timing
-from contest import SPINNING_S, Process, allocator_found, same_allocator
+from cellerate.observe.bench.contestant import allocator_found
+from contest import SPINNING_S, Process, same_allocator
 from onednn import onednn_calls
 
 STEPS, VOCABULARY, EMBEDDING = 100, 96, 256

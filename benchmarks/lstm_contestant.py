@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contest import allocator_found
+from cellerate.observe.bench.contestant import allocator_found
 
 EMBEDDING = 256
 LEARNING_RATE, CLIPNORM, EPSILON = 1e-3, 1.0, 1e-7

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from contest import allocator_found, as_environment, same_allocator
+from cellerate.observe.bench.contestant import allocator_found
+from contest import as_environment, same_allocator
 
 BACKENDS = ("tensorflow", "jax", "torch")
 LENGTH, BATCH, UNITS, EMBEDDING = 100, 128, 256, 256

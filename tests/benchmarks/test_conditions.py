@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import conditions
+from cellerate.observe.bench import load
 from conditions import Times, shares
 
 
@@ -28,16 +29,16 @@ def test_times_are_those_of_the_processors_that_we_may_use(tmp_path, monkeypatch
         "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 999 999 4 6 50 7 7\ncpu1 1 1 1 1 1 1 1 1 1 1\n"
         "cpu10 200 0 0 0 0 0 0 10 0 0\nintr 5\n"
     )
-    monkeypatch.setattr(conditions, "STAT", stat)
+    monkeypatch.setattr(load, "STAT", stat)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 10}, raising=False)
     monkeypatch.setattr(os, "sysconf", lambda _: 100)
     found = conditions.times()
     assert (found.busy, found.stolen) == pytest.approx((3.6, 0.6))
-    monkeypatch.setattr(conditions, "STAT", tmp_path / "none")
+    monkeypatch.setattr(load, "STAT", tmp_path / "none")
     assert conditions.times() is None
 
 
-@pytest.mark.skipif(not conditions.STAT.exists(), reason="the system has no /proc/stat")
+@pytest.mark.skipif(not load.STAT.exists(), reason="the system has no /proc/stat")
 def test_work_of_a_child_counts_as_ours():
     work = "import time\nwhile time.process_time() < 0.3: pass"
     before = conditions.times()

@@ -13,6 +13,7 @@ import kernel
 import lstm
 import lstm_race
 import tables
+from cellerate.observe.bench.contestant import allocator_found
 
 TRUTH = [4.7, 4.6, 4.5]
 BOOK = Path("no book")
@@ -179,16 +180,13 @@ def test_small_batches_have_keras_on_torch(fake):
         assert any((one["backend"], one["implementation"]) == ("torch", "keras") for one in race)
 
 
-@pytest.mark.skipif(
-    contest.allocator_found() == "unknown", reason="the C library does not tell how it allocates"
-)
+@pytest.mark.skipif(allocator_found() == "unknown", reason="the C library does not tell how it allocates")
 @pytest.mark.parametrize("allocator", contest.ALLOCATORS)
 def test_process_has_the_allocator_that_it_was_given(allocator, monkeypatch):
     # Whatever this process itself was started with.
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "0" if allocator == "stock" else "65536")
     program = (
-        f"import sys; sys.path.insert(0, {str(Path(contest.__file__).parent)!r}); "
-        "import contest; print(f'\"{contest.allocator_found()}\"')"
+        "from cellerate.observe.bench.contestant import allocator_found; print(f'\"{allocator_found()}\"')"
     )
     process = contest.Process([sys.executable, "-c", program], "probe", allocator)
     assert process.answer(60) == allocator

@@ -10,6 +10,7 @@ import pytest
 import cases
 import conditions
 import run
+from cellerate.observe.bench import load
 from run import CaseError
 from support import planted
 
@@ -103,7 +104,7 @@ print(conditions.times().own - before)
 """
 
 
-@pytest.mark.skipif(not conditions.STAT.exists(), reason="only Linux tells")
+@pytest.mark.skipif(not load.STAT.exists(), reason="only Linux tells")
 def test_time_of_what_a_case_leaves_behind_counts_as_ours(tmp_path):
     program = tmp_path / "leaves.py"
     burn = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); time.sleep(60)"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cellerate.machine.environment import processors
 
-_STAT = Path("/proc/stat")
+STAT = Path("/proc/stat")
 _WATCHED_S = 1.0
 
 
@@ -30,7 +30,7 @@ class Times(NamedTuple):
 def times() -> Times | None:
     """Now; None where the system has no `/proc/stat`."""
     try:
-        rows = [row.split() for row in _STAT.read_text().splitlines()]
+        rows = [row.split() for row in STAT.read_text().splitlines()]
     except OSError:
         return None
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
