@@ -54,11 +54,12 @@ def test_slow_loader_is_named_first_and_parts_add_up_to_the_step():
     model = compiled(cellerate.accelerate(text_model()))
     weights = [array.copy() for array in model.get_weights()]
     optimizer = model.optimizer
-    found = cellerate.profile(model, Slow(0.05), seconds=0.2)
+    # Slow beside a step on a machine that does other things as well: loading and computing overlap on TensorFlow.
+    found = cellerate.profile(model, Slow(0.15), seconds=0.2)
     assert "waits for batches" in found.changes[0].title
     assert found.bottleneck.startswith(found.changes[0].title)
     assert found.changes[0].gain > 0.5
-    assert found.step_ms > 50
+    assert found.step_ms > 150
     assert sum(part.ms for part in found.parts) == pytest.approx(found.step_ms, rel=0.1)
     assert sum(part.share for part in found.parts) == pytest.approx(1, rel=0.1)
     names = {part.name: part for part in found.parts}
