@@ -43,7 +43,7 @@ def test_model_of_anyone_is_profiled_on_made_up_batches_and_drawn(anyones, tmp_p
         *("--batch-size", 8, "--steps", 10, "-o", page, "--trace", trace, "--no-changes"),
     )
     assert code == 0, err
-    assert "optimizer (sgd)" in out
+    assert "optimizer (SGD)" in out
     assert "memory" in out and "training step of 8 rows" in out and "measuring: steps as they are" in err
     drawn = page.read_text()
     assert drawn.count("<svg") >= 2 and "where the time goes" in drawn.lower() and "<script" not in drawn

@@ -65,7 +65,9 @@ def marks(model: keras.Model) -> Iterator[list[MarkedPart]]:
             replace(layer, "call", MarkedPart(path, "layer", layer))
         replace(model, "compute_loss", MarkedPart("loss", "loss"))
         apply = "stateless_apply" if keras.config.backend() == "jax" else "apply"
-        replace(model.optimizer, apply, MarkedPart(f"optimizer ({model.optimizer.name})", "optimizer"))
+        replace(
+            model.optimizer, apply, MarkedPart(f"optimizer ({type(model.optimizer).__name__})", "optimizer")
+        )
         forget_compiled(model)
         undo.callback(forget_compiled, model)
         yield parts
