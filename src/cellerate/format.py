@@ -5,6 +5,7 @@ Reports, charts and the command line all use it, so that a figure reads the same
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 
 _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -116,3 +117,15 @@ def times(factor: float) -> str:
     if not factor < _MOST_FACTOR:
         return "over a million x"
     return f"{number(factor)}x"
+
+
+def aligned(rows: Sequence[Sequence[str]], flush_right: Iterable[int]) -> Iterator[str]:
+    """Rows of a table for a terminal, its columns below each other; those with these numbers are set flush right."""
+    right = set(flush_right)
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        padded = [
+            word.rjust(width) if n in right else word.ljust(width)
+            for n, (word, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(padded).rstrip()

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from cellerate.cli.env import without_kernels
 from cellerate.cli.options import Json
 from cellerate.cli.output import emit, emit_json
 
 if TYPE_CHECKING:
     from cellerate.machine.doctor import Core, Finding
-    from cellerate.machine.gpu import GpuFacts
 
 
 def doctor(json: Json = False) -> None:
@@ -29,7 +29,7 @@ def doctor(json: Json = False) -> None:
     """
     from cellerate.machine.doctor import examine
 
-    findings = examine(_core(), kernels=_without_kernels)
+    findings = examine(_core(), kernels=without_kernels)
     problems = sum(finding.status == "problem" for finding in findings)
     if json:
         emit_json({"findings": [dataclasses.asdict(finding) for finding in findings], "problems": problems})
@@ -74,18 +74,6 @@ def _measure(target: str, precision: str, threads: int) -> float:
         return float(native.core().measure_peak(PRECISIONS.index(precision), threads))
     finally:
         native.set_target(before)
-
-
-def _without_kernels(facts: "GpuFacts") -> str | None:
-    """Why Cellerate's own kernels do not run on a GPU here."""
-    from cellerate.machine import gpu
-
-    reason = gpu.diagnose_kernels(facts)
-    if reason is not None:
-        return reason
-    from cellerate.kernels.cuda import launch
-
-    return launch.why_unavailable(0)
 
 
 def _lines(finding: "Finding") -> list[str]:

@@ -71,7 +71,7 @@ def _gpu(facts: "GpuFacts", backends: list[str]) -> dict[str, Any]:
             }
             for backend, build in builds.items()
         },
-        "kernels": {"reason": _without_kernels(facts), "packages": _compiler()},
+        "kernels": {"reason": without_kernels(facts), "packages": _compiler()},
     }
 
 
@@ -84,7 +84,7 @@ def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
         settings["incomplete"] = facts.incomplete
     if not facts.devices:
         return {"none": facts.problems[0]} | settings
-    reason = _without_kernels(facts)
+    reason = without_kernels(facts)
     packages = ", ".join(f"{name} {version}" for name, version in _compiler().items())
     kernels = f"can run on the GPU ({packages})" if reason is None else f"do not run on the GPU: {reason}"
     driver = f"{facts.driver or 'of unknown version'}, runs CUDA up to {facts.cuda or 'an unknown version'}"
@@ -99,7 +99,7 @@ def _gpu_in_words(facts: "GpuFacts", backends: list[str]) -> dict[str, str]:
     )
 
 
-def _without_kernels(facts: "GpuFacts") -> str | None:
+def without_kernels(facts: "GpuFacts") -> str | None:
     """Why Cellerate's own kernels do not run on a GPU here."""
     from cellerate.machine import gpu
 

@@ -85,7 +85,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
             model.jit_compile = True
             if not model.jit_compile:
                 _left_xla.add(model)
-    _forget_compiled(model)
+    forget_compiled(model)
     return model
 
 
@@ -102,7 +102,7 @@ def restore(model: Model) -> Model:
     for layer in sorted([layer for layer, _ in replaced if layer in _left_xla], key=_is_model):
         _left_xla.discard(layer)
         setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", True)
-    _forget_compiled(model)
+    forget_compiled(model)
     return model
 
 
@@ -119,7 +119,7 @@ def as_found(model: keras.Layer) -> Iterator[None]:
             setattr(layer, name, replacement)
             if left_xla:
                 _leave_xla(layer)
-        _forget_compiled(model)
+        forget_compiled(model)
         # A `fit` that is under way goes on with the functions it had before.
         for name, function in compiled.items():
             if function is not None:
@@ -381,7 +381,7 @@ def _leave_xla(layer: keras.Layer) -> None:
     setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", False)
 
 
-def _forget_compiled(model: Any) -> None:
+def forget_compiled(model: Any) -> None:
     """Makes Keras trace the model again at its next call if it has traced it already."""
     for name in _COMPILED:
         if getattr(model, name, None) is not None:

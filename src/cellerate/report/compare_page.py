@@ -1,7 +1,7 @@
 """Writes a comparison of two runs as a page, as Markdown, as JSON, and as plain lines for a terminal."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from cellerate import format as shown
@@ -70,20 +70,10 @@ def comparison_lines(found: Comparison) -> Iterable[str]:
     rows = [(row.outcome, row.label, *_values(row), _change(row)) for row in found.rows]
     if rows:
         yield ""
-        yield from _aligned([("outcome", "what", "before", "after", "change"), *rows])
+        table_rows = [("outcome", "what", "before", "after", "change"), *rows]
+        yield from shown.aligned([tuple(map(shown.one_line, row)) for row in table_rows], (2, 3))
         yield ""
     yield found.sentence
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
-    rows = [tuple(map(shown.one_line, row)) for row in rows]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        padded = [
-            word.rjust(width) if n in (2, 3) else word.ljust(width)
-            for n, (word, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(padded).rstrip()
 
 
 def _tables(found: Comparison) -> list[tuple[str, Table]]:

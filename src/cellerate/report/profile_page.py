@@ -92,17 +92,7 @@ def _time(profile: Profiled) -> Figure:
         bars.append(PartBar(part.name, segments, f"{milliseconds(part.ms)}, {percent(part.share)}"))
     rows = []
     for part in parts:
-        rows.append(
-            cells(
-                part.name,
-                milliseconds(part.ms),
-                percent(part.share),
-                "" if part.forward_ms is None else milliseconds(part.forward_ms),
-                "" if part.backward_ms is None else milliseconds(part.backward_ms),
-                milliseconds(part.idle_ms) if part.idle_ms else "",
-                "" if part.share_of_peak is None else percent(part.share_of_peak),
-            )
-        )
+        rows.append(cells(part.name, *part.figures))
         rows += [
             cells(f"{part.name}, {name}", milliseconds(ms), percent(ms / profile.step_ms), "", "", "", "")
             for name, ms in part.phases.items()
@@ -114,7 +104,7 @@ def _time(profile: Profiled) -> Figure:
 
 
 def _generation(profile: Profiled) -> Table | None:
-    rows = tuple(cells(part.name, milliseconds(part.ms), percent(part.share)) for part in profile.generation)
+    rows = tuple(cells(part.name, *part.figures[:2]) for part in profile.generation)
     return Table("Where the time of a token goes", ("part", ">time", ">share"), rows) if rows else None
 
 

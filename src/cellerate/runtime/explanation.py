@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.format import milliseconds, percent, short
+from cellerate.format import aligned, milliseconds, percent, short
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Way, takes
 from cellerate.program import Node
@@ -105,7 +105,7 @@ class ProgramExplanation:
                     "" if one.share_of_peak is None else percent(one.share_of_peak),
                 )
             )
-        return "\n".join([*lines, "", *_aligned(rows)])
+        return "\n".join([*lines, "", *aligned(rows, range(2, 5))])
 
 
 def explain(
@@ -246,14 +246,3 @@ def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: st
         rows, columns = node.arrays["kernel"].shape
         return f"{precision}, {rows} x {columns}"
     return "float32, element by element" if way is not None else "NumPy"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of a table for a terminal: words to the left, numbers to the right."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

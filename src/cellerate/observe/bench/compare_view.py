@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from cellerate import format as shown
 from cellerate.observe.bench.compare import CONFIDENCE, Comparison, Effect
-from cellerate.observe.bench.view import aligned
 from cellerate.report.bench_page import Bar, BenchPage, RatioChart, Section
 from cellerate.report.tables import Cell, Figure, Table, cells, table
 
@@ -33,7 +32,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
         yield ""
         rows = [tuple(head.removeprefix(">") for head in _HEADS)]
         rows += [tuple(shown.one_line(cell.text) for cell in _row(one)) for one in found.effects]
-        yield from aligned(rows, range(1, 5))
+        yield from shown.aligned(rows, range(1, 5))
         yield ""
     yield _drift(found)
     yield found.sentence

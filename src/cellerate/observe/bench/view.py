@@ -3,7 +3,7 @@
 Only runs of one precision stand beside each other, and the strongest opponent comes first, whoever that is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cellerate import format as shown
@@ -103,24 +103,12 @@ def lines(record: Record) -> Iterator[str]:
         yield shown.one_line(race.sentence)
         rows = [tuple(head.removeprefix(">") for head in _HEADS)]
         rows += [tuple(shown.one_line(cell.text) for cell in row) for row in _rows(race)]
-        yield from (f"  {line}" for line in aligned(rows))
+        yield from (f"  {line}" for line in shown.aligned(rows, range(2, 7)))
     left = [f"{case}: {title}{what}: {reason}" for case, title, what, reason in _left_out(record)]
     if left:
         yield ""
         yield "not timed:"
         yield from (f"  {shown.one_line(line)}" for line in left)
-
-
-def aligned(rows: Sequence[tuple[str, ...]], flush_right: Iterable[int] = range(2, 7)) -> Iterator[str]:
-    """Rows of a table, its columns below each other; those with these numbers are set flush right."""
-    right = set(flush_right)
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        padded = [
-            word.rjust(width) if n in right else word.ljust(width)
-            for n, (word, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(padded).rstrip()
 
 
 def page_of(record: Record) -> BenchPage:

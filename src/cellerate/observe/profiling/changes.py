@@ -13,13 +13,13 @@ import keras
 
 from cellerate.errors import CellerateError
 from cellerate.format import milliseconds, percent, size
-from cellerate.layers.accelerate import accelerate, is_accelerated, restore
+from cellerate.layers.accelerate import accelerate, forget_compiled, is_accelerated, restore
 from cellerate.layers.explain import explain
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, rows_of, widened
 from cellerate.observe.profiling.record import Change
 from cellerate.observe.profiling.stepping import timed_steps
-from cellerate.observe.profiling.unharmed import forget_compiled, runs_eagerly
+from cellerate.observe.profiling.unharmed import runs_eagerly
 from cellerate.training.precision import precision_candidates
 
 SMALL_BATCH = 32

@@ -10,7 +10,7 @@ import keras
 
 from cellerate.bridges.profiled import Bridge, mark
 from cellerate.keras_graph.graph import functional_graph, inner_layers
-from cellerate.observe.profiling.unharmed import forget_compiled
+from cellerate.layers.accelerate import forget_compiled
 
 Kind = Literal["layer", "loss", "optimizer"]
 _Shape = tuple[int, ...]
@@ -73,7 +73,7 @@ def marks(model: keras.Model) -> Iterator[list[MarkedPart]]:
         yield parts
 
 
-def leaves(model: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
+def leaves(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
     """The layers that compute, with their paths: nested models are looked into, and so are wrappers of layers.
 
     A shared layer comes once, where it is found first.
@@ -93,7 +93,7 @@ def leaves(model: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Laye
             if holds or isinstance(layer, keras.layers.Wrapper | keras.layers.Bidirectional):
                 yield from look(layer, f"{here}/")
 
-    yield from look(model, path)
+    yield from look(model, "")
 
 
 def _within(

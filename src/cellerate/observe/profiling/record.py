@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from cellerate.format import milliseconds, percent, size
+from cellerate.format import aligned, milliseconds, percent, size
 
 SCHEMA = 1
 # So many changes are worth telling at once.
@@ -40,6 +40,18 @@ class Part:
     share: float = 0.0
     share_of_peak: float | None = None
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Its time, share, forward and backward pass, idle time and share of the peak, in words; "" for none."""
+        return (
+            milliseconds(self.ms),
+            percent(self.share),
+            "" if self.forward_ms is None else milliseconds(self.forward_ms),
+            "" if self.backward_ms is None else milliseconds(self.backward_ms),
+            milliseconds(self.idle_ms) if self.idle_ms else "",
+            "" if self.share_of_peak is None else percent(self.share_of_peak),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,33 +183,19 @@ def _lines(profile: Profile) -> Iterator[str]:
         ("where the time goes", "", "share", "forward", "backward", "idle", "of the peak")
     ]
     for part in sorted(profile.parts, key=lambda part: -part.ms):
-        rows.append(
-            (
-                part.name,
-                milliseconds(part.ms),
-                percent(part.share),
-                "" if part.forward_ms is None else milliseconds(part.forward_ms),
-                "" if part.backward_ms is None else milliseconds(part.backward_ms),
-                milliseconds(part.idle_ms) if part.idle_ms else "",
-                "" if part.share_of_peak is None else percent(part.share_of_peak),
-            )
-        )
+        rows.append((part.name, *part.figures))
         rows += [
             (f"  {name}", milliseconds(ms), percent(ms / profile.step_ms), *[""] * 4)
             for name, ms in part.phases.items()
         ]
-    yield from _aligned(rows)
+    yield from aligned(rows, range(1, 7))
     yield f"Nothing is computed in {percent(profile.idle)} of a step."
     if profile.slowdown > _TOLD_SLOWDOWN:
         yield f"Steps took {percent(profile.slowdown)} longer under the profiler; that is taken off the parts again."
     if profile.generation:
         yield ""
-        yield from _aligned(
-            [
-                ("where the time of a token goes", "", "share"),
-                *((part.name, milliseconds(part.ms), percent(part.share)) for part in profile.generation),
-            ]
-        )
+        tokens = [(part.name, *part.figures[:2]) for part in profile.generation]
+        yield from aligned([("where the time of a token goes", "", "share"), *tokens], (1, 2))
     if profile.memory is not None:
         owners = ", ".join(f"{name} {size(count)}" for name, count in profile.memory.owners.items() if count)
         yield f"memory: {size(profile.memory.peak_bytes)} at its peak: {owners}"
@@ -210,13 +208,3 @@ def _lines(profile: Profile) -> Iterator[str]:
     if profile.notes:
         yield ""
         yield from (f"note: {note}" for note in profile.notes)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        first, *rest = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *rest]).rstrip()

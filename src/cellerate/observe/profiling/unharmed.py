@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from cellerate.errors import ModelError
-from cellerate.layers.accelerate import as_found
+from cellerate.layers.accelerate import as_found, forget_compiled
 
 _SETTINGS = ("run_eagerly", "jit_compile", "steps_per_execution")
 
@@ -49,11 +49,6 @@ def unharmed(model: keras.Model) -> Iterator[None]:
             model.reset_metrics()
             model.stop_training = False
             forget_compiled(model)
-
-
-def forget_compiled(model: keras.Model) -> None:
-    """Makes Keras build its functions of a model anew, for what has changed in it."""
-    model.train_function = model.test_function = model.predict_function = None
 
 
 def runs_eagerly(model: keras.Model) -> bool:
