@@ -140,6 +140,9 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kRelu6:
     case Activation::kLeakyRelu:
     case Activation::kSparseSigmoid:
+    case Activation::kSeluFromAbove:
+    case Activation::kLeakyReluFromAbove:
+    case Activation::kCeluOfBothSides:
       return true;
     default:
       return false;
@@ -160,8 +163,10 @@ constexpr bool derivative_from_value(Activation kind) {
       return Simd::div(x, Simd::add(set(1.0f), Simd::max(x, Simd::sub(zero, x))));
     case Activation::kElu:
     case Activation::kCelu:
+    case Activation::kCeluOfBothSides:
       return Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return expm1f(v); }));
     case Activation::kSelu:
+    case Activation::kSeluFromAbove:
       return Simd::mul(
           set(kSeluScale),
           Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return kSeluAlpha * expm1f(v); })));
@@ -170,6 +175,7 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kRelu6:
       return clamp(x, 0.0f, 6.0f);
     case Activation::kLeakyRelu:
+    case Activation::kLeakyReluFromAbove:
       return Simd::where_greater(x, zero, x, Simd::mul(x, set(0.2f)));
     case Activation::kSilu:
       return Simd::mul(x, logistic(x));
@@ -178,6 +184,7 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kHardSilu:
       return Simd::mul(x, clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f));
     case Activation::kHardTanh:
+    case Activation::kHardTanhOpen:
       return clamp(x, -1.0f, 1.0f);
     case Activation::kMish:
       return Simd::mul(x, hyperbolic_tangent(each_lane(x, softplus)));
@@ -187,6 +194,11 @@ constexpr bool derivative_from_value(Activation kind) {
       return each_lane(x, [](float v) { return std::fabs(v) <= 0.5f ? 0.0f : v; });
     case Activation::kSoftShrink:
       return each_lane(x, [](float v) { return v > 0.5f ? v - 0.5f : v < -0.5f ? v + 0.5f : v - v; });
+    // A NaN is not beyond 0.5.
+    case Activation::kHardShrinkOfNumbers:
+      return each_lane(x, [](float v) { return std::fabs(v) > 0.5f ? v : 0.0f; });
+    case Activation::kSoftShrinkOfNumbers:
+      return each_lane(x, [](float v) { return v > 0.5f ? v - 0.5f : v < -0.5f ? v + 0.5f : 0.0f; });
     case Activation::kTanhShrink:
       return each_lane(x, [](float v) { return v - tanhf(v); });
     case Activation::kSquareplus:
@@ -194,6 +206,7 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kSparsePlus:
       return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.25f * (v + 1) * (v + 1) : v; });
     case Activation::kSparseSigmoid:
+    case Activation::kSparseSigmoidBetween:
       return clamp(Simd::fma(x, set(0.5f), set(0.5f)), 0.0f, 1.0f);
     default:
       return x;
@@ -220,12 +233,18 @@ constexpr bool derivative_from_value(Activation kind) {
       return Simd::where_greater(y, zero, one, Simd::add(y, one));
     case Activation::kSelu:
       return Simd::where_greater(y, zero, set(kSeluScale), Simd::add(y, set(kSeluScale * kSeluAlpha)));
+    case Activation::kCeluOfBothSides:
+      return Simd::where_greater(y, zero, one, Simd::where_greater(zero, y, Simd::add(y, one), set(2.0f)));
+    case Activation::kSeluFromAbove:
+      return Simd::where_greater(zero, y, Simd::add(y, set(kSeluScale * kSeluAlpha)), set(kSeluScale));
     case Activation::kExponential:
       return y;
     case Activation::kRelu6:
       return Simd::where_greater(y, zero, Simd::where_greater(set(6.0f), y, one, zero), zero);
     case Activation::kLeakyRelu:
       return Simd::where_greater(y, zero, one, set(0.2f));
+    case Activation::kLeakyReluFromAbove:
+      return Simd::where_greater(zero, y, set(0.2f), one);
     case Activation::kSilu: {
       const F s = logistic(x);
       return Simd::mul(s, Simd::fma(x, Simd::sub(one, s), one));
@@ -237,8 +256,10 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kHardSilu:
       return each_lane(x, [](float v) { return v <= -3 ? 0.0f : v >= 3 ? 1.0f : v / 3 + 0.5f; });
     case Activation::kHardTanh:
-      // Keras's backends agree on 1 at both ends, which cannot be told from the value alone.
+      // 1 at both ends, which cannot be told from the value alone.
       return Simd::where_greater(x, one, zero, Simd::where_greater(set(-1.0f), x, zero, one));
+    case Activation::kHardTanhOpen:
+      return Simd::where_greater(one, x, Simd::where_greater(x, set(-1.0f), one, zero), zero);
     case Activation::kMish:
       return each_lane(x, [](float v) {
         const float t = tanhf(softplus(v));
@@ -248,6 +269,8 @@ constexpr bool derivative_from_value(Activation kind) {
       return logistic(Simd::sub(zero, x));
     case Activation::kHardShrink:
     case Activation::kSoftShrink:
+    case Activation::kHardShrinkOfNumbers:
+    case Activation::kSoftShrinkOfNumbers:
       return each_lane(x, [](float v) { return std::fabs(v) > 0.5f ? 1.0f : 0.0f; });
     case Activation::kTanhShrink:
       return each_lane(x, [](float v) { return tanhf(v) * tanhf(v); });
@@ -257,6 +280,8 @@ constexpr bool derivative_from_value(Activation kind) {
       return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.5f * (v + 1) : 1.0f; });
     case Activation::kSparseSigmoid:
       return Simd::where_greater(y, zero, Simd::where_greater(one, y, set(0.5f), zero), zero);
+    case Activation::kSparseSigmoidBetween:
+      return each_lane(x, [](float v) { return std::fabs(v) == 1 ? 0.25f : std::fabs(v) < 1 ? 0.5f : 0.0f; });
     default:
       return one;
   }

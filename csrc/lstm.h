@@ -37,6 +37,14 @@ enum class Activation : int32_t {
   kSquareplus,
   kSparsePlus,
   kSparseSigmoid,
+  // These differ from the ones above at single points; cellerate.activations says where.
+  kSeluFromAbove,
+  kLeakyReluFromAbove,
+  kCeluOfBothSides,
+  kHardTanhOpen,
+  kSparseSigmoidBetween,
+  kHardShrinkOfNumbers,
+  kSoftShrinkOfNumbers,
   kCount,
 };
 

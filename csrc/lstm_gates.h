@@ -71,6 +71,8 @@ class GateFunction {
         case Activation::kElu:
         case Activation::kCelu:
         case Activation::kSelu:
+        case Activation::kCeluOfBothSides:
+        case Activation::kSeluFromAbove:
           // They have a limit on one side only, and there rounding x changes the slope little.
           return KeptAs::kPreActivation;
         default:

@@ -302,6 +302,62 @@ def test_lstm_of_each_activation_equals_keras(name: str) -> None:
     assert_accelerated_equals(build, data())
 
 
+AT_KINKS = ["selu", "leaky_relu", "celu", "elu", "relu6", "hard_tanh", "sparse_sigmoid", "hard_shrink"]
+
+
+@pytest.mark.parametrize("name", quick(AT_KINKS, "leaky_relu"))
+def test_lstm_of_rows_of_zeros_has_the_gradients_of_the_backend_at_a_kink(name: str) -> None:
+    """Padding of zeros and biases of 0: what the activation gets is exactly 0, and the bias is trained all the same."""
+    options = {"unit_forget_bias": False, "return_state": True}
+
+    def build() -> keras.Model:
+        x, s = keras.Input((T, F), name="x"), keras.Input((H,), name="s")
+        # A gate of 0 lets only the gradient of the last c through, and that of the forget gate takes a c before.
+        gates = layers.LSTM(H, recurrent_activation=name, **options)(x, initial_state=[s, s])
+        return keras.Model([x, s], [layers.LSTM(H, name, **options)(x), gates])
+
+    assert_accelerated_equals(build, [data()[0] * MASK[..., None], np.ones((B, H), "float32")])
+
+
+@pytest.mark.parametrize("name", ["hard_tanh", "sparse_sigmoid"])
+def test_lstm_at_the_ends_of_an_activation_has_the_gradients_of_the_backend(name: str) -> None:
+    def build() -> keras.Model:
+        x = keras.Input((T, F), name="x")
+        options = {"kernel_initializer": "zeros", "recurrent_initializer": "zeros", "unit_forget_bias": False}
+        outputs = [
+            layers.LSTM(H, name, bias_initializer=keras.initializers.Constant(end), **options)(x)
+            for end in (-1, 1)
+        ]
+        return keras.Model(x, outputs)
+
+    assert_accelerated_equals(build, data()[0])
+
+
+@pytest.mark.parametrize("name", ["hard_shrink", "soft_shrink"])
+def test_lstm_of_shrinks_keeps_nan_and_infinity_where_keras_does(name: str) -> None:
+    layer = layers.LSTM(H, name, return_sequences=True)
+    layer.build((B, T, F))
+    # Only the candidate is no number: a gate that is none would hide what the activation makes of it.
+    bias = np.zeros((4, H), "float32")
+    bias[2, :3] = np.nan, np.inf, -np.inf
+    layer.cell.bias.assign(bias.ravel())
+    layer.cell.recurrent_kernel.assign(np.zeros((H, 4 * H)))
+    before = ops.convert_to_numpy(layer(data()[0]))
+    after = ops.convert_to_numpy(accelerate(layer)(data()[0]))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("options", [{}, {"use_cudnn": False}, {"recurrent_dropout": 1.0}], ids=str)
+def test_lstm_with_a_dropout_of_one_drops_what_keras_drops(options: dict[str, Any], masked: bool) -> None:
+    layer = layers.LSTM(H, dropout=1.0, return_sequences=True, **options)
+    mask = MASK if masked else None
+    before = ops.convert_to_numpy(layer(data()[0], mask=mask, training=True))
+    after = ops.convert_to_numpy(accelerate(layer)(data()[0], mask=mask, training=True))
+    assert is_accelerated(layer)
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
 @pytest.mark.parametrize("kept", [0, 1], ids=["nothing-left", "everything-left"])
 def test_lstm_with_one_mask_for_all_equals_keras(kept: int) -> None:
     def build() -> keras.Model:

@@ -12,13 +12,13 @@ import keras
 from keras import layers, ops
 from keras.src.backend.common.tensor_attributes import get_tensor_attr, set_tensor_attr
 
-from cellerate.activations import ACTIVATIONS
+from cellerate.activations import ACTIVATIONS, on_backend
 from cellerate.keras_graph.activations import activation_name
 from cellerate.keras_graph.variables import stored, weight
 from cellerate.kernels import native
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.lstm.cuda import selfcheck
-from cellerate.layers.conditions import Condition
+from cellerate.layers.conditions import Condition, Platform, recurrent
 
 CHECK = "self-check"
 # The attribute that an accelerated Embedding leaves on its output for the LSTM after it.
@@ -190,7 +190,9 @@ def arrays_of(
         arrays["bias"] = weight(cell.bias)
     if mask is not None:
         arrays["mask"] = ops.cast(mask, "bool")
-    dropped = bool(training) and 0.0 < cell.dropout < 1.0
+    dropped = bool(training) and (
+        0.0 < cell.dropout < 1.0 or (cell.dropout == 1.0 and _drops_all(layer, mask))
+    )
     if training and 0.0 < cell.recurrent_dropout < 1.0:
         arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(next(iter(states.values()))))
     lookup = None if dropped else _found_lookup(sequences)
@@ -210,8 +212,10 @@ def arrays_of(
 
 
 def activations_of(layer: Any) -> tuple[str, str]:
-    """The names of the activation and of the recurrent activation of a layer that is fit."""
-    return str(activation_name(layer.cell.activation)), str(activation_name(layer.cell.recurrent_activation))
+    """The names of both activations of a layer that is fit, as the backend computes them: the recurrent one last."""
+    names = (activation_name(layer.cell.activation), activation_name(layer.cell.recurrent_activation))
+    first, second = (on_backend(str(name), keras.backend.backend()) for name in names)
+    return first, second
 
 
 def masked_output_of(layer: Any) -> str:
@@ -245,6 +249,13 @@ def _overridden(layer: Any, layer_class: Any) -> bool:
     """Whether a subclass changes how the layer computes."""
     own = type(layer)
     return own.call is not layer_class.call or own.inner_loop is not layer_class.inner_loop
+
+
+def _drops_all(layer: Any, mask: Any) -> bool:
+    """Whether Keras drops all inputs for a dropout of 1: its own cells then drop none, its backends' loops all."""
+    here = Platform.of(keras.backend.backend(), layer)
+    kernel, _ = recurrent(layer, None if mask is None else "a layer", here, accelerated=True)
+    return kernel == "cudnn" or kernel.endswith("-projected")
 
 
 def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:

@@ -7,6 +7,7 @@ held at 1, the kernel of the candidate is 1, and everything else 0.
 import numpy as np
 import pytest
 
+from cellerate.activations import VARIANTS
 from cellerate.kernels import native
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.spec import ACTIVATIONS, LstmOptions
@@ -74,3 +75,42 @@ def test_value_far_out_is_the_limit_and_a_nan_stays(name):
     with np.errstate(all="ignore"):
         expected = reference.ACTIVATIONS[name].value(points.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
+
+
+# What `bias` puts exactly at a kink: the value at each point, and the slope.
+AT_KINKS = ("selu", "leaky_relu", "celu", "hard_tanh", "sparse_sigmoid", "hard_shrink", "soft_shrink")
+
+
+def at_points(name: str, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `value_and_derivative`, but exact for what is no number: each point is the bias of a unit."""
+    units = len(points)
+    bias = np.zeros((4, units), np.float32)
+    bias[0], bias[2] = 1, points
+    arguments = cpu.Arguments(
+        x=np.zeros((1, 1, 1), np.float32),
+        kernel=np.zeros((1, 4 * units), np.float32),
+        recurrent_kernel=np.zeros((units, 4 * units), np.float32),
+        bias=bias.ravel(),
+    )
+    options = LstmOptions(activation=name, recurrent_activation="linear")
+    done = cpu.forward(arguments, options)
+    gradients = cpu.backward(arguments, done, options, d_c_T=np.ones_like(done.c_T))
+    return done.c_T[0], gradients["bias"].reshape(4, units)[2]
+
+
+@pytest.mark.parametrize("name", [*AT_KINKS, *VARIANTS])
+def test_value_and_derivative_at_a_kink_are_exactly_the_reference(name):
+    points = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5], np.float32)
+    exact = reference.ACTIVATIONS[name]
+    for got, function in zip(at_points(name, points), (exact.value, exact.derivative), strict=True):
+        np.testing.assert_allclose(got, function(points.astype(np.float64)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["hard_shrink", "soft_shrink", "hard_shrink_of_numbers", "soft_shrink_of_numbers"]
+)
+def test_shrink_of_no_number_is_the_reference(name):
+    points = np.array([np.nan, np.inf, -np.inf], np.float32)
+    with np.errstate(all="ignore"):
+        expected = reference.ACTIVATIONS[name].value(points.astype(np.float64))
+    np.testing.assert_array_equal(at_points(name, points)[0], expected)

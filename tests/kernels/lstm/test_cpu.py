@@ -423,8 +423,12 @@ def test_results_of_arrays_however_they_lie_are_identical(layout, case):
     assert_identical(case.run(), right)
 
 
+# Those that make a NaN 0 are in test_activations.
+KEEP_NAN = [name for name in ACTIVATIONS if not name.endswith("_of_numbers")]
+
+
 @pytest.mark.parametrize("storage", DTYPES)
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", KEEP_NAN)
 def test_nan_in_a_row_makes_that_row_nan_from_there_on_and_no_other(target, name, storage):
     case = Case(storage=storage, activation=name, recurrent_activation=name, scale=0.1, bias=False)
     right = case.run()

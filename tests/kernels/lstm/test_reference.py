@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from cellerate.activations import ACTIVATIONS as KEYS
+from cellerate.activations import VARIANTS, on_backend
 from cellerate.errors import ConfigError
 from cellerate.kernels.lstm.reference import ACTIVATIONS, Forward, backward, forward
 from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES
@@ -31,6 +33,11 @@ KINKS = {
     "soft_shrink": {-0.5: 0, 0.5: 0},
     "sparse_plus": {-1: 0, 1: 1},
     "sparse_sigmoid": {-1: 0, 1: 0},
+    "selu_from_above": {0: 1.0507009873554805},
+    "leaky_relu_from_above": {0: 1},
+    "celu_of_both_sides": {0: 2},
+    "hard_tanh_open": {-1: 0, 1: 0},
+    "sparse_sigmoid_between": {-1: 0.25, 1: 0.25},
 }
 
 
@@ -184,12 +191,17 @@ def test_dropout_of_keras_is_four_masks_of_one_value_a_feature_or_unit(name, wid
     assert set(np.unique(masks)) == {0, 2}
 
 
+def stock(name: str):
+    """Keras's function for one of `spec.ACTIVATIONS`; for a variant, that of which it is one."""
+    return keras.activations.get(VARIANTS.get(name, (name,))[0])
+
+
 @pytest.mark.keras
 @pytest.mark.backends
 @pytest.mark.parametrize("name", NAMES)
 def test_value_of_an_activation_equals_that_of_keras(name):
     x = np.concatenate([np.linspace(-9, 9, 300), [-6, -3, -1, -0.5, 0, 0.5, 1, 3, 6]]).astype(np.float32)
-    of_keras = keras.activations.get(name)(keras.ops.convert_to_tensor(x))
+    of_keras = stock(name)(keras.ops.convert_to_tensor(x))
     found = ACTIVATIONS[name].value(x.astype(np.float64))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(of_keras), found, rtol=2e-6, atol=1e-6)
 
@@ -213,6 +225,46 @@ def test_derivative_of_an_activation_equals_finite_differences_away_from_kinks(n
 def test_derivative_of_an_activation_at_a_kink_is_that_of_most_backends(name):
     at = np.array(list(KINKS[name]), np.float64)
     np.testing.assert_allclose(ACTIVATIONS[name].derivative(at), list(KINKS[name].values()), rtol=1e-12)
+
+
+def slopes_in_keras(name: str, x: np.ndarray) -> np.ndarray:
+    """The derivatives of Keras's activation that the backend's own differentiation gives."""
+    function = keras.activations.get(name)
+    if BACKEND == "jax":
+        import jax
+
+        return np.asarray(jax.vmap(jax.grad(function))(x))
+    if BACKEND == "torch":
+        import torch
+
+        at = torch.tensor(x, requires_grad=True)
+        function(at).sum().backward()
+        return at.grad.numpy()
+    import tensorflow as tf
+
+    at = tf.Variable(x)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(function(at))
+    return tape.gradient(total, at).numpy()
+
+
+@pytest.mark.keras
+@pytest.mark.backends
+@pytest.mark.parametrize("name", KEYS)
+def test_derivative_at_every_kink_is_that_of_the_backend(name):
+    x = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0], np.float32)
+    found = ACTIVATIONS[on_backend(name, BACKEND)].derivative(x.astype(np.float64))
+    np.testing.assert_allclose(found, slopes_in_keras(name, x), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.keras
+@pytest.mark.backends
+@pytest.mark.parametrize("name", ["hard_shrink", "soft_shrink"])
+def test_shrink_of_no_number_is_that_of_the_backend(name):
+    x = np.array([np.nan, np.inf, -np.inf], np.float32)
+    of_keras = keras.activations.get(name)(keras.ops.convert_to_tensor(x))
+    found = ACTIVATIONS[on_backend(name, BACKEND)].value(x.astype(np.float64))
+    np.testing.assert_array_equal(found, keras.ops.convert_to_numpy(of_keras))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "exponential"])

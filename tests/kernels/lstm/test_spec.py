@@ -83,6 +83,13 @@ def test_codes_of_activations_and_masked_outputs_never_move():
         "squareplus": 22,
         "sparse_plus": 23,
         "sparse_sigmoid": 24,
+        "selu_from_above": 25,
+        "leaky_relu_from_above": 26,
+        "celu_of_both_sides": 27,
+        "hard_tanh_open": 28,
+        "sparse_sigmoid_between": 29,
+        "hard_shrink_of_numbers": 30,
+        "soft_shrink_of_numbers": 31,
     }
     assert MASKED_OUTPUTS == ("previous_output", "previous_state", "zero")
 

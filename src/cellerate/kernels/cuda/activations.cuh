@@ -35,6 +35,14 @@ enum class Activation : int {
   kSquareplus,
   kSparsePlus,
   kSparseSigmoid,
+  // These differ from the ones above at single points; cellerate.activations says where.
+  kSeluFromAbove,
+  kLeakyReluFromAbove,
+  kCeluOfBothSides,
+  kHardTanhOpen,
+  kSparseSigmoidBetween,
+  kHardShrinkOfNumbers,
+  kSoftShrinkOfNumbers,
   kCount,
 };
 
@@ -97,6 +105,9 @@ CELLERATE_DEVICE constexpr bool derivative_from_value(Activation kind) {
     case Activation::kRelu6:
     case Activation::kLeakyRelu:
     case Activation::kSparseSigmoid:
+    case Activation::kSeluFromAbove:
+    case Activation::kLeakyReluFromAbove:
+    case Activation::kCeluOfBothSides:
       return true;
     default:
       return false;
@@ -121,14 +132,17 @@ CELLERATE_DEVICE float activate(float x) {
       return x / (1.0f + fabsf(x));
     case Activation::kElu:
     case Activation::kCelu:
+    case Activation::kCeluOfBothSides:
       return x > 0 ? x : expm1f(x);
     case Activation::kSelu:
+    case Activation::kSeluFromAbove:
       return kSeluScale * (x > 0 ? x : kSeluAlpha * expm1f(x));
     case Activation::kExponential:
       return expf(x);
     case Activation::kRelu6:
       return clamp(x, 0.0f, 6.0f);
     case Activation::kLeakyRelu:
+    case Activation::kLeakyReluFromAbove:
       return x > 0 ? x : 0.2f * x;
     case Activation::kSilu:
       return x * sigmoid(x);
@@ -137,6 +151,7 @@ CELLERATE_DEVICE float activate(float x) {
     case Activation::kHardSilu:
       return x * clamp(x * (1.0f / 6) + 0.5f, 0.0f, 1.0f);
     case Activation::kHardTanh:
+    case Activation::kHardTanhOpen:
       return clamp(x, -1.0f, 1.0f);
     case Activation::kMish:
       return x * tanhf(softplus(x));
@@ -146,6 +161,11 @@ CELLERATE_DEVICE float activate(float x) {
       return fabsf(x) <= 0.5f ? 0.0f : x;
     case Activation::kSoftShrink:
       return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : x - x;
+    // A NaN is not beyond 0.5.
+    case Activation::kHardShrinkOfNumbers:
+      return fabsf(x) > 0.5f ? x : 0.0f;
+    case Activation::kSoftShrinkOfNumbers:
+      return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : 0.0f;
     case Activation::kTanhShrink:
       return x - tanhf(x);
     case Activation::kSquareplus:
@@ -153,6 +173,7 @@ CELLERATE_DEVICE float activate(float x) {
     case Activation::kSparsePlus:
       return x <= -1 ? 0.0f : x < 1 ? 0.25f * (x + 1) * (x + 1) : x;
     case Activation::kSparseSigmoid:
+    case Activation::kSparseSigmoidBetween:
       return clamp(0.5f * x + 0.5f, 0.0f, 1.0f);
     default:
       return x;
@@ -180,12 +201,18 @@ CELLERATE_DEVICE float derivative(float x, float y) {
       return y > 0 ? 1.0f : y + 1.0f;
     case Activation::kSelu:
       return y > 0 ? kSeluScale : y + kSeluScale * kSeluAlpha;
+    case Activation::kCeluOfBothSides:
+      return y > 0 ? 1.0f : y < 0 ? y + 1.0f : 2.0f;
+    case Activation::kSeluFromAbove:
+      return y < 0 ? y + kSeluScale * kSeluAlpha : kSeluScale;
     case Activation::kExponential:
       return y;
     case Activation::kRelu6:
       return y > 0 && y < 6 ? 1.0f : 0.0f;
     case Activation::kLeakyRelu:
       return y > 0 ? 1.0f : 0.2f;
+    case Activation::kLeakyReluFromAbove:
+      return y < 0 ? 0.2f : 1.0f;
     case Activation::kSilu: {
       const float s = sigmoid(x);
       return s * (1.0f + x * (1.0f - s));
@@ -195,8 +222,10 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kHardSilu:
       return x <= -3 ? 0.0f : x >= 3 ? 1.0f : x / 3 + 0.5f;
     case Activation::kHardTanh:
-      // Keras's backends agree on 1 at both ends, which cannot be told from the value alone.
+      // 1 at both ends, which cannot be told from the value alone.
       return x < -1 || x > 1 ? 0.0f : 1.0f;
+    case Activation::kHardTanhOpen:
+      return x > -1 && x < 1 ? 1.0f : 0.0f;
     case Activation::kMish: {
       const float t = tanhf(softplus(x));
       return t + x * (1.0f - t * t) * sigmoid(x);
@@ -205,6 +234,8 @@ CELLERATE_DEVICE float derivative(float x, float y) {
       return sigmoid(-x);
     case Activation::kHardShrink:
     case Activation::kSoftShrink:
+    case Activation::kHardShrinkOfNumbers:
+    case Activation::kSoftShrinkOfNumbers:
       return fabsf(x) > 0.5f ? 1.0f : 0.0f;
     case Activation::kTanhShrink:
       return tanhf(x) * tanhf(x);
@@ -214,6 +245,8 @@ CELLERATE_DEVICE float derivative(float x, float y) {
       return x <= -1 ? 0.0f : x < 1 ? 0.5f * (x + 1) : 1.0f;
     case Activation::kSparseSigmoid:
       return y > 0 && y < 1 ? 0.5f : 0.0f;
+    case Activation::kSparseSigmoidBetween:
+      return fabsf(x) == 1 ? 0.25f : fabsf(x) < 1 ? 0.5f : 0.0f;
     default:
       return 1.0f;
   }

@@ -379,4 +379,21 @@ ACTIVATIONS: dict[str, Activation] = {
     "sparse_plus": Activation(_sparse_plus, lambda x: (np.clip(x, -1, 1) + 1) / 2),
     "sparse_sigmoid": Activation(lambda x: (np.clip(x, -1, 1) + 1) / 2, lambda x: _inside(-1, x, 1) / 2),
 }
+ACTIVATIONS |= {
+    "selu_from_above": Activation(
+        ACTIVATIONS["selu"].value,
+        lambda x: np.where(x == 0, _SELU_SCALE, ACTIVATIONS["selu"].derivative(x)),
+    ),
+    "leaky_relu_from_above": Activation(ACTIVATIONS["leaky_relu"].value, lambda x: np.where(x >= 0, 1, 0.2)),
+    "celu_of_both_sides": Activation(_elu, lambda x: np.where(x == 0, 2, _d_elu(x))),
+    "hard_tanh_open": Activation(ACTIVATIONS["hard_tanh"].value, lambda x: _inside(-1, x, 1)),
+    "sparse_sigmoid_between": Activation(
+        ACTIVATIONS["sparse_sigmoid"].value,
+        lambda x: np.where(np.abs(x) == 1, 0.25, _inside(-1, x, 1) / 2),
+    ),
+    "hard_shrink_of_numbers": Activation(lambda x: np.where(np.abs(x) > 0.5, x, 0), _outside_half),
+    "soft_shrink_of_numbers": Activation(
+        lambda x: np.where(np.abs(x) > 0.5, _soft_shrink(x), 0), _outside_half
+    ),
+}
 """What the names of `spec.ACTIVATIONS` mean."""

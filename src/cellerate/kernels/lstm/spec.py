@@ -36,7 +36,7 @@ belongs to the k-th step in that order.
 import dataclasses
 from typing import Any, Protocol
 
-from cellerate.activations import ACTIVATIONS
+from cellerate.activations import KERNEL_ACTIVATIONS as ACTIVATIONS
 from cellerate.errors import ConfigError
 from cellerate.kernels import native
 from cellerate.program import MASKED_OUTPUTS
