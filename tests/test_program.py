@@ -33,6 +33,12 @@ def lstm(units: int = 2, **changes: Any) -> Node:
     return Node("lstm", "layer", **(fields | changes))
 
 
+def simple_rnn() -> Node:
+    arrays = {"kernel": ones(4, 2), "recurrent_kernel": ones(2, 2)}
+    options = {name: value for name, value in LSTM_OPTIONS.items() if name != "recurrent_activation"}
+    return Node("simple_rnn", "layer", {"x": 0}, arrays, options)
+
+
 def program(*nodes: Node, outputs: dict[str, Any] | None = None) -> Program:
     return Program(nodes, {"out": len(nodes) - 1} if outputs is None else outputs)
 
@@ -50,6 +56,7 @@ VALID: dict[str, Any] = LSTM_OPTIONS | {
     "soft_cap": 1.0,
     "mask_value": 0.0,
     "state": "h",
+    "reset_after": True,
     "epsilon": 1.0,
     "axis": 1,
     "n": 2,
@@ -64,12 +71,14 @@ def valid(op: str, **changes: Any) -> Program:
     """A program whose last node is one of `op`, with everything it may have."""
     operation = OPERATIONS[op]
     inputs = {name.removesuffix("?").replace("*", "0"): 1 for name in operation.inputs}
+    sizes = SIZES | ({"G": 6} if op == "gru" else {})
     arrays = {
-        name.removesuffix("?"): ones(*(SIZES[axis] for axis in axes))
+        name.removesuffix("?"): ones(*(sizes[axis] for axis in axes))
         for name, axes in operation.arrays.items()
     }
     options = {name: VALID[name] for name in operation.options} | changes
-    return program(SEQUENCES, lstm(), Node(op, "node", inputs, arrays, options))
+    before = simple_rnn() if op == "rnn_state" else lstm()
+    return program(SEQUENCES, before, Node(op, "node", inputs, arrays, options))
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -100,6 +109,10 @@ def test_every_option_of_another_type_is_refused(op):
         ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"masked_output": "one"})], "masked_output must be one of"),
         ([SEQUENCES, Node("lstm_state", "state", {"lstm": 0}, {}, {"state": "h"})], "must read an lstm"),
         ([SEQUENCES, lstm(), Node("lstm_state", "state", {"lstm": 1}, {}, {"state": "x"})], "one of h, c"),
+        (
+            [SEQUENCES, lstm(), Node("rnn_state", "state", {"rnn": 1})],
+            "must read a gru or a simple_rnn, got lstm",
+        ),
         ([SEQUENCES, Node("add", "merge", {"0": 0, "2": 0})], "add has the inputs"),
         ([SEQUENCES, Node("add", "merge")], "add has the inputs"),
         ([SEQUENCES, SEQUENCES], "two of one name"),

@@ -79,6 +79,32 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         ),
         # The last state (B, H) of the lstm it reads: state is "h" or "c".
         "lstm_state": _operation("lstm", state=str),
+        # As the lstm; gates in the order z, r, h. The bias is added to the product of x, the recurrent bias to that of
+        # the state, which only reset_after tells apart.
+        "gru": _operation(
+            "x",
+            "mask?",
+            "h0?",
+            arrays={"kernel": "DG", "recurrent_kernel": "HG", "bias?": "G", "recurrent_bias?": "G"},
+            activation=str,
+            recurrent_activation=str,
+            reset_after=bool,
+            masked_output=str,
+            go_backwards=bool,
+            return_sequences=bool,
+        ),
+        "simple_rnn": _operation(
+            "x",
+            "mask?",
+            "h0?",
+            arrays={"kernel": "DH", "recurrent_kernel": "HH", "bias?": "H"},
+            activation=str,
+            masked_output=str,
+            go_backwards=bool,
+            return_sequences=bool,
+        ),
+        # The last state (B, H) of the gru or simple_rnn it reads.
+        "rnn_state": _operation("rnn"),
         # (B, ..., K) -> (B, ..., N), then the activation.
         "dense": _operation("x", arrays={"kernel": "KN", "bias?": "N"}, activation=str),
         "activation": _operation("x", activation=str),
@@ -112,6 +138,14 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     }
 )
 """Every operation; a file that names any other is refused."""
+
+RECURRENT = ("lstm", "gru", "simple_rnn")
+"""The operations that have a state, and run one step after the other."""
+
+LAST_STATES: Mapping[str, str] = MappingProxyType({"lstm_state": "lstm", "rnn_state": "rnn"})
+"""The operations that give the last state of one of those → the name of their input."""
+
+_GATES = {"lstm": 4, "gru": 3}
 
 # No real model has larger whole numbers or more axes, and array libraries choke on them.
 _LARGEST = 2**31 - 1
@@ -206,8 +240,9 @@ def _check(number: int, node: Node, nodes: tuple[Node, ...], finite: set[int]) -
             if id(array) not in finite:
                 _check_finite(node, name.removesuffix("?"), array)
                 finite.add(id(array))
-    if "H" in sizes and sizes["G"] != 4 * sizes["H"]:
-        raise ModelError(f"{node.name}: recurrent_kernel must have 4 columns a row, got {sizes}.")
+    gates = _GATES.get(node.op)
+    if gates is not None and sizes["G"] != gates * sizes["H"]:
+        raise ModelError(f"{node.name}: recurrent_kernel must have {gates} columns a row, got {sizes}.")
     _check_names(node, "option", set(node.options), tuple(operation.options))
     for name, kind in operation.options.items():
         value = node.options[name]
@@ -266,7 +301,7 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
     known = {
         "masked_output": MASKED_OUTPUTS,
         "recurrent_activation": ACTIVATIONS,
-        "activation": ACTIVATIONS if node.op == "lstm" else OUTPUT_ACTIVATIONS,
+        "activation": ACTIVATIONS if node.op in RECURRENT else OUTPUT_ACTIVATIONS,
         "state": ("h", "c"),
         "dtype": ("float32", "int32"),
     }
@@ -289,8 +324,11 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
         raise ModelError(f"{node.name}: soft_cap must be above 0, got {soft_cap!r}.")
     if node.op == "lstm" and ("h0" in node.inputs) != ("c0" in node.inputs):
         raise ModelError(f"{node.name}: h0 and c0 must be given together.")
-    if node.op == "lstm_state" and nodes[node.inputs["lstm"]].op != "lstm":
-        raise ModelError(f"{node.name}: lstm_state must read an lstm, got {nodes[node.inputs['lstm']].op}.")
+    if node.op in LAST_STATES:
+        expected = "an lstm" if node.op == "lstm_state" else "a gru or a simple_rnn"
+        read = nodes[node.inputs[LAST_STATES[node.op]]].op
+        if read not in expected.split():
+            raise ModelError(f"{node.name}: {node.op} must read {expected}, got {read}.")
     if node.op == "repeat_vector" and not 1 <= int(str(options["n"])) <= 1 << 20:
         raise ModelError(f"{node.name}: n must be from 1 to {1 << 20}, got {options['n']!r}.")
 

@@ -353,9 +353,22 @@ def test_bad_argument_is_refused(arguments: dict[str, Any], message: str) -> Non
 
 
 def test_layer_that_cannot_be_packed_is_named() -> None:
-    model = keras.Sequential([keras.Input((T, F)), layers.GRU(3, name="old")])
-    with pytest.raises(ModelError, match=r"old \(GRU\)"):
+    model = keras.Sequential([keras.Input((T, F)), layers.Conv1D(3, 2, name="old")])
+    with pytest.raises(ModelError, match=r"old \(Conv1D\)"):
         quantize(model)
+
+
+def test_quantized_gru_and_simple_rnn_compute_what_their_packed_file_does() -> None:
+    x = np.random.default_rng(0).normal(size=(6, T, F)).astype("float32")
+    chain = [layers.GRU(5, return_sequences=True, name="gru"), layers.SimpleRNN(4, name="simple")]
+    model = keras.Sequential([keras.Input((T, F)), *chain])
+    small, record = quantize(model, (x, np.zeros((6, 4), "float32")), loss="mse")
+    assert record.details["calibrated"] == [
+        f"{layer}/{kernel}" for layer in ("gru", "simple") for kernel in ("kernel", "recurrent_kernel")
+    ]
+    program = read_program(small)
+    for node, kept in zip(program.nodes, narrowed(program, "int8").nodes, strict=True):
+        assert all(np.array_equal(array, kept.arrays[name]) for name, array in node.arrays.items())
 
 
 def test_weights_that_cannot_hold_what_they_are_rounded_to_are_refused(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
-from cellerate.keras_graph.to_program import read_program
+from cellerate.keras_graph.to_program import read_program, why_not_packed
 from cellerate.kernels import native
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
@@ -289,6 +289,127 @@ def test_program_of_an_initial_state_computes_what_keras_does(masked: bool, zero
     agree(Engine(program).run(inputs), expected)
     assert masked_lstms(program) == [masked]
     assert list(program.outputs) == [lstm.name, f"{lstm.name}_1", f"{lstm.name}_2"]
+
+
+RNNS: dict[str, Chain] = {
+    "gru": lambda options: layers.GRU(4, **options),
+    "gru-reset-before": lambda options: layers.GRU(4, reset_after=False, **options),
+    "simple": lambda options: layers.SimpleRNN(4, **options),
+    "stacked": lambda options: layers.RNN(
+        [layers.LSTMCell(4), layers.GRUCell(3), layers.SimpleRNNCell(2)], **options
+    ),
+}
+RNN_OPTIONS: dict[str, dict[str, Any]] = {
+    "last": {},
+    "states": {"return_state": True, "return_sequences": True},
+    "zero": {"zero_output_for_mask": True, "return_sequences": True, "return_state": True},
+    "backwards": {"go_backwards": True, "return_sequences": True, "return_state": True},
+    "unrolled": {"unroll": True, "return_sequences": True},
+    "stateful": {"stateful": True, "return_state": True},
+}
+
+
+# Keras itself cannot reset the states of stacked cells.
+RNN_CASES = [(kind, name) for kind in RNNS for name in RNN_OPTIONS if (kind, name) != ("stacked", "stateful")]
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(("kind", "name"), RNN_CASES)
+def test_program_of_a_gru_or_simple_rnn_computes_what_keras_does(kind: str, name: str, masked: bool) -> None:
+    options = RNN_OPTIONS[name]
+    x = keras.Input(batch_shape=(B if "stateful" in options else None, T, F), name="x")
+    layer = RNNS[kind](options)
+    model = keras.Model(x, layer(layers.Masking()(x) if masked else x))
+    randomize(model)
+    if "stateful" in options:
+        layer.reset_state()
+    program = read_program(model)
+    expected = model(masked_series(), training=False)
+    agree(Engine(program).run(masked_series()), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [
+        *(
+            (kind, which)
+            for kind in ("gru", "gru-reset-before")
+            for which in ("activation", "recurrent_activation")
+        ),
+        ("simple", "activation"),
+        *((kind, "use_bias") for kind in ("gru", "gru-reset-before", "simple")),
+    ],
+)
+def test_program_of_a_gru_or_simple_rnn_of_every_option_computes_what_keras_does(
+    kind: str, which: str
+) -> None:
+    values = [False] if which == "use_bias" else ACTIVATIONS
+    x = keras.Input((2, F), name="x")
+    check(keras.Model(x, [RNNS[kind]({which: value})(x) for value in values]), series(2, 2, F) / 4)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("kind", ["gru", "simple"])
+def test_program_of_a_bidirectional_gru_with_states_computes_what_keras_does(kind: str, masked: bool) -> None:
+    x, mask = keras.Input((T, F), name="x"), keras.Input((T,), dtype="bool", name="mask")
+    states = [keras.Input((4,), name=name) for name in ("forward", "backward")]
+    both = layers.Bidirectional(RNNS[kind]({"return_sequences": True, "return_state": True}))
+    y, *last = both(x, initial_state=states, mask=mask if masked else None)
+    model = keras.Model([x, mask, *states], [RNNS[kind]({})(layers.LSTM(3, return_sequences=True)(y)), *last])
+    given = {name: series(B, 4, seed=number) for number, name in enumerate(("forward", "backward"))}
+    check(model, {"x": series(), "mask": MASK, **given})
+
+
+def test_gru_that_holds_a_state_is_refused() -> None:
+    x = keras.Input(batch_shape=(B, T, F), name="x")
+    model = keras.Model(x, layers.GRU(3, stateful=True, name="kept")(x))
+    model(series())
+    with pytest.raises(
+        ModelError, match=r"kept \(GRU\) is stateful and holds the state after other sequences"
+    ):
+        read_program(model)
+
+
+# What a user gives as a mask, from a mask of booleans, and how the layer then takes it.
+EXPLICIT: dict[str, tuple[str, Chain]] = {
+    "booleans": ("bool", lambda mask: mask),
+    "whole": ("int32", lambda mask: mask),
+    "bytes": ("uint8", lambda mask: mask),
+    "numbers": ("float32", lambda mask: mask),
+    "cast-whole": ("int32", lambda mask: ops.cast(mask, "bool")),
+    "cast-numbers": ("float32", lambda mask: ops.cast(mask, "bool")),
+    "compared-whole": ("int32", lambda mask: ops.not_equal(mask, 0)),
+    "compared-numbers": ("float32", lambda mask: ops.not_equal(mask, 0)),
+}
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_program_of_an_explicit_mask_computes_what_keras_does(name: str) -> None:
+    dtype, made = EXPLICIT[name]
+    x, mask = keras.Input((T, F), name="x"), keras.Input((T,), dtype=dtype, name="valid")
+    y = layers.LSTM(4, return_sequences=True)(x, mask=made(mask))
+    model = keras.Model([x, mask], [layers.LSTM(3)(y), layers.GRU(3)(y)])
+    program = check(model, {"x": series(), "valid": MASK.astype(dtype)})
+    assert list(program.inputs) == ["x", "valid"]
+    assert sorted(node.op for node in program.nodes if "mask" in node.inputs) == ["gru", "lstm", "lstm"]
+
+
+@pytest.mark.backends
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict:UserWarning")
+def test_program_of_a_dict_of_inputs_has_the_names_of_its_keys() -> None:
+    x, mask = keras.Input((T, F), name="a"), keras.Input((T,), dtype="bool", name="b")
+    states = [keras.Input((4,), name="c"), keras.Input((4,), name="d")]
+    y, h, c = layers.LSTM(4, return_state=True)(x, mask=mask, initial_state=states)
+    model = keras.Model(
+        {"sequence": x, "valid": mask, "h": states[0], "c": states[1]}, {"y": y, "h": h, "c": c}
+    )
+    inputs = {"sequence": series(), "valid": MASK, "h": series(B, 4), "c": series(B, 4, seed=4)}
+    program = check(model, inputs)
+    assert sorted(program.inputs) == ["c", "h", "sequence", "valid"]
+    assert sorted(program.outputs) == ["c", "h", "y"]
 
 
 MERGES = ["concat", "sum", "mul", "ave", None]
@@ -647,6 +768,10 @@ class Subclassed(keras.Model):
         return self.dense(inputs)
 
 
+class Gated(layers.GRUCell):
+    """A cell that may compute anything."""
+
+
 def quantised() -> layers.Dense:
     layer = layers.Dense(4, name="small")
     layer.build((None, T, F))
@@ -660,8 +785,11 @@ def of_two_masks(x: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Chain, str]] = {
-    "unknown": (layers.Conv1D(3, 2, name="conv"), r"conv \(Conv1D\) is not a layer that can be packed here"),
-    "gru": (layers.GRU(3, name="gru"), r"gru \(GRU\) is not a layer .* Use keras.layers.LSTM"),
+    "unknown": (layers.Conv1D(3, 2, name="conv"), r"conv \(Conv1D\) is not a layer that can be packed\. Use"),
+    "conv-lstm": (
+        lambda x: layers.ConvLSTM1D(2, 2, name="conv")(ops.expand_dims(x, -1)),
+        r"conv \(ConvLSTM1D\) is not a layer that can be packed\. Use",
+    ),
     "lambda": (layers.Lambda(lambda x: x, name="code"), r"code \(Lambda\) .* Python code"),
     "prelu": (layers.PReLU(name="learnt"), r"learnt \(PReLU\) "),
     "subclass": (Doubled(3, name="twice"), r"twice \(Doubled\) overrides `call`. Use Dense itself"),
@@ -682,17 +810,22 @@ REFUSED: dict[str, tuple[Chain, str]] = {
     "einsum": (layers.EinsumDense("abc,cde->abde", (None, 4, 2)), "no dense. Use Dense"),
     "time-distributed": (
         layers.TimeDistributed(layers.RepeatVector(3, name="repeat"), name="each"),
-        r"each/repeat \(RepeatVector\) is not a layer that can be packed here",
+        r"each/repeat \(RepeatVector\) is not a layer that can be packed inside a TimeDistributed\. Use",
     ),
     "channels-first": (
         layers.GlobalMaxPooling1D(data_format="channels_first"),
         "data_format='channels_first'",
     ),
-    "cell": (layers.RNN(layers.GRUCell(3)), r"\(RNN\) has a GRUCell, where programs know the LSTMCell"),
+    "cell": (
+        layers.RNN(Gated(3)),
+        r"\(RNN\) has a Gated, where programs know LSTMCell, GRUCell, SimpleRNNCell",
+    ),
     "lstm-activation": (layers.LSTM(3, activation=ops.sin), "has the activation 'sin'"),
+    "lstm-softmax": (layers.LSTM(3, activation="softmax"), "has the activation 'softmax'"),
+    "gru-activation": (layers.GRU(3, recurrent_activation=ops.sin), "has the recurrent_activation 'sin'"),
     "bidirectional": (
-        layers.Bidirectional(layers.GRU(3, name="gru"), name="both"),
-        r"both/forward_gru \(GRU\) is not a layer .* Use keras.layers.LSTM",
+        layers.Bidirectional(layers.GRU(3, activation="softmax", name="gru"), name="both"),
+        r"both/forward_gru \(GRU\) has the activation 'softmax'",
     ),
     "training": (lambda x: layers.Dropout(0.5)(x, training=True), "called with training=True"),
     "op": (lambda x: ops.roll(x, 1, axis=1), r"\(Roll\) is not an operation"),
@@ -731,12 +864,52 @@ def test_refusal_names_every_layer_with_its_path() -> None:
     inner = chain_of(layers.Lambda(lambda x: x, name="code"), layers.Dense(F), shape=(None, F))
     nested = keras.Model(inner.inputs[0], inner.outputs[0], name="nested")
     model = chain_of(
-        nested, layers.GRU(3, return_sequences=True, name="gru"), layers.Conv1D(2, 2, name="conv")
+        nested, layers.PReLU(name="learnt"), layers.Conv1D(2, 2, name="conv"), layers.Dense(2, name="last")
     )
     with pytest.raises(ModelError) as caught:
         read_program(model)
     lines = str(caught.value).splitlines()[1:]
-    assert [line.split(" ")[1] for line in lines] == ["nested/code", "gru", "conv"]
+    assert [line.split(" ")[1] for line in lines] == ["nested/code", "learnt", "conv"]
+    assert [f"- {reason}" for reason in why_not_packed(model)] == lines
+
+
+def test_refusal_gives_every_reason_of_a_layer() -> None:
+    lstm = layers.LSTM(
+        3, activation=ops.sin, recurrent_activation="softmax", return_sequences=True, name="one"
+    )
+    both = layers.Bidirectional(layers.GRU(3, activation="softmax", recurrent_activation="glu"), name="both")
+    found = why_not_packed(chain_of(layers.LayerNormalization(axis=1, name="norm"), lstm, both))
+    assert [" ".join(reason.split(" ")[:6]).rstrip(",") for reason in found] == [
+        "norm (LayerNormalization) works along axis [1]",
+        "one (LSTM) has the activation 'sin'",
+        "one (LSTM) has the recurrent_activation 'softmax'",
+        *(
+            f"both/{direction}_{both.forward_layer.name.removeprefix('forward_')} (GRU) has the {which}"
+            for direction in ("forward", "backward")
+            for which in ("activation 'softmax'", "recurrent_activation 'glu'")
+        ),
+    ]
+
+
+def test_refusal_of_weights_names_every_one_that_diverged() -> None:
+    model = chain_of(layers.LSTM(3, return_sequences=True, name="one"), layers.Dense(2, name="two"))
+    for variable in model.trainable_variables:
+        variable.assign(variable + np.nan)
+    assert [reason.split(",")[0].split(".")[0] for reason in why_not_packed(model)] == [
+        f"{layer} holds a NaN or an infinity in its {name}"
+        for layer, name in (
+            ("one", "kernel"),
+            ("one", "recurrent_kernel"),
+            ("one", "bias"),
+            ("two", "kernel"),
+            ("two", "bias"),
+        )
+    ]
+
+
+def test_nothing_keeps_a_model_from_being_packed_that_can_be() -> None:
+    assert why_not_packed(chain_of(layers.LSTM(3))) == ()
+    assert "is not built" in why_not_packed(keras.Sequential([layers.Dense(2)]))[0]
 
 
 def test_input_of_ids_and_numbers_is_refused() -> None:
@@ -768,5 +941,7 @@ def test_weight_that_is_not_finite_is_refused_with_its_layer(value: float) -> No
     values = numpy(kernel).copy()
     values[2, 3] = value
     kernel.assign(values)
-    with pytest.raises(ModelError, match="encode/encoder/backward_lstm: recurrent_kernel holds a NaN"):
+    with pytest.raises(
+        ModelError, match="encode/encoder/backward_lstm holds a NaN or an infinity in its recurrent_kernel"
+    ):
         read_program(model)

@@ -22,6 +22,8 @@ LSTM: dict[str, Any] = {
     "return_sequences": False,
 }
 FLOAT_MAX = np.finfo(np.float32).max
+GRU = LSTM | {"reset_after": True}
+RNN = {name: value for name, value in LSTM.items() if name != "recurrent_activation"}
 TINY = np.finfo(np.float32).tiny
 
 
@@ -33,6 +35,7 @@ def every_operation() -> Program:
     """One node of each operation at least; with and without what may be absent."""
     table = weights(7, 4)
     layer = {"kernel": weights(4, 12), "recurrent_kernel": weights(3, 12), "bias": weights(12)}
+    gates = {"kernel": weights(4, 9), "recurrent_kernel": weights(3, 9), "bias": weights(9)}
     nodes = [
         Node("input", "ids", options={"shape": (-1, -1), "dtype": "int32"}),
         Node("input", "x", options={"shape": (-1, 6, 4), "dtype": "float32"}),
@@ -69,6 +72,16 @@ def every_operation() -> Program:
         Node("mean_over_time", "s", {"x": 5}),
         Node("max_over_time", "t", {"x": 5}),
         Node("flip_mask", "u", {"mask": 3}),
+        Node("gru", "w", {"x": 2, "mask": 3}, gates | {"recurrent_bias": weights(9, seed=1)}, GRU),
+        Node("rnn_state", "w", {"rnn": 33}),
+        Node(
+            "gru",
+            "x",
+            {"x": 5, "h0": 34},
+            {k: gates[k] for k in list(gates)[:2]},
+            GRU | {"reset_after": False},
+        ),
+        Node("simple_rnn", "y", {"x": 5}, {"kernel": weights(4, 3), "recurrent_kernel": weights(3, 3)}, RNN),
         *(Node(op, "v", {"0": 11, "1": 10}) for op in ("add", "multiply", "average", "maximum", "minimum")),
     ]
     assert {node.op for node in nodes} == set(OPERATIONS)

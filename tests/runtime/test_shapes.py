@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cellerate.program import OPERATIONS, Node
+from cellerate.program import LAST_STATES, OPERATIONS, RECURRENT, Node
 from cellerate.runtime import operations, shapes
 
 B, T, F = 5, 7, 3
@@ -81,7 +81,7 @@ CASES = [
 
 
 def test_cases_name_every_operation():
-    assert {each.op for each, _ in CASES} == OPERATIONS.keys() - {"input", "lstm", "lstm_state"}
+    assert {each.op for each, _ in CASES} == OPERATIONS.keys() - {"input", *RECURRENT, *LAST_STATES}
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number][0].op)

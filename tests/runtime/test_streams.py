@@ -272,9 +272,9 @@ def test_forecast_from_the_last_row_takes_that_of_the_push(op: str, options: Any
     assert np.array_equal(streams.push(x_given), model.predict(x_given))
 
 
-def test_model_without_an_lstm_is_refused() -> None:
+def test_model_without_a_recurrent_layer_is_refused() -> None:
     graph = Graph()
-    with pytest.raises(ModelError, match="no LSTM"):
+    with pytest.raises(ModelError, match="no recurrent layer"):
         stepping(graph.program(y=graph.affine(graph.input("x", -1, F), "affine", F)))
 
 

@@ -255,3 +255,12 @@ def test_wrong_arguments_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"pip install 'cellerate\[onnx\]'"):
         cellerate.export(model, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("to", ["onnx", "savedmodel", "litert"])
+def test_model_with_a_gru_is_refused_by_name(tmp_path, to):
+    model = keras.Sequential([keras.Input((4, 3)), keras.layers.GRU(2, name="gated")])
+    target = tmp_path / ("m" + {"onnx": ".onnx", "savedmodel": "", "litert": ".tflite"}[to])
+    with pytest.raises(ModelError, match=r"only LSTMs can be exported; this model has gated \(gru\)"):
+        cellerate.export(model, target, to=to)
+    assert not target.exists()

@@ -1,10 +1,12 @@
 """The graph of a Keras model, its layers that run over time, and the masks that reach them."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras.src import tree
 from keras.src.layers.merging.base_merge import Merge
 from keras.src.models.functional import Functional
 
@@ -37,6 +39,29 @@ def functional_graph(layer: Any) -> Any | None:
         return getattr(layer, "_functional", None)
     # A subclass of Functional that defines its own `call` does not run its graph.
     return layer if isinstance(layer, Functional) and type(layer).call is Functional.call else None
+
+
+def tensor_names(structure: Any, tensors: Sequence[Any]) -> list[str]:
+    """The names of a graph's inputs or outputs: their keys or their layers' names, numbered if a name comes again."""
+    names: list[str] = []
+    for (path, _), tensor in zip(tree.flatten_with_path(structure), tensors, strict=True):
+        name = "/".join(key for key in path if isinstance(key, str)) or tensor._keras_history.operation.name
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        names.append(next(candidate for candidate in candidates if candidate not in names))
+    return names
+
+
+def inputs_and_outputs(model: Any) -> tuple[dict[str, list[int | None]], dict[str, list[int | None]]]:
+    """The shapes of a model's inputs and outputs by name, None for any size; both empty if it has no graph."""
+    graph = functional_graph(model)
+    if graph is None:
+        return {}, {}
+    ends = ((graph._inputs_struct, graph.inputs), (graph._outputs_struct, graph.outputs))
+    inputs, outputs = (
+        {name: list(tensor.shape) for name, tensor in zip(tensor_names(*end), end[1], strict=True)}
+        for end in ends
+    )
+    return inputs, outputs
 
 
 def inner_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -57,6 +57,8 @@ ROWS: dict[type, Row] = {
     # Recurrent layers, and what wraps a layer.
     layers.RNN: Row(CELL, recurrent.recurrent),
     layers.LSTM: Row(CELL, recurrent.recurrent, ties.lstm),
+    layers.GRU: Row(CELL, recurrent.recurrent),
+    layers.SimpleRNN: Row(CELL, recurrent.recurrent),
     layers.Bidirectional: Row(MIXED, recurrent.bidirectional, ties.bidirectional),
     layers.TimeDistributed: Row(ALIKE, program.time_distributed),
     ConvLSTM: Row(MIXED),
@@ -151,7 +153,7 @@ OPERATIONS: dict[str, OperationRow] = {
     "TrueDivide": OperationRow(ALIKE, _divide, ties.arithmetic),
     "Maximum": OperationRow(ALIKE, None, ties.arithmetic),
     "Minimum": OperationRow(ALIKE, None, ties.arithmetic),
-    "Cast": OperationRow(ALIKE, operations.cast, ties.passes),
+    "Cast": OperationRow(ALIKE, operations.cast, ties.passes, operations.as_booleans),
     "Negative": OperationRow(ALIKE, operations.negative, ties.passes),
     "Relu": OperationRow(ALIKE, operations.named("relu"), ties.passes),
     "Sigmoid": OperationRow(ALIKE, operations.named("sigmoid"), ties.passes),

@@ -19,8 +19,6 @@ ALL_COUNT = -1
 USE_OTHERS = "Use layers that can be packed, or do its work outside the model."
 NAMED = "Use one of Keras's named activations with its default arguments."
 _ADVICE = {
-    "GRU": "Use keras.layers.LSTM.",
-    "SimpleRNN": "Use keras.layers.LSTM.",
     "Lambda": "Python code cannot be packed: use layers instead, or do its work outside the model.",
     "PReLU": NAMED,
     "Dot": "Use Multiply, or do its work outside the model.",
@@ -34,12 +32,33 @@ class Refused(Exception):  # noqa: N818  (it is always caught, and becomes a Mod
         why: What prevents it; the text follows the name of a layer.
         instead: What to do about it, a sentence.
         where: The path and class of the layer, if it is inside what was called.
+        others: Further reasons, of the same call.
     """
 
     def __init__(self, why: str, instead: str = USE_OTHERS) -> None:
         super().__init__(why)
         self.why, self.instead = why, instead
         self.where: str | None = None
+        self.others: tuple[Refused, ...] = ()
+
+
+def each(*parts: Callable[[], Any]) -> list[Any]:
+    """The results of several functions; all of them are called before any refuses.
+
+    Raises:
+        Refused: For the first reason, with all others.
+    """
+    results: list[Any] = []
+    reasons: list[Refused] = []
+    for part in parts:
+        try:
+            results.append(part())
+        except Refused as refused:
+            reasons += [refused, *refused.others]
+    if reasons:
+        reasons[0].others = tuple(reasons[1:])
+        raise reasons[0]
+    return results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +70,14 @@ class ProgramValue:
         shape: (B, ...), None where a size is free.
         mask: The Keras mask that it carries.
         masks: For a tensor of booleans: the nodes of the masks that it joins by OR; None for anything else.
+        whole: Whether it is an input of whole numbers.
     """
 
     number: int | None
     shape: tuple[int | None, ...] = ()
     mask: "ProgramValue | None" = None
     masks: frozenset[int] | None = None
+    whole: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +114,7 @@ class Nodes:
         self.weights: dict[int, Weight] = {}
         self._arrays: dict[tuple[int, str], np.ndarray] = {}
         self._masks: dict[tuple[Any, ...], ProgramValue] = {}
+        self._columns: dict[tuple[int | None, str], ProgramValue] = {}
 
     def add(
         self,
@@ -117,6 +139,16 @@ class Nodes:
         if key not in self._masks:
             self._masks[key] = self.add(op, name, inputs, None, **options)
         return self._masks[key]
+
+    def nonzero(self, name: str, value: ProgramValue) -> ProgramValue:
+        """The node of the mask that numbers (B, T) make: True where they are not 0."""
+        looked_up = any(node.op == "embedding" and node.inputs["ids"] == value.number for node in self.found)
+        if value.whole or looked_up:
+            return self.mask("ids_mask", name, {"ids": value})
+        if (value.number, name) not in self._columns:
+            steps = -1 if value.shape[1] is None else value.shape[1]
+            self._columns[value.number, name] = self.add("reshape", name, {"x": value}, shape=(steps, 1))
+        return self.mask("features_mask", name, {"x": self._columns[value.number, name]}, mask_value=0.0)
 
     def array(
         self, owner: Any, name: str, make: Callable[[], Any], weight: Weight | None = None
@@ -193,10 +225,19 @@ class ProgramCall:
         if mask is None:
             return None
         masks = mask.masks if isinstance(mask, ProgramValue) else None
+        if (
+            isinstance(mask, ProgramValue)
+            and mask.number is not None
+            and masks is None
+            and len(mask.shape) == 2
+        ):
+            # Keras reads numbers as booleans.
+            masks = carried(self.nodes.nonzero(self.path, mask)).masks
         if masks is None or len(mask.shape) not in (0, 2):
             raise Refused(
                 "is given a mask that comes from something else than an Embedding, a Masking or an input",
-                "Make the mask with one of these.",
+                "Make the mask with one of these: an input of booleans, or of numbers that are 0 where a step does not "
+                "count.",
             )
         if ALL_COUNT in masks:
             return None
@@ -258,15 +299,16 @@ def read_layer(call: ProgramCall, table: Mapping[type, Read]) -> list[ProgramVal
         Refused: It is neither, or its state is one that a program cannot have.
     """
     try:
-        outputs = _reader(call.layer, table)(call)
+        outputs = _reader(call, table)(call)
     except Refused as refused:
-        refused.where = refused.where or f"{call.path} ({type(call.layer).__name__})"
+        for reason in (refused, *refused.others):
+            reason.where = reason.where or f"{call.path} ({type(call.layer).__name__})"
         raise
     return outputs if isinstance(outputs, list) else [outputs]
 
 
-def _reader(layer: Any, table: Mapping[type, Read]) -> Read:
-    kind = type(layer)
+def _reader(call: ProgramCall, table: Mapping[type, Read]) -> Read:
+    layer, kind = call.layer, type(call.layer)
     known = next((base for base in kind.__mro__ if base in table), None)
     changed = [
         name
@@ -274,7 +316,14 @@ def _reader(layer: Any, table: Mapping[type, Read]) -> Read:
         if known is not None and getattr(kind, name, None) is not getattr(known, name, None)
     ]
     if known is None or (changed and kind.__module__.startswith("keras.")):
-        raise Refused("is not a layer that can be packed here", _ADVICE.get(kind.__name__, USE_OTHERS))
+        wrapper = {
+            id(call.readers.per_step): " inside a TimeDistributed",
+            id(call.readers.recurrent): " inside a Bidirectional",
+        }
+        raise Refused(
+            f"is not a layer that can be packed{wrapper.get(id(table), '')}",
+            _ADVICE.get(kind.__name__, USE_OTHERS),
+        )
     if changed:
         raise Refused(f"overrides `{changed[0]}`", f"Use {known.__name__} itself.")
     if getattr(layer, "quantization_mode", None) is not None:

@@ -4,6 +4,7 @@ The table in `keras_layers` assigns these functions to operations. Unlike layers
 constants mixed. Some are in a graph only because Keras recorded there how it makes a mask.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -142,9 +143,19 @@ def not_equal(call: ProgramCall) -> ProgramValue:
     if len(x.shape) == 3:
         # This node also does the any() over the features that follows in Keras's graph.
         return carried(call.nodes.mask("features_mask", call.path, {"x": x}, mask_value=value))
-    if value == 0.0 and len(x.shape) == 2 and call.nodes.is_input(x):
-        return carried(call.nodes.mask("ids_mask", call.path, {"ids": x}))
-    return ProgramValue(None)
+    return _nonzero(call, x) if value == 0.0 and call.nodes.is_input(x) else ProgramValue(None)
+
+
+def as_booleans(call: ProgramCall) -> ProgramValue:
+    """The mask that a cast to booleans makes of numbers; booleans stay as they are."""
+    x = call.x
+    if x.number is None or x.masks is not None:
+        return dataclasses.replace(x, number=None)
+    return _nonzero(call, x)
+
+
+def _nonzero(call: ProgramCall, x: ProgramValue) -> ProgramValue:
+    return carried(call.nodes.nonzero(call.path, x)) if len(x.shape) == 2 else ProgramValue(None)
 
 
 def any_feature(call: ProgramCall) -> ProgramValue:

@@ -4,17 +4,17 @@ Keras carries masks beside its tensors; here they become separate nodes, which t
 """
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers
 from keras.src import tree
 from keras.src.layers.merging.base_merge import Merge
 
 from cellerate.errors import ModelError
-from cellerate.keras_graph.graph import functional_graph
+from cellerate.keras_graph.graph import functional_graph, tensor_names
 from cellerate.keras_graph.keras_layers import operation_row, readers
 from cellerate.keras_graph.program_nodes import (
     ALL_COUNT,
@@ -30,6 +30,7 @@ from cellerate.keras_graph.program_nodes import (
 from cellerate.keras_graph.walk import GraphCall, Inner, Visitor, flat_inputs, walk
 from cellerate.program import Node, Program
 
+_DIVERGED = "Its training has diverged: go back to an earlier checkpoint."
 _TWO_INPUTS = "Give the model two inputs."
 
 
@@ -45,9 +46,9 @@ def read_program(model: keras.Model) -> Program:
         model: A built Functional or Sequential model. It is not changed.
 
     Returns:
-        The program. Its inputs have the names of the model's inputs, and any batch size: ids and masks are int32,
-        numbers float32. Its outputs have the names of the keys or layers that give them; its nodes have the paths
-        of the layers in the model, "nested/layer".
+        The program. Its inputs have the names of the model's inputs, or their keys in a dict of inputs, and any batch
+        size: ids and masks are int32, numbers float32. Its outputs have the names of the keys or layers that give
+        them; its nodes have the paths of the layers in the model, "nested/layer".
 
     Raises:
         ModelError: `model` is not built, or not Functional or Sequential; some of its layers have no counterpart
@@ -78,13 +79,7 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
     graph = _graph(model)
     if graph is None:
         raise ModelError(_no_graph(model))
-    reading = _Reading()
-    values = walk(graph, [reading.model_input(tensor) for tensor in graph.inputs], reading)
-    outputs = {
-        name: reading.model_output(name, value) for name, value in zip(_names(graph), values, strict=True)
-    }
-    if not reading.refused:
-        nodes, outputs = reading.used(outputs)
+    nodes, outputs, reading = _read(graph)
     if reading.refused:
         lines = "\n".join(f"- {line}" for line in reading.refused)
         raise ModelError(
@@ -97,6 +92,39 @@ def read_weights(model: keras.Model) -> tuple[Program, dict[tuple[int, str], Wei
         if id(array) in reading.nodes.weights
     }
     return Program(nodes, outputs), weights
+
+
+def why_not_packed(model: Any) -> tuple[str, ...]:
+    """All that keeps a model from being packed, a sentence each; empty if it can be.
+
+    Args:
+        model: As `read_program` takes it.
+    """
+    graph = _graph(model)
+    if graph is None:
+        return (_no_graph(model),)
+    nodes, outputs, reading = _read(graph)
+    if reading.refused:
+        return tuple(reading.refused)
+    try:
+        Program(nodes, outputs)
+    except ModelError as error:
+        return (str(error),)
+    return ()
+
+
+def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], "_Reading"]:
+    """The nodes that a graph becomes and its outputs, both empty if anything is refused; and the reading."""
+    reading = _Reading()
+    inputs = zip(tensor_names(graph._inputs_struct, graph.inputs), graph.inputs, strict=True)
+    values = walk(graph, [reading.model_input(name, tensor) for name, tensor in inputs], reading)
+    names = tensor_names(graph._outputs_struct, graph.outputs)
+    outputs = {name: reading.model_output(name, value) for name, value in zip(names, values, strict=True)}
+    if reading.refused:
+        return (), {}, reading
+    nodes, outputs = reading.used(outputs)
+    reading.check_finite(nodes)
+    return nodes, outputs, reading
 
 
 class _Reading(Visitor[ProgramValue]):
@@ -112,16 +140,15 @@ class _Reading(Visitor[ProgramValue]):
         self.refused: dict[str, None] = {}
         self._readers = readers()
 
-    def model_input(self, tensor: Any) -> ProgramValue:
+    def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
-        name = tensor._keras_history.operation.name
         shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
         found = self.nodes.add("input", name, {}, shape=shape, dtype="float32")
         if tensor.dtype == "bool" and len(shape) == 2:
             found = dataclasses.replace(
                 found, masks=carried(self.nodes.mask("ids_mask", name, {"ids": found})).masks
             )
-        return dataclasses.replace(found, shape=tuple(tensor.shape))
+        return dataclasses.replace(found, shape=tuple(tensor.shape), whole="int" in tensor.dtype)
 
     def model_output(self, name: str, value: ProgramValue) -> int:
         """The node of an output."""
@@ -140,7 +167,8 @@ class _Reading(Visitor[ProgramValue]):
         try:
             return self._read(call)
         except Refused as refused:
-            self._refuse(refused.where or f"{call.path} ({type(call.operation).__name__})", refused)
+            for reason in (refused, *refused.others):
+                self._refuse(reason.where or f"{call.path} ({type(call.operation).__name__})", reason)
             return [ProgramValue(0) for _ in call.outputs]
 
     def _read(self, call: GraphCall[ProgramValue]) -> list[ProgramValue] | Inner[ProgramValue]:
@@ -189,6 +217,13 @@ class _Reading(Visitor[ProgramValue]):
             nodes.append(dataclasses.replace(node, inputs=inputs, options=options))
         return tuple(nodes), {name: places[number] for name, number in outputs.items()}
 
+    def check_finite(self, nodes: Sequence[Node]) -> None:
+        """Refuses every node with a weight that is not a number."""
+        for node in nodes:
+            for name, array in node.arrays.items():
+                if not np.isfinite(array).all():
+                    self._refuse(node.name, Refused(f"holds a NaN or an infinity in its {name}", _DIVERGED))
+
     def _refuse(self, what: str, refused: Refused) -> None:
         self.refused[f"{what} {refused.why}. {refused.instead}"] = None
 
@@ -215,16 +250,6 @@ def _no_graph(model: Any) -> str:
         f"model {model.name!r} is of a class with a `call` of its own ({type(model).__name__}), whose graph cannot "
         "be read. Rebuild it with the functional API or keras.Sequential."
     )
-
-
-def _names(graph: Any) -> list[str]:
-    """The names of a model's outputs: their keys or their layers' names, numbered if a name comes again."""
-    names: list[str] = []
-    for (path, _), tensor in zip(tree.flatten_with_path(graph._outputs_struct), graph.outputs, strict=True):
-        name = "/".join(key for key in path if isinstance(key, str)) or tensor._keras_history.operation.name
-        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
-        names.append(next(candidate for candidate in candidates if candidate not in names))
-    return names
 
 
 def _read_operation(call: ProgramCall) -> ProgramValue:

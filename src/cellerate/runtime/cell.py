@@ -8,8 +8,8 @@ How matrices are kept; vectors are always float32:
 
     float32   as they are
     bfloat16  rounded to nearest even
-    int8      the kernels of lstm and dense as whole numbers from -127 to 127, rounded to nearest even, times a
-              float32 of their column (its largest magnitude / 127); embeddings as bfloat16
+    int8      the kernels of recurrent layers and dense as whole numbers from -127 to 127, rounded to nearest even,
+              times a float32 of their column (its largest magnitude / 127); embeddings as bfloat16
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.program import PRECISIONS, Node, Program
+from cellerate.program import PRECISIONS, RECURRENT, Node, Program
 from cellerate.runtime.cell_format import (
     BFLOAT16,
     FLOAT32,
@@ -33,7 +33,7 @@ from cellerate.runtime.cell_format import (
     write_container,
 )
 
-_INT8 = {("lstm", "kernel"), ("lstm", "recurrent_kernel"), ("dense", "kernel")}
+_INT8 = {(op, name) for op in RECURRENT for name in ("kernel", "recurrent_kernel")} | {("dense", "kernel")}
 _SCALE = ".scale"
 _LARGEST_BFLOAT16 = 0x7F7F
 

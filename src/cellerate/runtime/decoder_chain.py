@@ -10,6 +10,8 @@ import numpy as np
 from cellerate.errors import ModelError
 from cellerate.program import Node, Program
 
+# Recurrent layers that run over whole sequences only.
+_WITHOUT_STEPS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN"}
 # What may stand between the embedding and the logits.
 _LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
 
@@ -44,7 +46,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
         name = "ids" if node.op == "embedding" else "x"
         if node.inputs.keys() - {"mask"} != {name} or node.op not in _LINKS | {"embedding"}:
             reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
-            raise _refusal(f"{node.name} is {node.op}{reads}")
+            raise _refusal(f"{node.name} is {_WITHOUT_STEPS.get(node.op, node.op)}{reads}")
         nodes.insert(0, node)
         number = node.inputs[name]
     if program.nodes[number].options["dtype"] != "int32" or not nodes or nodes[0].op != "embedding":

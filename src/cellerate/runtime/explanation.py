@@ -14,7 +14,7 @@ import numpy as np
 from cellerate.format import aligned, milliseconds, percent, short
 from cellerate.kernels import native
 from cellerate.kernels.program.cpu import Way, takes
-from cellerate.program import Node
+from cellerate.program import RECURRENT, Node
 from cellerate.runtime.engine import Anatomy, Engine
 from cellerate.runtime.prepared import input_sizes
 
@@ -222,10 +222,10 @@ def _multiplications(anatomy: Anatomy, number: int, *, tabled: bool) -> int:
     node = anatomy.nodes[number]
     if node.op in ("dense", "unembedding"):
         return math.prod(anatomy.shapes[node.inputs["x"]]) * int(node.arrays["kernel"].shape[1])
-    if node.op == "lstm":
+    if node.op in RECURRENT:
         inputs, columns = node.arrays["kernel"].shape
-        steps = anatomy.shapes[node.inputs["x"]][0]
-        return int(steps * columns * (columns // 4 + (0 if tabled else inputs)))
+        steps, units = anatomy.shapes[node.inputs["x"]][0], len(node.arrays["recurrent_kernel"])
+        return int(steps * columns * (units + (0 if tabled else inputs)))
     return 0
 
 
@@ -237,9 +237,9 @@ def _kernel(node: Node, way: Way | None, names: Mapping[int, str], precision: st
         return f"done by {names[next(iter(node.inputs.values()))]}"
     if way is not None and way.looked_up:
         return "rows looked up by the LSTMs that read them"
-    if node.op == "lstm":
-        inputs, columns = node.arrays["kernel"].shape
-        told = f"{precision}, {columns // 4} units"
+    if node.op in RECURRENT:
+        inputs, units = len(node.arrays["kernel"]), len(node.arrays["recurrent_kernel"])
+        told = f"{precision}, {units} units"
         told += ", inputs from a table" if way is not None and way.tabled else f", {inputs} inputs"
         return told if way is None or way.partner is None else f"{told}, beside {names[way.partner]}"
     if node.op in ("dense", "unembedding"):

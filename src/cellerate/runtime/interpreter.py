@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cellerate.errors import DataError
-from cellerate.program import Node
-from cellerate.runtime import operations, shapes
+from cellerate.program import LAST_STATES, RECURRENT, Node
+from cellerate.runtime import operations, recurrent, shapes
 
 # About how many bytes the arrays of a piece may take. For models of common sizes this keeps hundreds of rows
 # together, and the native core gains nothing from more; it is small beside the memory of any serving machine.
@@ -31,10 +31,10 @@ class Plan:
     Attributes:
         wanted: The nodes whose results are the outputs asked for.
         needed: These and all they depend on, in order.
-        read: The nodes whose results another node reads or the caller wants; for an LSTM, its outputs.
+        read: The nodes whose results another node reads or the caller wants; for a recurrent layer, its outputs.
         released: For each node, the nodes whose results nothing reads after it.
         looked_up: Embeddings that stay ids: only LSTMs read them, and LSTMs look the rows up themselves.
-        states: For each LSTM, the needed nodes that take its last states.
+        states: For each recurrent layer, the needed nodes that take its last states.
     """
 
     wanted: frozenset[int]
@@ -56,12 +56,12 @@ def plan_of(nodes: Sequence[Node], wanted: frozenset[int]) -> Plan:
         for source in nodes[number].inputs.values():
             readers[source].append(number)
     states = {
-        number: tuple(n for n in readers[number] if nodes[n].op == "lstm_state")
+        number: tuple(n for n in readers[number] if nodes[n].op in LAST_STATES)
         for number in needed
-        if nodes[number].op == "lstm"
+        if nodes[number].op in RECURRENT
     }
     for number in states:
-        readers[number] = [n for n in readers[number] if nodes[n].op != "lstm_state"]
+        readers[number] = [n for n in readers[number] if nodes[n].op not in LAST_STATES]
     released: dict[int, tuple[int, ...]] = {}
     for number in needed - wanted:
         if readers[number]:
@@ -123,26 +123,26 @@ def run_rows(nodes: Sequence[Node], plan: Plan, given: Mapping[int, np.ndarray])
 def _run_node(nodes: Sequence[Node], plan: Plan, number: int, results: dict[int, np.ndarray]) -> None:
     """Runs one node on the results of others, and adds its own result."""
     node = nodes[number]
-    if node.op == "lstm_state":
-        return  # added with its LSTM
+    if node.op in LAST_STATES:
+        return  # added with its layer
     if number in plan.looked_up:
         results[number] = results[node.inputs["ids"]]
         return
     given = {name: results[source] for name, source in node.inputs.items()}
     try:
-        if node.op != "lstm":
+        if node.op not in RECURRENT:
             results[number] = operations.run(node, given)
             return
         source = node.inputs["x"]
         table = nodes[source].arrays["embeddings"] if source in plan.looked_up else None
         sequences = bool(node.options["return_sequences"]) and number in plan.read
-        outputs, h, c = operations.lstm(node, given, table, sequences=sequences)
+        outputs, states = recurrent.run(node, given, table, sequences=sequences)
     except (ValueError, IndexError) as error:
         raise misfit(node, {name: array.shape for name, array in given.items()}, error) from error
     if number in plan.read:
         results[number] = outputs
     for each in plan.states[number]:
-        results[each] = h if nodes[each].options["state"] == "h" else c
+        results[each] = states[str(nodes[each].options.get("state", "h"))]
 
 
 def misfit(node: Node, came: Mapping[str, shapes.Shape], error: Exception) -> DataError:

@@ -20,6 +20,7 @@ from cellerate.kernels import dense, native
 from cellerate.kernels.lstm import cpu, reference
 from cellerate.kernels.lstm.spec import LstmOptions, validate
 from cellerate.program import Node
+from cellerate.runtime.over_time import States, over_time
 
 Given = Mapping[str, np.ndarray]
 """What an operation reads: the name of an input → its array."""
@@ -77,7 +78,7 @@ def run(node: Node, given: Given) -> np.ndarray:
     """Runs one operation.
 
     Args:
-        node: As `prepared` gives it; not an "input", "lstm" or "lstm_state".
+        node: As `prepared` gives it; not an "input", and none of `program.RECURRENT` or their states.
         given: Its inputs, each with at least one row, in shapes that `shapes.row_shape` takes; they are not
             changed.
 
@@ -141,24 +142,22 @@ def _numpy_lstm(
     """The layer as in `kernels.lstm.reference`, in float32 and without what backward needs."""
     shape = validate(x, kernel, recurrent_kernel, bias=bias, h0=h0, c0=c0, mask=mask)
     zeros = np.zeros((shape.batch, shape.units), np.float32)
-    h, c, output = zeros if h0 is None else h0, zeros if c0 is None else c0, zeros
-    outputs = np.empty((shape.batch, shape.steps if sequences else 0, shape.units), np.float32)
-    for k in range(shape.steps):
-        t = shape.steps - 1 - k if options.go_backwards else k
+
+    def step(t: int, states: States) -> States:
+        h, c = states
         z = x[:, t] @ kernel + h @ recurrent_kernel
         if bias is not None:
             z += bias
         z_i, z_f, z_c, z_o = np.split(z, 4, axis=1)
         i, f, o = (activate(options.recurrent_activation, each) for each in (z_i, z_f, z_o))
-        c_new = f * c + i * activate(options.activation, z_c)
-        h_new = o * activate(options.activation, c_new)
-        live = np.True_ if mask is None else mask[:, t, np.newaxis]
-        otherwise = {"previous_output": output, "previous_state": h, "zero": zeros}[options.masked_output]
-        output = np.where(live, h_new, otherwise)
-        h, c = np.where(live, h_new, h), np.where(live, c_new, c)
-        if sequences:
-            outputs[:, k] = output
-    return outputs if sequences else output, h, c
+        c = f * c + i * activate(options.activation, z_c)
+        return o * activate(options.activation, c), c
+
+    states = (zeros if h0 is None else h0, zeros if c0 is None else c0)
+    outputs, (h, c) = over_time(
+        step, states, shape.steps, mask, dataclasses.asdict(options), sequences=sequences
+    )
+    return outputs, h, c
 
 
 def activate(name: str, x: np.ndarray) -> np.ndarray:
@@ -193,8 +192,8 @@ _ERFC = (
 )
 
 
-def _dense(node: Node, given: Given) -> np.ndarray:
-    x, kernel, bias = given["x"], node.arrays["kernel"], node.arrays.get("bias")
+def product(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """X (..., K) times a kernel (K, N), plus a bias (N,): float32 (..., N)."""
     rows = x.reshape(-1, len(kernel))
     if native.why_unavailable() is None:
         y = dense.dense(rows, kernel, bias)
@@ -203,6 +202,10 @@ def _dense(node: Node, given: Given) -> np.ndarray:
         if bias is not None:
             y += bias
     return y.reshape(*x.shape[:-1], -1)
+
+
+def _dense(node: Node, given: Given) -> np.ndarray:
+    return product(given["x"], node.arrays["kernel"], node.arrays.get("bias"))
 
 
 def _unembedding(node: Node, given: Given) -> np.ndarray:

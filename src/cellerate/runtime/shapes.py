@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cellerate.program import MOST_AXES, Node
+from cellerate.program import MOST_AXES, RECURRENT, Node
 
 Shape = tuple[int, ...]
 
@@ -61,9 +61,10 @@ def work(node: Node, read: Mapping[str, Shape], result: Shape) -> int:
     products = 0
     if node.op in ("dense", "unembedding"):
         products = math.prod(read["x"]) * result[-1]
-    elif node.op == "lstm":
+    elif node.op in RECURRENT:
         inputs, columns = node.arrays["kernel"].shape
-        products = read["x"][0] * ((inputs + columns // 4) * columns + columns * _ELEMENT + _STEP)
+        units = len(node.arrays["recurrent_kernel"])
+        products = read["x"][0] * ((inputs + units) * columns + columns * _ELEMENT + _STEP)
     return products + _ELEMENT * elements + _NODE
 
 
@@ -80,10 +81,10 @@ def _row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
             inputs, outputs = node.arrays["kernel"].shape
             _check_last(x, inputs)
             return (*x[:-1], outputs)
-        case "lstm":
-            return _lstm(node, read)
-        case "lstm_state":
-            return read["lstm"][-1:]
+        case "lstm" | "gru" | "simple_rnn":
+            return _recurrent(node, read)
+        case "lstm_state" | "rnn_state":
+            return next(iter(read.values()))[-1:]
         case "ids_mask":
             return read["ids"]
         case "features_mask":
@@ -128,16 +129,16 @@ def _same(node: Node, x: Shape, mask: Shape | None) -> Shape:
     return x
 
 
-def _lstm(node: Node, read: Mapping[str, Shape]) -> Shape:
+def _recurrent(node: Node, read: Mapping[str, Shape]) -> Shape:
     x = read["x"]
-    inputs, columns = node.arrays["kernel"].shape
+    inputs, units = len(node.arrays["kernel"]), len(node.arrays["recurrent_kernel"])
     if len(x) != 2 or x[1] != inputs:
         raise ValueError(f"x must be (B, T, {inputs})")
     _check_mask(x, read.get("mask"))
     for name in ("h0", "c0"):
-        if read.get(name, (columns // 4,)) != (columns // 4,):
-            raise ValueError(f"{name} must be (B, {columns // 4})")
-    return (x[0], columns // 4) if node.options["return_sequences"] else (columns // 4,)
+        if read.get(name, (units,)) != (units,):
+            raise ValueError(f"{name} must be (B, {units})")
+    return (x[0], units) if node.options["return_sequences"] else (units,)
 
 
 def _merged(shapes: Sequence[Shape]) -> Shape:

@@ -262,7 +262,7 @@ def _check(target: Path, to: str, precision: str) -> None:
 
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
-        return read_cell(model)
+        return _exportable(read_cell(model))
     from cellerate.models.storage import load_model
     from cellerate.tasks.packing import packed
 
@@ -270,7 +270,18 @@ def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | N
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
         model, record = load_model(model)
-    return packed(model, record).cell
+    return _exportable(packed(model, record).cell)
+
+
+def _exportable(cell: Cell) -> Cell:
+    """A packed model whose recurrent layers can be exported. Raises `ModelError` for others."""
+    others = [f"{node.name} ({node.op})" for node in cell.program.nodes if node.op in ("gru", "simple_rnn")]
+    if others:
+        raise ModelError(
+            f"of recurrent layers only LSTMs can be exported; this model has {', '.join(others)}. Use Keras's own "
+            "model.export, or pack the model."
+        )
+    return cell
 
 
 def _stateful(program: Program) -> Program:
