@@ -372,6 +372,44 @@ def test_layer_that_cannot_be_fused_is_left_to_keras_or_refused_by_name(name: st
         accelerate(layer, "cellerate-cpu")
 
 
+GATED: dict[str, Callable[[], list[Any]]] = {
+    "gru": lambda: [layers.GRU(4, name="gated")],
+    "lstm-and-gru": lambda: [layers.LSTM(4, return_sequences=True), layers.GRU(4, name="gated")],
+    "bidirectional": lambda: [layers.Bidirectional(layers.GRU(4, name="gated"))],
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_named_implementation_refuses_layers_that_have_no_kernels(name: str) -> None:
+    model = keras.Sequential([keras.Input((3, 2)), *GATED[name]()])
+    with pytest.raises(
+        ModelError, match=r"gated': class: GRU, where Cellerate has kernels for keras.layers.LSTM"
+    ):
+        accelerate(model, "cellerate-cpu")
+    assert not any(is_accelerated(layer) for layer in model._flatten_layers())
+    assert "Cellerate has no kernels for GRU: it stays with Keras" in str(explain(accelerate(model)))
+
+
+def test_named_implementation_refuses_a_model_without_recurrent_layers() -> None:
+    model = keras.Sequential([keras.Input((3, 2)), layers.Dense(2)], name="plain")
+    with pytest.raises(
+        ModelError, match="'plain' has no recurrent layers, so cellerate-cpu has nothing to run"
+    ):
+        accelerate(model, "cellerate-cpu")
+    assert accelerate(model) is model
+
+
+def test_refusal_of_a_named_implementation_names_every_layer() -> None:
+    chain = [
+        layers.LSTM(4, activation="softmax", return_sequences=True, name="one"),
+        layers.GRU(4, name="two"),
+    ]
+    with pytest.raises(
+        ModelError, match=r"layers 'one': activation: softmax; 'two': class: GRU.*implementation=\"auto\""
+    ):
+        accelerate(keras.Sequential([keras.Input((3, 2)), *chain]), "cellerate-cpu")
+
+
 def test_a_refusal_leaves_an_accelerated_model_accelerated() -> None:
     good, bad = layers.LSTM(4, return_sequences=True), layers.LSTM(4, activation="softmax")
     model = accelerate(keras.Sequential([keras.Input((3, 2)), good, bad]))

@@ -483,6 +483,30 @@ def test_explanation_text_and_dict_say_the_same() -> None:
     assert max(map(ord, text)) < 128
 
 
+def test_explain_says_at_once_that_a_model_can_be_packed() -> None:
+    explanation = explain(model_of(layers.LSTM(4)))
+    assert explanation.can_be_packed and explanation.why_not_packed == ()
+    assert str(explanation).splitlines()[1] == "can be packed: yes"
+    assert explanation.to_dict()["can_be_packed"] is True
+
+
+def test_explain_says_everything_that_keeps_a_model_from_being_packed() -> None:
+    one = explain(model_of(layers.Conv1D(3, 2, name="conv")))
+    assert str(one).splitlines()[-1].startswith("can be packed: no, because conv (Conv1D) is not a layer")
+    chain = [layers.Conv1D(3, 2, name="conv"), layers.LSTM(4, activation="softmax", name="soft")]
+    both = explain(keras.Sequential([keras.Input((T, F)), *chain]))
+    assert not both.can_be_packed
+    _, packing, *reasons = str(both).splitlines()[:4]
+    assert packing == "can be packed: no, because"
+    assert [reason.split(" ")[1] for reason in reasons] == ["conv", "soft"]
+    assert json.loads(json.dumps(both.to_dict()))["why_not_packed"] == list(both.why_not_packed)
+
+
+def test_explain_of_a_packed_model_says_that_it_explains_itself() -> None:
+    with pytest.raises(ModelError, match=r"cellerate.load\(path\).explain\(\)"):
+        explain("book.cell")  # type: ignore[arg-type]
+
+
 def test_explain_without_recurrent_layers_says_so() -> None:
     explanation = explain(model_of(layers.Dense(2)))
     assert explanation.layers == ()

@@ -169,3 +169,65 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path):
     cellerate.pack(text_model(), tmp_path / "m.cell")
     with pytest.raises(ModelError, match="no tokenizer"):
         _ = cellerate.load(tmp_path / "m.cell").tokenizer
+
+
+def test_packing_a_packed_model_says_what_to_give(tmp_path):
+    cellerate.pack(text_model(), tmp_path / "m.cell")
+    with pytest.raises(ModelError, match="is a packed model, from which no Keras model can be made"):
+        cellerate.pack(tmp_path / "m.cell", tmp_path / "n.cell")
+
+
+def test_model_that_cannot_be_packed_leaves_no_file_and_no_folder(tmp_path):
+    model = keras.Sequential([keras.Input((6, 3)), keras.layers.Conv1D(2, 2)])
+    with pytest.raises(ModelError, match="cannot be packed"):
+        cellerate.pack(model, tmp_path / "new" / "m.cell")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_precision_is_refused_before_the_model_is_read(tmp_path):
+    with pytest.raises(ConfigError, match="precision must be one of float32, bfloat16, int8; got 'int4'"):
+        cellerate.pack(tmp_path / "none.keras", tmp_path / "m.cell", precision="int4")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_packed_gru_and_simple_rnn_come_back_from_their_file(tmp_path, precision):
+    x = keras.Input((None, 5), name="x")
+    chain = [
+        keras.layers.LSTM(6, return_sequences=True),
+        keras.layers.GRU(6, return_sequences=True),
+        keras.layers.GRU(6, reset_after=False, return_sequences=True),
+        keras.layers.SimpleRNN(6),
+    ]
+    y = x
+    for layer in chain:
+        y = layer(y)
+    model = keras.Model(x, y)
+    cellerate.pack(model, tmp_path / "m.cell", precision=precision)
+    given = np.random.default_rng(0).normal(size=(3, 8, 5)).astype("float32")
+    found = cellerate.load(tmp_path / "m.cell").predict(given)
+    assert found.tobytes() == pack_in_memory(model, precision=precision).predict(given).tobytes()
+    expected = predicted(model, given)
+    limit = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 6e-2}[precision]
+    np.testing.assert_allclose(found, expected, atol=limit * np.abs(expected).max(), rtol=0)
+
+
+def test_packed_gru_explains_itself():
+    model = pack_in_memory(
+        keras.Sequential([keras.Input((None, 5), name="x"), keras.layers.GRU(6, name="gated")])
+    )
+    told = str(model.explain(steps=4))
+    assert "not as one call, because the core does not take gru here" in told
+    assert "gated (gru)" in told and "6 units, 5 inputs" in told
+
+
+def test_streams_of_a_packed_gru_and_simple_rnn_give_what_the_whole_sequence_gives():
+    chain = [
+        keras.layers.GRU(4, return_sequences=True),
+        keras.layers.LSTM(3, return_sequences=True),
+        keras.layers.SimpleRNN(5, return_sequences=True),
+    ]
+    model = pack_in_memory(keras.Sequential([keras.Input((None, 5), name="x"), *chain]))
+    given = np.random.default_rng(0).normal(size=(3, 8, 5)).astype("float32")
+    streams = model.streams(3)
+    parts = [streams.push(given[:, begin : begin + 4]) for begin in (0, 4)]
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), model.predict(given), atol=1e-6)

@@ -1,13 +1,17 @@
 """`cellerate explain`: which kernel each recurrent layer runs on, what it takes, and what to change."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json
 from cellerate.cli.output import emit, emit_json
+
+if TYPE_CHECKING:
+    from cellerate.models.storage import TaskRecord
 
 
 def explain(
@@ -25,7 +29,8 @@ def explain(
 ) -> None:
     """Say which kernel runs every recurrent layer here, and what would make it faster.
 
-    Of a packed model it also measures what each operation takes, beside the machine's peak.
+    A model that `cellerate train` accelerated is explained as it is trained. Of a packed model it also measures what
+    each operation takes, beside the machine's peak.
 
     Examples:
         cellerate explain book.keras --backend jax
@@ -38,12 +43,24 @@ def explain(
         explanation: Any = load(model).explain(batch_size, steps)
     else:
         start_backend(backend)
+        from cellerate.layers.accelerate import accelerate
         from cellerate.layers.explain import explain as explain_model
         from cellerate.models.storage import load_model
 
-        loaded, _ = load_model(model)
-        explanation = explain_model(loaded)
+        loaded, record = load_model(model)
+        note = _as_trained(record)
+        if note is not None:
+            accelerate(loaded)
+        explanation = dataclasses.replace(explain_model(loaded), note=note)
     if json:
         emit_json(explanation.to_dict())
     else:
         emit(str(explanation))
+
+
+def _as_trained(record: "TaskRecord | None") -> str | None:
+    """What `cellerate train` did to the model beside training it; None if it left the layers to Keras."""
+    training = None if record is None else record.payload.get("training")
+    if not isinstance(training, dict) or training.get("implementation", "keras") == "keras":
+        return None
+    return "accelerated by `cellerate train`, and explained so; in your own program call cellerate.accelerate(model)"

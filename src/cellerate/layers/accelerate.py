@@ -41,8 +41,8 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     Args:
         model: Any Keras model or layer; submodels and wrappers are looked into.
         implementation: "auto" takes the fastest that can run here, and leaves a layer to Keras if none can;
-            "cellerate-cpu" demands the native core for every LSTM, "cellerate-cuda" the kernels for NVIDIA GPUs;
-            "keras" is `restore`.
+            "cellerate-cpu" demands the native core for every recurrent layer, "cellerate-cuda" the kernels for
+            NVIDIA GPUs; "keras" is `restore`.
 
     From then on the process keeps freed memory (`machine.environment.keep_freed_memory`): a step needs the same
     arrays again and again, and it would cost more than the arithmetic if the operating system cleared them each time.
@@ -53,7 +53,8 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     Raises:
         ConfigError: `implementation` is unknown.
         BackendError: A named implementation is not installed.
-        ModelError: `model` is not a Keras layer, or a named implementation cannot run one of its layers.
+        ModelError: `model` is not a Keras layer, or a named implementation cannot run one of its recurrent layers, or
+            finds none.
 
     Example:
         >>> model = keras.Sequential([keras.Input((None, 8)), keras.layers.LSTM(16)])
@@ -66,12 +67,7 @@ def accelerate(model: Model, implementation: str = "auto") -> Model:
     found = list(_layers(model))
     if strict:
         _demand(implementation)
-        for layer in found:
-            reason = (
-                table.unfit(layer, implementation, named=True) if isinstance(layer, table.LAYERS) else None
-            )
-            if reason is not None:
-                raise ModelError(_refusal(layer.name, implementation, reason))
+        table.check_all_fit(model, implementation)
     restore(model)
     for layer in found:
         _accelerate_layer(layer, implementation)

@@ -1,7 +1,7 @@
 """Says, for every recurrent layer of a Keras model, which kernel runs here, why, and what to change.
 
 It joins `keras_graph.graph` (where the layers are, and which masks reach them) with `conditions` (what decides a
-layer's kernel). It runs nothing and changes nothing.
+layer's kernel). It also says whether the model can be packed. It runs nothing and changes nothing.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from keras import layers
 
 from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
+from cellerate.keras_graph.to_program import why_not_packed
 from cellerate.kernels import native
 from cellerate.layers import conditions, fused, table
 from cellerate.layers.accelerate import (
@@ -68,6 +69,8 @@ class Explanation:
         gpu: Whether that backend sees a GPU.
         layers: One report a layer, in the order they run.
         training_step: How a training step runs, if not in Keras's own way; else None.
+        why_not_packed: All that `cellerate.pack` would refuse, a sentence each; empty if the model can be packed.
+        note: What else is known of the model, for its reader; else None.
     """
 
     model: str
@@ -75,6 +78,13 @@ class Explanation:
     gpu: bool
     layers: tuple[LayerReport, ...]
     training_step: str | None = None
+    why_not_packed: tuple[str, ...] = ()
+    note: str | None = None
+
+    @property
+    def can_be_packed(self) -> bool:
+        """Whether `cellerate.pack` takes the model."""
+        return not self.why_not_packed
 
     @property
     def summary(self) -> str:
@@ -93,13 +103,16 @@ class Explanation:
         for report, given in zip(self.layers, values["layers"], strict=True):
             given["kernel_description"] = conditions.KERNELS[report.kernel]
             given["conditions"] = list(given["conditions"])
-        return values | {"layers": list(values["layers"]), "summary": self.summary}
+        lists = {"layers": list(values["layers"]), "why_not_packed": list(self.why_not_packed)}
+        return values | lists | {"can_be_packed": self.can_be_packed, "summary": self.summary}
 
     def __str__(self) -> str:
         if not self.layers:
-            return self.summary
+            return f"{self.summary}\n{self._packing}"
         lines = [
             f"model {self.model!r}, backend {self.backend}, {'GPU' if self.gpu else 'CPU (no GPU visible)'}",
+            *([] if self.note is None else [self.note]),
+            self._packing,
             "ok: holds   no: change it to run faster here   --: no known gain here   ?: known when called",
             "",
         ]
@@ -108,6 +121,15 @@ class Explanation:
         if self.training_step is not None:
             lines += [f"training step: {self.training_step}", ""]
         return "\n".join([*lines, self.summary])
+
+    @property
+    def _packing(self) -> str:
+        """Whether the model can be packed, in words."""
+        if self.can_be_packed:
+            return "can be packed: yes"
+        if len(self.why_not_packed) == 1:
+            return f"can be packed: no, because {self.why_not_packed[0]}"
+        return "\n".join(["can be packed: no, because", *(f"- {reason}" for reason in self.why_not_packed)])
 
 
 def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
@@ -134,7 +156,7 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     if not isinstance(model, keras.Layer):
         raise ModelError(
             f"explain needs a Keras model, got {type(model).__name__}. Load a saved one first, with "
-            "keras.saving.load_model."
+            "keras.saving.load_model; a packed one explains itself: cellerate.load(path).explain()."
         )
     chosen = keras.backend.backend() if backend is None else backend
     if chosen not in BACKENDS:
@@ -146,7 +168,7 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
     here = Platform.of(chosen, model)
     reports = [report for found in find_over_time(model) for report in _reports(found, here)]
     step = captured_step(model) if chosen == keras.backend.backend() else None
-    return Explanation(model.name, chosen, here.gpu, tuple(reports), step)
+    return Explanation(model.name, chosen, here.gpu, tuple(reports), step, why_not_packed(model))
 
 
 def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
@@ -184,7 +206,9 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
         # On a GPU, TensorFlow has only its own kernels.
         ours_too = not here.gpu or here.backend != "tensorflow"
-        if isinstance(layer, table.LAYERS) and ours_too:
+        if not isinstance(layer, table.LAYERS):
+            met = [_without_kernels(layer), *met]
+        elif ours_too:
             met = [*(_accelerating(layer) if runs else _elsewhere(here)), *met]
         yield report("cudnn" if in_cudnn else kernel, met)
 
@@ -214,6 +238,12 @@ def _accelerating(layer: layers.RNN) -> list[Condition]:
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
     return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]
+
+
+def _without_kernels(layer: layers.RNN) -> Condition:
+    """The condition that a layer of another class fails: Cellerate leaves it to Keras."""
+    found = f"Cellerate has no kernels for {type(layer).__name__}: it stays with Keras"
+    return Condition("accelerated: class", False, found, table.KNOWN, matters=False)
 
 
 def _elsewhere(here: Platform) -> list[Condition]:

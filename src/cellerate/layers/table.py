@@ -10,12 +10,15 @@ from typing import Any
 import keras
 from keras import layers
 
+from cellerate.errors import ModelError
 from cellerate.layers import fused, fused_lstm
 
 ROWS: dict[type[keras.Layer], ModuleType] = {
     layers.LSTM: fused_lstm,
 }
 LAYERS = tuple(ROWS)
+KNOWN = ", ".join(f"keras.layers.{kind.__name__}" for kind in LAYERS)
+"""The classes that have kernels, in words."""
 
 
 def kernels_of(layer: Any) -> ModuleType:
@@ -24,13 +27,33 @@ def kernels_of(layer: Any) -> ModuleType:
 
 
 def unfit(layer: Any, implementation: str, *, named: bool) -> str | None:
-    """Why a layer cannot run on an implementation, in words; None if it can.
+    """Why a recurrent layer cannot run on an implementation, in words; None if it can.
 
     Args:
-        layer: The layer.
+        layer: Any `keras.layers.RNN`.
         implementation: "cellerate-cpu" or "cellerate-cuda".
         named: Whether the user named it: then it runs even if it failed its own check.
     """
+    if not isinstance(layer, LAYERS):
+        return f"class: {type(layer).__name__}, where Cellerate has kernels for {KNOWN}"
     met = kernels_of(layer).fit_conditions(layer, implementation)
     failed = next((c for c in met if not c.holds and not (named and c.name == fused.CHECK)), None)
     return None if failed is None else f"{failed.name}: {failed.found}"
+
+
+def check_all_fit(model: keras.Layer, implementation: str) -> None:
+    """Raises `ModelError` unless a named implementation can run every recurrent layer of a model, and there is one."""
+    recurrent = [one for one in model._flatten_layers(include_self=True) if isinstance(one, layers.RNN)]
+    if not recurrent:
+        raise ModelError(
+            f"{model.name!r} has no recurrent layers, so {implementation} has nothing to run in it: leave the "
+            "implementation out, or give a model with keras.layers.LSTM. If its layers are made in its first call, "
+            "call it on data first."
+        )
+    reasons = {one.name: unfit(one, implementation, named=True) for one in recurrent}
+    refused = [f"{name!r}: {reason}" for name, reason in reasons.items() if reason is not None]
+    if refused:
+        raise ModelError(
+            f"{implementation} cannot run the layer{'s' if len(refused) > 1 else ''} {'; '.join(refused)}. "
+            'With implementation="auto" such layers stay with Keras.'
+        )

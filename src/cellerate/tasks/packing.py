@@ -11,7 +11,7 @@ from cellerate.errors import ConfigError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
-from cellerate.program import Program
+from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
 
@@ -33,7 +33,8 @@ def pack(
 
     Raises:
         ConfigError: The output has another suffix, the precision is unknown, or `record` is given with a file.
-        ModelError: The file is damaged, or a layer cannot be packed; the message names all such layers.
+        ModelError: The file is damaged, or the model cannot be packed; the message names all layers and all reasons,
+            and nothing is written.
         OutputError: The file could not be written.
 
     Example:
@@ -42,6 +43,8 @@ def pack(
     target = Path(output)
     if target.suffix != ".cell":
         raise ConfigError(f"a packed model is written to a path ending in '.cell'; got {str(target)!r}.")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
     if not isinstance(model, keras.Model):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
@@ -68,7 +71,7 @@ def packed(
     Raises:
         BackendError: The requested GPU cannot be used.
         ConfigError: The precision or the device is unknown.
-        ModelError: A layer cannot be packed; the message names all such layers.
+        ModelError: The model cannot be packed; the message names all layers and all reasons.
 
     Example:
         >>> packed(model, precision="int8").predict(ids)
