@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cellerate.errors import DataError, ModelError
+from cellerate.errors import ModelError
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.engine import Engine
 from cellerate.runtime.prepared import Inputs, Out
 from cellerate.runtime.prepared_call import PreparedCall
+from cellerate.runtime.record import Recorded
 from cellerate.runtime.stepping import Stepping, stepping
 from cellerate.runtime.streams import Streams
 from cellerate.runtime.text_model import NextTokenModel
@@ -46,8 +47,11 @@ def load(path: str | os.PathLike[str], *, device: str = "cpu") -> "PackedModel":
     return PackedModel(read_cell(path), device)
 
 
-class PackedModel(NextTokenModel):
+class PackedModel(Recorded, NextTokenModel):
     """A packed model; several threads may use one.
+
+    What only models of one task have (`features`, `targets`, `window`, `horizon` and `quantiles` of a forecaster,
+    `vocabulary_size` of a text or line model) is None for models of the others.
 
     Args:
         cell: What its file holds.
@@ -57,6 +61,7 @@ class PackedModel(NextTokenModel):
         cell: As given.
         device: As given.
         task: "text", "series" or "embed"; None for a model that Cellerate did not train.
+        parameters: The number of its weights; one that is shared counts once.
         precision: How its matrices are kept and multiplied; without the native core, they are multiplied in float32.
         inputs: The shape of each input by its name, the batch first; -1 where a size is free.
         outputs: The names of the outputs.
@@ -69,13 +74,8 @@ class PackedModel(NextTokenModel):
     """
 
     def __init__(self, cell: Cell, device: str = "cpu") -> None:
-        super().__init__(cell, device)
-        task = cell.header.get("task")
-        if task is not None and not isinstance(task, str):
-            raise DataError(
-                f"the packed model's task is a {type(task).__name__}; expected a string. Pack the model again."
-            )
-        self.task: str | None = task
+        Recorded.__init__(self, cell)
+        NextTokenModel.__init__(self, cell, device)
         self._engine = Engine(cell.program, cell.precision)
         nodes = cell.program.nodes
         self.inputs: dict[str, Any] = {n: nodes[at].options["shape"] for n, at in cell.program.inputs.items()}

@@ -1,0 +1,87 @@
+"""`cellerate info`: what a file says of itself."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("cellerate")]
+
+
+def test_info_of_a_text_model_and_of_its_packed_form_says_what_both_are(cellerate, made, tmp_path):
+    model, packed = made / "text.keras", tmp_path / "t.cell"
+    assert cellerate("pack", model, "-o", packed, "--precision", "int8")[0] == 0
+    said = []
+    for path in (model, packed):
+        code, out, err = cellerate("info", path, "--json")
+        assert (code, err) == (0, "")
+        said.append(json.loads(out))
+    keras_model, cell = said
+    assert (keras_model["format"], cell["format"]) == ("keras", "cell")
+    assert (keras_model["dtype"], cell["dtype"]) == ("float32", "int8")
+    for name in ("task", "parameters", "vocabulary_size", "data", "training"):
+        assert keras_model[name] == cell[name]
+    assert cell["task"] == "text" and cell["bytes"] == packed.stat().st_size
+    assert cell["training"]["epochs"] == 1 and cell["data"]["characters"] > 100
+    assert cell["inputs"] == {"ids": [None, None]}
+    code, out, _ = cellerate("info", packed)
+    assert code == 0
+    for part in (
+        f"{cell['parameters']:,} in int8",
+        f"{cell['vocabulary_size']} ids",
+        "epochs 1",
+        "packed by",
+    ):
+        assert part in out
+
+
+def test_info_of_a_forecaster_says_its_columns_and_sizes(cellerate, made):
+    code, out, _ = cellerate("info", made / "series.keras")
+    assert code == 0
+    for part in ("window", "6 rows, to a horizon of 2", "load", "quantiles"):
+        assert part in out
+
+
+def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
+    assert cellerate("data", "pack", "s.csv", "-o", "s.series", "-q")[0] == 0
+    code, out, _ = cellerate("info", "s.series", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["format"], told["rows"], told["columns"]) == ("series", 120, ["load", "other"])
+    assert told["first_time"].startswith("2024-01-01T00:00")
+    code, out, _ = cellerate("info", "s.series")
+    assert code == 0 and "120 in 1 series" in out and "load, other (float32)" in out
+
+
+def test_info_of_a_model_of_anyone_says_that_it_has_no_task(cellerate, tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.Input((4, 3), name="x"), keras.layers.LSTM(2, name="out")])
+    model.save(tmp_path / "own.keras")
+    code, out, _ = cellerate("info", tmp_path / "own.keras")
+    assert code == 0
+    assert "none: Cellerate did not train it" in out and "x (any, 4, 3)" in out and "out (any, 2)" in out
+
+
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+def test_info_of_a_model_that_was_never_called_says_that_its_inputs_are_not_known(cellerate, tmp_path):
+    import keras
+
+    keras.Sequential([keras.layers.LSTM(2)]).save(tmp_path / "own.keras")
+    code, out, _ = cellerate("info", tmp_path / "own.keras")
+    assert code == 0
+    assert "inputs      not known before the model is called\n" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "hint"),
+    [
+        ("none.cell", 3, "there is no file"),
+        ("none.keras", 4, "there is no model file"),
+        ("none.series", 3, "cellerate data pack"),
+        ("notes.txt", 3, "none of what info knows"),
+    ],
+)
+def test_info_of_what_is_no_file_of_cellerate_is_one_clear_error(cellerate, here, name, code, hint):
+    ended, out, err = cellerate("info", name)
+    assert (ended, out) == (code, "")
+    assert err.startswith("error: ") and hint in err and err.count("\n") == 1

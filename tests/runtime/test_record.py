@@ -1,0 +1,64 @@
+"""What a packed model says of itself, without computing anything."""
+
+import pytest
+
+from cellerate.data.tokenizer import CharacterTokenizer
+from cellerate.errors import DataError, ModelError
+from cellerate.program import Node, Program
+from cellerate.runtime.cell import Cell
+from cellerate.runtime.packed import PackedModel
+from support import packed_forecaster, packed_lines
+
+X = Node("input", "x", options={"shape": (-1, -1, 3), "dtype": "float32"})
+PROGRAM = Program((X, Node("activation", "y", {"x": 0}, {}, {"activation": "tanh"})), {"y": 1})
+OF_FORECASTERS = ("features", "targets", "window", "horizon", "quantiles")
+
+
+def of_header(**header) -> PackedModel:
+    return PackedModel(Cell(PROGRAM, "bfloat16", header))
+
+
+def test_forecaster_tells_its_columns_and_sizes():
+    model = packed_forecaster.packed("int8", quantiles=(0.1, 0.5, 0.9))
+    assert model.features == ("load", "wind")
+    assert model.targets == ("price", "load")
+    assert (model.window, model.horizon) == (packed_forecaster.WINDOW, packed_forecaster.HORIZON)
+    assert model.quantiles == (0.1, 0.5, 0.9)
+    assert model.vocabulary_size is None
+    assert repr(model) == (
+        "<PackedModel: forecaster of price, load from load, wind, 6 rows to 3, 3 quantiles, "
+        f"{model.parameters:,} parameters in int8>"
+    )
+    assert packed_forecaster.packed().quantiles == ()
+
+
+def test_line_model_tells_its_vocabulary():
+    model = packed_lines.packed()
+    assert model.vocabulary_size == packed_lines.V
+    assert [getattr(model, name) for name in OF_FORECASTERS] == [None] * 5
+    assert repr(model) == "<PackedModel: line model, vocabulary of 17, 2,246 parameters in float32>"
+
+
+def test_text_model_tells_its_vocabulary():
+    model = of_header(task="text", payload={"tokenizer": CharacterTokenizer("abc").to_config()})
+    assert model.vocabulary_size == 3
+    assert repr(model) == "<PackedModel: text model, vocabulary of 3, 0 parameters in bfloat16>"
+
+
+def test_model_of_no_task_tells_its_inputs_and_outputs():
+    model = of_header()
+    assert [getattr(model, name) for name in (*OF_FORECASTERS, "vocabulary_size")] == [None] * 6
+    assert repr(model) == "<PackedModel: model of x (-1, -1, 3) to y, 0 parameters in bfloat16>"
+
+
+@pytest.mark.parametrize("task", ["text", "series", "embed"])
+def test_damaged_record_is_an_error_where_it_is_read_and_a_word_in_the_repr(task):
+    model = of_header(task=task, payload=[])
+    with pytest.raises(ModelError, match="task record of this packed model is damaged"):
+        _ = model.window
+    assert repr(model) == f"<PackedModel: {task!r} model with a damaged record, 0 parameters in bfloat16>"
+
+
+def test_task_that_is_no_text_is_refused():
+    with pytest.raises(DataError, match="task is 3; expected a string"):
+        of_header(task=3)
