@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import cellerate
 from cellerate.errors import BackendError
 from cellerate.machine import environment
 
@@ -45,6 +46,13 @@ def test_select_backend_that_is_not_installed_says_how_to_install_it(monkeypatch
     monkeypatch.setattr(environment, "installed_backends", lambda: ["jax"])
     with pytest.raises(BackendError, match=r"cellerate\[torch\]"):
         environment.select_backend("torch")
+
+
+@pytest.mark.parametrize("name", ["tensorflow-cpu", "tf-nightly", "jax-cuda13-plugin", "keras-nightly"])
+def test_versions_name_a_backend_under_the_name_it_is_installed_by(monkeypatch, name):
+    installed = {name: "2.21.0", "numpy": "2.4.6"}
+    monkeypatch.setattr(environment, "package_version", installed.get)
+    assert environment.versions() == {"cellerate": cellerate.__version__} | installed
 
 
 def test_require_of_a_missing_package_names_the_extra():

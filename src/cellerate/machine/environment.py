@@ -34,7 +34,12 @@ _GROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-_PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "h5py", "pyarrow", "tokenizers")
+# A backend comes under several names, of which one is installed; JAX finds its devices by plugins.
+_PACKAGES = (
+    *("keras", "keras-nightly", "tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"),
+    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu", "torch"),
+    *("numpy", "h5py", "pyarrow", "tokenizers"),
+)
 
 
 def package_version(name: str) -> str | None:
