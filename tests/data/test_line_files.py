@@ -150,3 +150,31 @@ def test_files_of_lines_are_found_in_folders_and_patterns_each_once(tmp_path: Pa
     for wrong in ("nowhere", "*.csv"):
         with pytest.raises(DataError):
             find_line_files([tmp_path / wrong])
+
+
+def test_read_lines_of_json_lines_takes_a_field_and_keeps_a_row_for_each_record(tmp_path: Path) -> None:
+    content = '{"a": "one", "n": 1}\n\n{"a": null}\n{"a": "two\\nlines"}'
+    path = write(tmp_path / "a.ndjson", content.encode("utf-16"))
+    assert read_lines(path, field="a", encoding="utf-16", drop_empty=False) == ["one", "", "two\nlines"]
+    assert read_lines(path, field="a", encoding="utf-16") == ["one", "two\nlines"]
+    with pytest.raises(DataError, match=r"\(field\).*'a' \(text\), 'n' \(number\)"):
+        read_lines(path, encoding="utf-16")
+    with pytest.raises(DataError, match="its texts are named by field"):
+        read_lines(path, column="a")
+    with pytest.raises(DataError, match="not a file of JSON lines"):
+        read_lines(write(tmp_path / "a.txt", b"a"), field="a")
+
+
+def test_read_lines_in_windows_1252_reads_it_and_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "süß\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"'süß\\n': if that is right, pass encoding='windows-1252'"):
+        read_lines(path)
+    assert read_lines(path, encoding="windows-1252") == ["süß"]
+    with pytest.raises(ConfigError, match="encoding must be"):
+        read_lines(path, encoding="none")
+
+
+def test_find_line_files_of_a_folder_takes_json_lines_too(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.txt", "c.csv"):
+        write(tmp_path / name, b"x")
+    assert [path.name for path in find_line_files([tmp_path])] == ["a.jsonl", "b.txt"]

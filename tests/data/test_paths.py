@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cellerate.data.paths import resolve_paths
-from cellerate.errors import DataError
+from cellerate.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -109,3 +109,18 @@ def test_resolve_paths_with_everything_left_out_names_the_patterns(tree: Path) -
         resolve_paths(tree, include=["*.rs"], exclude=["a", "b"])
     with pytest.raises(DataError, match=r"exclude \*\.txt"):
         resolve_paths(tree / "a.txt", exclude=["*.txt"])
+
+
+def test_resolve_paths_takes_utf16_for_text_and_not_for_binary(tmp_path: Path) -> None:
+    (tmp_path / "marked.txt").write_bytes("text".encode("utf-16"))
+    (tmp_path / "plain.txt").write_bytes("text".encode("utf-16-le"))
+    (tmp_path / "zeros.bin").write_bytes(bytes(100))
+    assert names(tmp_path, resolve_paths(tmp_path)) == ["marked.txt"]
+    both = ["marked.txt", "plain.txt"]
+    assert names(tmp_path, resolve_paths(tmp_path, encoding="utf-16-le")) == both
+
+
+@pytest.mark.parametrize("wrong", [[{"a": 1}], {"a": 1}, 7, ["a.txt", None]], ids=str)
+def test_resolve_paths_of_something_else_names_its_type(wrong: object) -> None:
+    with pytest.raises(ConfigError, match=r"paths of files, folders or globs, not a (dict|int|NoneType)"):
+        resolve_paths(wrong)  # type: ignore[arg-type]

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellerate import files
-from cellerate.data import file_tokenizer
+from cellerate.data import decoding, file_tokenizer
 from cellerate.data import text as module
+from cellerate.data.decoding import Errors, read_text
 from cellerate.data.file_tokenizer import FileTokenizer
-from cellerate.data.text import Errors, open_text, read_text
+from cellerate.data.text import open_text
 from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from cellerate.errors import ConfigError, DataError, OutputError
 
@@ -62,7 +63,7 @@ def test_open_text_equals_pythons_own_decoding(
     contents: list[bytes], chunk: int, errors: Errors, tokenizer: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK_BYTES", chunk)
+        patch.setattr(decoding, "CHUNK_BYTES", chunk)
         patch.setenv("CELLERATE_CACHE", folder + "/cache")
         paths = [Path(folder, f"{i}.txt") for i in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
@@ -72,7 +73,7 @@ def test_open_text_equals_pythons_own_decoding(
         except UnicodeDecodeError:
             broken, start = first_error(contents)
             with pytest.raises(
-                DataError, match=f"{broken}\\.txt is not UTF-8.* offset {start} .*--errors replace"
+                DataError, match=f"{broken}\\.txt is not UTF-8.* offset {start} .*errors='replace'"
             ):
                 open_text(paths, errors=errors, tokenizer=tokenizer)
             return
@@ -144,7 +145,7 @@ def test_open_text_with_a_tokenizer_file_does_not_depend_on_the_chunks(
     path = tmp_path / "a.txt"
     path.write_text(text, "utf-8")
     monkeypatch.setattr(file_tokenizer._PieceEncoder, "piece_characters", 40)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(decoding, "CHUNK_BYTES", 7)
     opened = open_text(path, tokenizer=str(tmp_path / "tokenizer.json"))
     assert isinstance(opened.tokenizer, FileTokenizer)
     assert opened.ids.dtype == np.uint16
@@ -335,7 +336,7 @@ print(json.dumps([peak() - before, len(opened.ids), opened.characters]))
 
 
 def test_open_text_progress_rises_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 10)
+    monkeypatch.setattr(decoding, "CHUNK_BYTES", 10)
     path = _write(tmp_path / "a.txt", b"0123456789" * 20)
     for tokenizer in ("characters", "bytes"):
         for _ in ("encoded", "cached"):
@@ -351,7 +352,7 @@ def test_open_text_progress_rises_to_the_whole(tmp_path: Path, monkeypatch: pyte
 def test_open_text_with_an_unknown_character_names_file_and_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 4)
+    monkeypatch.setattr(decoding, "CHUNK_BYTES", 4)
     good = _write(tmp_path / "good.txt", b"aaaaaaaaaaa")
     bad = _write(tmp_path / "bad.txt", "aaaaaaaaaaé".encode())
     with pytest.raises(DataError, match=r"bad\.txt: character 'é' \(U\+00E9\) at position 10 "):
@@ -359,9 +360,62 @@ def test_open_text_with_an_unknown_character_names_file_and_place(
     assert entries() == []
 
 
-def test_open_text_of_utf16_says_how_to_convert_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"byte 0xFF at byte offset 0 .*iconv -f UTF-16"):
-        open_text(_write(tmp_path / "a.txt", "text".encode("utf-16")))
+def test_open_text_with_another_encoding_reads_it_and_tells_it_in_the_fingerprint(tmp_path: Path) -> None:
+    content = "„süß“ für 5 €\r\n"
+    opened = {}
+    for encoding in ("utf-8", "utf-16", "windows-1252"):
+        path = _write(tmp_path / f"{encoding}.txt", content.encode(encoding))
+        opened[encoding] = open_text(path, encoding=encoding)
+        assert opened[encoding].tokenizer.decode(opened[encoding].ids) == content.replace("\r\n", "\n")
+    assert len({text.fingerprint for text in opened.values()}) == 3
+    with pytest.raises(ConfigError, match="encoding must be one that Python knows"):
+        open_text(path, encoding="windows-9999")
+
+
+def test_open_text_of_json_lines_puts_an_empty_line_between_documents(tmp_path: Path) -> None:
+    records = [
+        {"id": 1, "text": "one\ntwo"},
+        {"id": 2, "text": ""},
+        {"id": 3, "text": "three\n"},
+        {"text": None},
+    ]
+    path = _write(tmp_path / "a.jsonl", "".join(json.dumps(r) + "\n" for r in records).encode())
+    more = _write(tmp_path / "b.txt", b"four")
+    for tokenizer in ("characters", "bytes"):
+        opened = open_text([path, more], tokenizer=tokenizer, field="text")
+        assert opened.tokenizer.decode(opened.ids) == "one\ntwo\n\nthree\nfour"
+        assert (opened.records, opened.files) == (1, 2)
+
+
+def test_open_text_of_json_lines_without_a_field_names_the_fields_even_if_the_content_is_cached(
+    tmp_path: Path,
+) -> None:
+    content = json.dumps({"id": 1, "text": "one"}).encode()
+    open_text(_write(tmp_path / "a.txt", content), tokenizer="bytes")
+    with pytest.raises(DataError, match=r"\(field\).*'id' \(number\), 'text' \(text\)"):
+        open_text(_write(tmp_path / "a.jsonl", content), tokenizer="bytes")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_open_text_of_a_gutenberg_book_tells_of_the_licence_and_leaves_it_out_on_request(
+    tmp_path: Path, encoding: str
+) -> None:
+    mark = "*** {} OF THE PROJECT GUTENBERG EBOOK BOOK ***\n"
+    book = (
+        "Title\n"
+        + mark.format("START")
+        + "\n\nIt begins.\n\nIt ends.\n\n\n"
+        + mark.format("END")
+        + "licence\n"
+    )
+    path = _write(tmp_path / "book.txt", book.encode(encoding))
+    plain = _write(tmp_path / "plain.txt", "No licence.".encode(encoding))
+    for cached in (False, True):
+        whole = open_text([path, plain], encoding=encoding)
+        stripped = open_text([path, plain], encoding=encoding, strip_gutenberg=True)
+        assert (whole.licensed, stripped.licensed, stripped.cached) == (1, 1, cached)
+        assert whole.tokenizer.decode(whole.ids) == book + "No licence."
+        assert stripped.tokenizer.decode(stripped.ids) == "It begins.\n\nIt ends.\nNo licence."
 
 
 def test_open_text_with_an_unknown_error_policy_is_a_config_error(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_encode_an_unknown_character_names_it_its_position_and_the_way_out() -> 
         CharacterTokenizer("abc").encode("abcéa")
 
 
+def test_encode_unknown_characters_names_each_once_with_the_nearest_known_one() -> None:
+    with pytest.raises(DataError) as raised:
+        CharacterTokenizer("abes -'12").encode("a“Bé\u2014éß7\0ж")
+    named = [
+        "'“' (U+201C, nearest \"'\")", "'B' (U+0042, nearest 'b')", "'é' (U+00E9, nearest 'e')",
+        "'\u2014' (U+2014, nearest '-')", "'ß' (U+00DF, nearest 'ss') and 3 more, the first at position 1, are",
+    ]  # fmt: skip
+    assert str(raised.value).startswith(
+        f"characters {', '.join(named)} not in the vocabulary of 9 characters"
+    )
+
+
 def test_encode_a_lone_surrogate_is_a_data_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"surrogate \(U\+DC80\) at position 2"):
         tokenizer.encode("ab\udc80")

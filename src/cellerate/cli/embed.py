@@ -18,7 +18,7 @@ def embed(
     lines: Annotated[
         list[Path],
         typer.Argument(
-            help="A text file with one line each, or Parquet; several, or folders, with a folder as output.",
+            help="A text file with one line each, JSON lines or Parquet; several, or folders, with a folder as output.",
             show_default=False,
         ),
     ],
@@ -33,9 +33,17 @@ def embed(
     column: Annotated[
         str | None, typer.Option(help="The column of a Parquet file.", show_default=False)
     ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="The field of JSON lines that has the text.", show_default=False)
+    ] = None,
+    encoding: Annotated[
+        str, typer.Option(help="The encoding of a text file: utf-8, utf-16, windows-1252 or another.")
+    ] = "utf-8",
     errors: Annotated[
         Literal["strict", "replace"],
-        typer.Option(help="Characters the model never saw, and bytes that are not UTF-8: refuse or replace."),
+        typer.Option(
+            help="Characters the model never saw, and bytes that are not of the encoding: refuse or replace."
+        ),
     ] = "strict",
     batch_size: Annotated[int, typer.Option(help="Lines per batch.")] = 256,
     processes: Processes = 1,
@@ -51,7 +59,7 @@ def embed(
     Examples:
         cellerate embed lines.keras lines.txt -o vectors.parquet
 
-        cellerate embed lines.cell lines.txt
+        cellerate embed lines.cell products.jsonl --field title
 
         cellerate embed lines.cell titles/ -o vectors/ --processes 4
     """
@@ -70,7 +78,9 @@ def embed(
                     lines,
                     output,
                     column=column,
+                    field=field,
                     errors=errors,
+                    encoding=encoding,
                     batch_size=batch_size,
                     progress=progress,
                 )
@@ -86,7 +96,9 @@ def embed(
 
     check_vectors_path(output)
     check_writable(output)
-    texts = read_lines(lines[0], column=column, errors=errors, drop_empty=False)
+    texts = read_lines(
+        lines[0], column=column, field=field, errors=errors, encoding=encoding, drop_empty=False
+    )
     with progress_bar("embedding", quiet) as progress:
         vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors, progress=progress)
     save_vectors(vectors, output, texts)

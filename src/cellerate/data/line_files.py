@@ -1,17 +1,20 @@
-"""Reads lines from text files, or from a string column of Parquet files, at once or block by block.
+"""Reads lines from text files, from a field of JSON lines or from a string column of Parquet files.
 
-`data.lines` makes the vocabulary and the batches from them. Only reading needs `pyarrow`.
+They come at once or block by block. `data.lines` makes the vocabulary and the batches from them. Only
+reading needs `pyarrow`.
 """
 
 import contextlib
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.decoding import Errors, check_codec, check_errors, read_text
+from cellerate.data.json_lines import field_texts, is_json_lines
 from cellerate.data.paths import resolve_paths
-from cellerate.data.text import Errors, check_errors, read_text
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 
@@ -22,25 +25,35 @@ _READ_LINES = 65_536
 
 
 def read_lines(
-    path: str | Path, *, column: str | None = None, errors: Errors = "strict", drop_empty: bool = True
+    path: str | Path,
+    *,
+    column: str | None = None,
+    field: str | None = None,
+    errors: Errors = "strict",
+    encoding: str = "utf-8",
+    drop_empty: bool = True,
 ) -> list[str]:
-    """Reads the lines of a text file, or a string column of a Parquet file.
+    """Reads the lines of a text file, a field of JSON lines, or a string column of a Parquet file.
 
     Args:
-        path: A text file in UTF-8 (any line ends, with or without byte-order mark), or a Parquet file.
+        path: A text file (any line ends, with or without byte-order mark), one of JSON lines (`*.jsonl`, `*.ndjson`),
+            or a Parquet file.
         column: The Parquet column; None takes the only one that holds strings. A null is an empty line.
-        errors: Bytes of a text file that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
+        field: The field of JSON lines that has the text; each record is one line, and a null an empty one.
+        errors: Bytes of a text file that are not of the encoding: "strict" raises, "replace" puts U+FFFD.
+        encoding: A text encoding that Python knows.
         drop_empty: Leave empty lines out. False keeps them, so that line i is line i of the file.
 
     Returns:
         The lines without their line ends, at least one.
 
     Raises:
-        DataError: The file is missing, unreadable or has no line; or the column is missing, ambiguous or
+        ConfigError: Python does not know the encoding.
+        DataError: The file is missing, unreadable or has no line; or the column or field is missing, ambiguous or
             holds no strings.
         BackendError: The file is Parquet and the package `pyarrow` is not installed.
     """
-    blocks = line_blocks(path, _READ_LINES, column=column, errors=errors)
+    blocks = line_blocks(path, _READ_LINES, column=column, field=field, errors=errors, encoding=encoding)
     lines = [line for block in blocks for line in block() if line or not drop_empty]
     if not lines:
         raise DataError(f"{path} has no {'text' if drop_empty else 'line'}: expected at least one line.")
@@ -50,8 +63,8 @@ def read_lines(
 def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """The files of lines that `paths` names: files, folders and globs, each file once.
 
-    A folder stands for the Parquet and .txt files in it and below it, or if there are none for its text files; a glob
-    for the Parquet and text files that it matches. Names that begin with "." or "_" are left out of both.
+    A folder stands for the Parquet, JSON-lines and .txt files in it and below it, or if there are none for its text
+    files; a glob for the Parquet and text files that it matches. Names that begin with "." or "_" are left out of both.
 
     Raises:
         DataError: There is none, or a path does not exist.
@@ -60,7 +73,11 @@ def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     for one in map(Path, paths):
         inside: list[Path] = []
         if one.is_dir():
-            inside = [path for path in one.rglob("*") if path.suffix.lower() in (*_PARQUET_SUFFIXES, ".txt")]
+            inside = [
+                path
+                for path in one.rglob("*")
+                if path.suffix.lower() in (*_PARQUET_SUFFIXES, ".txt") or is_json_lines(path)
+            ]
         elif not one.exists() and glob.has_magic(str(one)):
             # Any pattern, with folders or without.
             inside = [Path(hit) for hit in glob.glob(str(one), recursive=True)]  # noqa: PTH207
@@ -76,7 +93,13 @@ def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 
 def line_blocks(
-    path: str | Path, size: int, *, column: str | None = None, errors: Errors = "strict"
+    path: str | Path,
+    size: int,
+    *,
+    column: str | None = None,
+    field: str | None = None,
+    errors: Errors = "strict",
+    encoding: str = "utf-8",
 ) -> Iterator[Callable[[], list[str]]]:
     """The lines of a file of any length, `size` at a time; the last block may have fewer.
 
@@ -84,48 +107,58 @@ def line_blocks(
         path: See `read_lines`.
         size: Lines in a block.
         column: See `read_lines`.
+        field: See `read_lines`.
         errors: See `read_lines`.
+        encoding: See `read_lines`.
 
     Yields:
         What gives the lines of a block, empty ones included. Blocks that are not asked for cost little; ask before the
         next one comes.
 
     Raises:
+        ConfigError: See `read_lines`.
         DataError: See `read_lines`.
         BackendError: See `read_lines`.
     """
     check_errors(errors)
+    check_codec(encoding)
     file = Path(path)
     try:
         if not file.is_file():
             came = "is not a regular file" if file.exists() else "not found"
-            raise DataError(f"{file} {came}: expected a text file with one line each, or a Parquet file.")
+            raise DataError(
+                f"{file} {came}: expected a text file with one line each, JSON lines, or a Parquet file."
+            )
         parquet = file.suffix.lower() in _PARQUET_SUFFIXES or _has_parquet_marks(file)
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or error}.") from error
+    records = not parquet and is_json_lines(file)
+    for name, value, kind, fits in (
+        ("column", column, "a Parquet file", parquet),
+        ("field", field, "a file of JSON lines (*.jsonl, *.ndjson)", records),
+    ):
+        if value is not None and not fits:
+            instead = "its texts are named by field" if name == "column" and records else f"leave {name} out"
+            raise DataError(f"{name} {value!r} was asked for, but {file} is not {kind}: {instead}.")
     if parquet:
         return _parquet_blocks(file, column, size)
-    if column is not None:
-        raise DataError(
-            f"column {column!r} was asked for, but {file} is not a Parquet file: leave column out."
-        )
-    return _text_blocks(file, errors, size)
+    chunks = read_text(file, errors, encoding)
+    return _blocks(field_texts(chunks, file, field, errors) if records else _text_lines(chunks), size)
 
 
-def _text_blocks(path: Path, errors: Errors, size: int) -> Iterator[Callable[[], list[str]]]:
-    held: list[str] = []
+def _text_lines(chunks: Iterator[str]) -> Iterator[str]:
     begun = ""
-    for chunk in read_text(path, errors):
+    for chunk in chunks:
         # Only a newline ends a line here; str.splitlines would also split at form feeds and the like.
         *ended, begun = (begun + chunk).split("\n")
-        held += ended
-        while len(held) >= size:
-            block, held = held[:size], held[size:]
-            yield lambda block=block: block  # type: ignore[misc]
+        yield from ended
     if begun:
-        held.append(begun)
-    if held:
-        yield lambda: held
+        yield begun
+
+
+def _blocks(lines: Iterator[str], size: int) -> Iterator[Callable[[], list[str]]]:
+    while block := list(itertools.islice(lines, size)):
+        yield lambda block=block: block  # type: ignore[misc]
 
 
 def _parquet_blocks(path: Path, column: str | None, size: int) -> Iterator[Callable[[], list[str]]]:

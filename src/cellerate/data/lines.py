@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cellerate.data.decoding import Errors, check_errors
 from cellerate.data.shuffle import Permutation, derive_seed
-from cellerate.data.text import Errors, check_errors
 from cellerate.data.tokenizer import CharacterTokenizer, character_codes, check_text, narrowest_dtype
 from cellerate.errors import ConfigError, DataError, ModelError
 

@@ -1,41 +1,68 @@
 """Encodes text files into one memory-mapped array of ids, once, and keeps it in the cache.
 
-It handles byte-order marks, line ends and broken UTF-8, and a cache that may be damaged or written by two runs at
-once. `data.paths` finds the files, `data.tokenizer` says what an id means, and `data.text_windows` cuts batches
-from the ids.
+It handles a cache that may be damaged or written by two runs at once. `data.paths` finds the files, `data.decoding`
+reads them, `data.tokenizer` says what an id means, and `data.text_windows` cuts batches from the ids.
 
 The text of several files is their texts in order, with a newline after each that does not end with one, unless
 it is the last.
 """
 
-import codecs
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from cellerate import files
+from cellerate.data.decoding import (
+    CHUNK_BYTES,
+    Errors,
+    check_codec,
+    check_errors,
+    decoded,
+    read_bytes,
+    read_text,
+)
+from cellerate.data.gutenberg import has_licence, without_licence
+from cellerate.data.json_lines import field_texts, is_json_lines
 from cellerate.data.paths import Paths, resolve_paths
 from cellerate.data.tokenizer import CODE_POINTS, CharacterTokenizer, Tokenizer, character_codes
 from cellerate.data.tokenizers import open_tokenizer
 from cellerate.errors import ConfigError, DataError, OutputError
 
-Errors = Literal["strict", "replace"]
-
-_CHUNK_BYTES = 1 << 20  # with its decoded forms about 20 MB, which also roughly fits the processor's caches
 _STALE_S = 24 * 3600
 _CACHE_VERSION = 1
 _CACHE_END = struct.Struct("<QI8s")  # length and CRC-32 of the header before it, then the mark
 _CACHE_MARK = b"CELLTEXT"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextReading:
+    """How files become text.
+
+    Attributes:
+        errors: What to do with bytes that are not of the encoding: "strict" raises, "replace" puts U+FFFD.
+        encoding: A text encoding that Python knows.
+        field: The field of JSON lines (`*.jsonl`, `*.ndjson`) that has the text. Each record is a document, and an
+            empty line stands between two documents.
+        strip_gutenberg: Whether to leave out the licence that Project Gutenberg puts around a book.
+    """
+
+    errors: Errors = "strict"
+    encoding: str = "utf-8"
+    field: str | None = None
+    strip_gutenberg: bool = False
+
+    def __post_init__(self) -> None:
+        check_errors(self.errors)
+        check_codec(self.encoding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +75,10 @@ class EncodedText:
         characters: Characters of the decoded text.
         bytes: Bytes of the files.
         files: The number of files.
-        fingerprint: Identifies content, tokenizer and error policy.
+        fingerprint: Identifies content, tokenizer and how the files were read.
         cached: Whether the ids came from the cache.
+        licensed: How many of the files hold the licence of Project Gutenberg.
+        records: How many of the files have JSON lines.
     """
 
     ids: np.ndarray
@@ -59,6 +88,8 @@ class EncodedText:
     files: int
     fingerprint: str
     cached: bool
+    licensed: int = 0
+    records: int = 0
 
     def split(self, validation_fraction: float) -> tuple[np.ndarray, np.ndarray]:
         """Splits by position, without a copy: the head trains, the tail is held out.
@@ -84,10 +115,10 @@ def open_text(
     paths: Paths,
     *,
     tokenizer: str | Tokenizer = "characters",
-    errors: Errors = "strict",
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
+    **reading: Any,
 ) -> EncodedText:
     """Opens text as ids: from the cache if this content was encoded before, else by encoding it now.
 
@@ -98,33 +129,41 @@ def open_text(
         paths: Files, folders and globs; see `resolve_paths`.
         tokenizer: "characters" (the vocabulary comes from the text), "bytes", the path of a
             `tokenizer.json`, or a tokenizer.
-        errors: What to do with bytes that are not UTF-8: "strict" raises, "replace" puts U+FFFD.
         include: See `resolve_paths`.
         exclude: See `resolve_paths`.
         progress: Called now and then with the bytes done and the bytes in all.
+        reading: The fields of `TextReading`.
 
     Raises:
+        ConfigError: A setting cannot be used.
         DataError: There is no text, it cannot be read or decoded, or a character is not in the vocabulary.
         BackendError: The package `tokenizers` is needed and not installed.
         OutputError: The cache could not be written.
     """
-    check_errors(errors)
-    found = resolve_paths(paths, include=include, exclude=exclude)
+    how = TextReading(**reading)
+    found = resolve_paths(paths, include=include, exclude=exclude, encoding=how.encoding)
+    records = [is_json_lines(path) for path in found]
+    for path, has_records in zip(found, records, strict=True):
+        if has_records and how.field is None:
+            # Raises at the first record, with the names of its fields.
+            next(field_texts(read_text(path, how.errors, how.encoding), path, None, how.errors), None)
     known = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    meter = _Meter(found, progress)
+    source = _Source(found, how, progress)
     digests: list[str] = []
     if known is None:
         seen = np.zeros(CODE_POINTS, bool)
-        for _, text in _stream(found, errors, digests, meter):
+        for _, text in source.stream(digests):
             seen[character_codes(text)] = True
         if not seen.any():
             raise _no_text(found)
         known = CharacterTokenizer(np.flatnonzero(seen).astype("<u4").tobytes().decode("utf-32-le"))
     else:
         for path in found:
-            for _ in _watched(path, digests, meter):
+            for _ in source.watched(path, digests):
                 pass
-    description = [_CACHE_VERSION, digests, known.to_config(), errors]
+    description = [_CACHE_VERSION, digests, known.to_config(), how.errors]
+    if how != TextReading(errors=how.errors):
+        description += [how.encoding, how.field and [how.field, records], how.strip_gutenberg]
     fingerprint = hashlib.blake2b(json.dumps(description).encode(), digest_size=16).hexdigest()
     path = files.cache_dir() / "text" / f"{fingerprint}.ids"
     entry = _open_cache(path, known)
@@ -134,7 +173,7 @@ def open_text(
             files.check_writable(path)
             _sweep(path.parent)
             with files.atomic_write(path) as beside:
-                _encode(beside, found, known, errors, digests, meter)
+                _encode(beside, source, known, digests)
         except OutputError as error:
             raise OutputError(
                 f"{error} The encoded text is cached there; "
@@ -143,125 +182,91 @@ def open_text(
         entry = _open_cache(path, known)
         if entry is None:
             raise OutputError(f"cannot read back {path}: the file was removed or changed meanwhile.")
-    meter.finish()
+    source.finish()
     ids, characters = entry
-    return EncodedText(ids, known, characters, meter.total, len(found), fingerprint, cached)
+    return EncodedText(
+        ids,
+        known,
+        characters,
+        source.total,
+        len(found),
+        fingerprint,
+        cached,
+        len(source.licensed),
+        sum(records),
+    )
 
 
-def read_text(path: Path, errors: Errors = "strict") -> Iterator[str]:
-    """Reads a file as UTF-8 in chunks: no byte-order mark, and every line end is a newline.
+class _Source:
+    """The files of a text, which are read twice; it reports the progress as if that were one pass, in bytes.
 
-    Args:
-        path: The file.
-        errors: "strict" raises at bytes that are not UTF-8, "replace" puts U+FFFD for them.
-
-    Yields:
-        Text, about a megabyte at a time.
-
-    Raises:
-        DataError: The file cannot be read, or has bytes that are not UTF-8.
+    Attributes:
+        paths: The files.
+        total: Their bytes.
+        licensed: Those that hold the licence of Project Gutenberg, as far as files were read.
     """
-    return _decoded(_read_bytes(path), path, errors)
 
-
-def check_errors(errors: str) -> None:
-    """Raises `ConfigError` unless `errors` is "strict" or "replace"."""
-    if errors not in ("strict", "replace"):
-        raise ConfigError(f"errors should be 'strict' or 'replace', got {errors!r}.")
-
-
-def _read_bytes(path: Path) -> Iterator[bytes]:
-    """The file in chunks; an empty chunk marks the end."""
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
-    yield b""
-
-
-def _decoded(chunks: Iterable[bytes], path: Path, errors: Errors) -> Iterator[str]:
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    held = b""
-    offset = 0
-    started = False
-    for chunk in chunks:
-        data = held + chunk
-        try:
-            # An empty chunk ends the file; an unfinished character is an error there.
-            text, used = codecs.utf_8_decode(data, errors, not chunk)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, data, error.start, offset) from error
-        held = data[used:]
-        offset += used
-        if text and not started:
-            text = text.removeprefix("\ufeff")
-            started = True
-        if translated := newlines.decode(text, final=not chunk):
-            yield translated
-
-
-def _not_utf8(path: Path, data: bytes, place: int, offset: int) -> DataError:
-    start = data[:2] if not offset else b""
-    hint = (
-        f"It looks like UTF-16: convert it with iconv -f UTF-16 -t UTF-8 {path}"
-        if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        else "Convert it to UTF-8, or pass --errors replace to read such bytes as U+FFFD"
-    )
-    return DataError(
-        f"{path} is not UTF-8: byte 0x{data[place]:02X} at byte offset {offset + place} is invalid. {hint}."
-    )
-
-
-class _Meter:
-    """Reports the progress of two passes over the files as if it were one pass, in bytes."""
-
-    def __init__(self, paths: Sequence[Path], report: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], how: TextReading, report: Callable[[int, int], None] | None
+    ) -> None:
+        self.paths = paths
+        self.total = sum(path.stat().st_size for path in paths)
+        self.licensed: set[Path] = set()
+        self._how = how
         self._report = report
         self._done = 0
-        self.total = sum(path.stat().st_size for path in paths)
 
-    def add(self, count: int) -> None:
-        self._done += count
-        if self._report is not None and count:
-            self._report(min(self._done // 2, self.total), self.total)
+    def watched(self, path: Path, digests: list[str]) -> Iterator[bytes]:
+        """The file in chunks; appends its digest at the end."""
+        digest = hashlib.blake2b(digest_size=16)
+        begun = False
+        for chunk in read_bytes(path):
+            if not begun and has_licence(chunk):
+                self.licensed.add(path)
+            begun = True
+            digest.update(chunk)
+            self._done += len(chunk)
+            if self._report is not None and chunk:
+                self._report(min(self._done // 2, self.total), self.total)
+            yield chunk
+        digests.append(digest.hexdigest())
+
+    def stream(self, digests: list[str]) -> Iterator[tuple[int, str]]:
+        """The joined text in chunks, each with the index of its file; appends the digest of each file."""
+        before, last = 0, "\n"
+        for index, path in enumerate(self.paths):
+            for text in self._file(path, digests):
+                if index != before and last != "\n":
+                    yield before, "\n"
+                yield index, text
+                before, last = index, text[-1]
 
     def finish(self) -> None:
+        """Reports that all is done."""
         if self._report is not None:
             self._report(self.total, self.total)
 
-
-def _watched(path: Path, digests: list[str], meter: _Meter) -> Iterator[bytes]:
-    """The file in chunks; appends its digest at the end."""
-    digest = hashlib.blake2b(digest_size=16)
-    for chunk in _read_bytes(path):
-        digest.update(chunk)
-        meter.add(len(chunk))
-        yield chunk
-    digests.append(digest.hexdigest())
+    def _file(self, path: Path, digests: list[str]) -> Iterator[str]:
+        how = self._how
+        text = decoded(self.watched(path, digests), path, how.errors, how.encoding)
+        if is_json_lines(path):
+            return _documents(field_texts(text, path, how.field, how.errors))
+        return without_licence(text) if how.strip_gutenberg else text
 
 
-def _stream(
-    paths: Sequence[Path], errors: Errors, digests: list[str], meter: _Meter
-) -> Iterator[tuple[int, str]]:
-    """The joined text in chunks, each with the index of its file; appends the digest of each file."""
-    before, last = 0, "\n"
-    for index, path in enumerate(paths):
-        for text in _decoded(_watched(path, digests, meter), path, errors):
-            if index != before and last != "\n":
-                yield before, "\n"
-            yield index, text
-            before, last = index, text[-1]
+def _documents(texts: Iterator[str]) -> Iterator[str]:
+    """Each text with a line end after it, and an empty line between two; empty ones are left out."""
+    between = ""
+    for text in filter(None, texts):
+        yield between + text + ("" if text.endswith("\n") else "\n")
+        between = "\n"
 
 
 def _encode(
     target: Path,
-    paths: Sequence[Path],
+    source: _Source,
     tokenizer: Tokenizer,
-    errors: Errors,
     digests: list[str],
-    meter: _Meter,
 ) -> None:
     """Writes the ids of the joined text, followed by a header that describes them."""
     count = characters = checksum = 0
@@ -276,7 +281,7 @@ def _encode(
 
         at = -1
         encoder = tokenizer.stream_encoder()
-        for index, text in _stream(paths, errors, found, meter):
+        for index, text in source.stream(found):
             if index != at:
                 write(encoder.finish())
                 encoder, at = tokenizer.stream_encoder(), index
@@ -284,12 +289,14 @@ def _encode(
             try:
                 write(encoder.push(text))
             except DataError as error:
-                raise DataError(f"{paths[index]}: {error}") from error
+                raise DataError(f"{source.paths[index]}: {error}") from error
         write(encoder.finish())
         if not count:
-            raise _no_text(paths)
+            raise _no_text(source.paths)
         if found != digests:
-            raise DataError(f"{_named(paths)} changed while it was read: start again once it is complete.")
+            raise DataError(
+                f"{_named(source.paths)} changed while it was read: start again once it is complete."
+            )
         entry = {"dtype": tokenizer.dtype.str, "count": count, "characters": characters, "crc32": checksum}
         header = json.dumps(entry).encode()
         file.write(header + _CACHE_END.pack(len(header), zlib.crc32(header), _CACHE_MARK))
@@ -315,8 +322,8 @@ def _open_cache(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, int] | No
                 return None
             file.seek(0)
             checksum = 0
-            for start in range(0, body, _CHUNK_BYTES):
-                checksum = zlib.crc32(file.read(min(_CHUNK_BYTES, body - start)), checksum)
+            for start in range(0, body, CHUNK_BYTES):
+                checksum = zlib.crc32(file.read(min(CHUNK_BYTES, body - start)), checksum)
             if checksum != entry["crc32"]:
                 return None
             return np.memmap(file, dtype, mode="r", shape=(count,)), entry["characters"]

@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from cellerate.data.nearest_characters import nearest_known
 from cellerate.errors import DataError
 
 CODE_POINTS = 0x110000
+_NAMED = 5  # unknown characters that a message names
 
 
 class StreamDecoder(Protocol):
@@ -137,13 +139,32 @@ class CharacterTokenizer(Tokenizer):
         return self.decode(ids[ids < self.vocabulary_size]) if (ids := self.lookup(text)).size else text
 
     def unknown(self, text: str, place: int, position: int) -> DataError:
-        """The error for `text[place]`, which is character number `position` for the user."""
-        found = text[place]
+        """The error for a text with characters that have no id, each with the nearest that has one.
+
+        Args:
+            text: The text.
+            place: The place of the first of them.
+            position: The place that the user would count.
+        """
+        others = text[place:]
+        unknown = self.lookup(others) == self.vocabulary_size
+        found = list(dict.fromkeys(one for one, new in zip(others, unknown.tolist(), strict=True) if new))
+        named = ", ".join(map(self._with_nearest, found[:_NAMED]))
+        if len(found) == 1:
+            subject = f"character {named} at position {position} is"
+        else:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            subject = f"characters {named}{more}, the first at position {position}, are"
         return DataError(
-            f"character {found!r} (U+{ord(found):04X}) at position {position} is not in the vocabulary of "
-            f"{self.vocabulary_size} characters, which is made of the characters of the training text. "
-            "Leave that character out, or train with text that has it or with the bytes tokenizer."
+            f"{subject} not in the vocabulary of {self.vocabulary_size} characters, which is made of the characters of "
+            "the training text. Leave out what is not in it, or train with text that has it or with the bytes "
+            "tokenizer."
         )
+
+    def _with_nearest(self, character: str) -> str:
+        near = nearest_known(character, self.characters)
+        nearest = f", nearest {near!r}" if near is not None else ""
+        return f"{character!r} (U+{ord(character):04X}{nearest})"
 
     def _decode(self, ids: np.ndarray) -> str:
         return self._codes[ids].astype("<u4").tobytes().decode("utf-32-le")

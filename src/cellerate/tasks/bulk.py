@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.decoding import Errors
 from cellerate.data.file_digest import file_digest
 from cellerate.data.line_files import find_line_files, line_blocks
 from cellerate.data.series import SeriesData, SeriesPart
-from cellerate.data.text import Errors
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 from cellerate.runtime.embedding import vector_column
@@ -68,7 +68,9 @@ def embed_files(
     output: _Path,
     *,
     column: str | None = None,
+    field: str | None = None,
     errors: Errors = "strict",
+    encoding: str = "utf-8",
     batch_size: int = 256,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -77,11 +79,13 @@ def embed_files(
 
     Args:
         model: A line model's `.keras` or `.cell` file.
-        paths: Text or Parquet files, folders of them, or globs.
+        paths: Text, JSON-lines or Parquet files, folders of them, or globs.
         output: The folder to write.
         column: The column of Parquet files; without it, their only text column.
+        field: The field of JSON lines that has the text.
         errors: Characters the model never saw, and bytes that are not UTF-8: "strict" raises, "replace" reads them as
             unknown.
+        encoding: That of text files.
         batch_size: Lines a batch.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many lines were done; of how many is not known, so 0.
@@ -99,10 +103,16 @@ def embed_files(
     files = find_line_files(one_or_more(paths))
     embed = _embedder(model, batch_size, errors)
     about = {"task": "embed", "model": file_digest(Path(model)), "column": column, "errors": errors}
+    # Only what is said stands there, so that passes that an earlier version began go on.
+    about |= {} if field is None else {"field": field}
+    about |= {} if encoding == "utf-8" else {"encoding": encoding}
     pieces = Pieces(Path(output), {**about, "data": [_state(file) for file in files]}, share)
     number = items = done = 0
     for file in files:
-        for block_number, block in enumerate(line_blocks(file, _LINES_A_PIECE, column=column, errors=errors)):
+        blocks = line_blocks(
+            file, _LINES_A_PIECE, column=column, field=field, errors=errors, encoding=encoding
+        )
+        for block_number, block in enumerate(blocks):
             if pieces.own(number) and not pieces.done(number):
                 lines, first = block(), block_number * _LINES_A_PIECE
                 try:

@@ -1,0 +1,63 @@
+"""Says which encoding a file seems to have that is not the one it was read with."""
+
+import codecs
+
+from cellerate.errors import DataError
+
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+# Bytes of which half are zero, at even or at odd places, are of two to a character.
+_ZEROS = 0.3
+
+
+def likely_encoding(data: bytes) -> str | None:
+    """The name of the encoding that bytes seem to have: "utf-16", "utf-16-le", "utf-16-be", "utf-8" or "cp1252".
+
+    Args:
+        data: The beginning of a file.
+
+    Returns:
+        A name for `open`, or None if they look like no text.
+    """
+    for mark, name in _MARKS.items():
+        if data.startswith(mark):
+            return name
+    even, odd = data[0::2], data[1::2]
+    if odd and odd.count(0) > _ZEROS * len(odd) and even.count(0) < odd.count(0) / 4:
+        return "utf-16-le"
+    if even and even.count(0) > _ZEROS * len(even) and odd.count(0) < even.count(0) / 4:
+        return "utf-16-be"
+    for name in ("utf-8", "cp1252"):
+        try:
+            codecs.getincrementaldecoder(name)().decode(data, False)
+        except UnicodeDecodeError:
+            continue
+        return None if 0 in data else name
+    return None
+
+
+def check_encoding(file: str, data: bytes, encoding: str, *, whole: bool) -> None:
+    """Raises `DataError`, with the encoding that would do, if bytes are not of an encoding.
+
+    Args:
+        file: Its name, for the message.
+        data: The beginning of the file.
+        encoding: How it is to be read.
+        whole: Whether that is all of it; else a character may be cut in two at the end.
+    """
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(data, whole)
+    except UnicodeDecodeError as error:
+        place, value = error.start, error.object[error.start]
+        raise DataError(
+            f"{file} is not {encoding}: byte 0x{value:02x} at offset {place}. {_advice(data, encoding)}"
+        ) from error
+    if "\0" in text:
+        raise DataError(f"{file} is no text in {encoding}: it holds zero bytes. {_advice(data, encoding)}")
+
+
+def _advice(data: bytes, encoding: str) -> str:
+    likely = likely_encoding(data)
+    if likely is None or likely == encoding:
+        return "Say which encoding it has (encoding), or save it as UTF-8."
+    names = {"cp1252": "Windows-1252", "utf-8": "UTF-8"}
+    return f"It looks like {names.get(likely, 'UTF-16')}: say so (encoding={likely!r}), or save it as UTF-8."
