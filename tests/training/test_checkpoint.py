@@ -84,5 +84,27 @@ def test_load_checkpoint_cut_anywhere_is_a_checkpoint_error(tmp_path):
 
 def test_check_identity_names_every_difference():
     check_identity({"a": [1, 2]}, {"a": (1, 2)})
-    with pytest.raises(CheckpointError, match=r"a was 1, now 2; b was None, now 3"):
-        check_identity({"a": 1, "c": 0}, {"a": 2, "b": 3, "c": 0})
+    with pytest.raises(CheckpointError, match=r"a was 1, now 2; b was 'x', now None\. Resume with"):
+        check_identity({"a": 1, "b": "x", "c": 0}, {"a": 2, "c": 0})
+
+
+def test_check_identity_passes_what_an_earlier_version_did_not_write():
+    check_identity({"a": 1}, {"a": 1, "b": 3})
+
+
+def test_check_identity_says_what_a_hash_stands_for_unless_a_setting_says_more():
+    saved = {
+        "units": 128,
+        "learning_rate": 0.1,
+        "model": "1f",
+        "training data": "2e",
+        "validation data": "3d",
+    }
+    with pytest.raises(CheckpointError) as raised:
+        check_identity(saved, saved | {"units": 64, "model": "4c"})
+    assert "data: units was 128, now 64. Resume" in str(raised.value)
+    with pytest.raises(CheckpointError) as raised:
+        check_identity(saved, saved | {"learning_rate": 0.2, "model": "4c", "training data": "5b"})
+    said = "now 0.2; the model has other layers, or layers of other shapes; the training data are others."
+    assert said in str(raised.value)
+    assert "4c" not in str(raised.value)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -17,9 +18,12 @@ from cellerate.models.text import build_text_model
 from cellerate.training.callbacks import Conductor, Progress
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display
-from cellerate.training.loop import run_folder, train
+from cellerate.training.loop import train
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.signals import stop_signals
+from cellerate.training.start import check_start, run_folder
+from cellerate.training.telemetry import Sample
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
@@ -29,8 +33,10 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def run(
-    output, *, model=None, source=None, validation=None, resume=False, display=None, carry=False, **settings
+    output, *, model=None, source=None, validation=None, display=None, carry=False, sample=None, **settings
 ):
+    passed = ("resume", "overwrite", "callbacks", "sample_every")
+    options = {name: settings.pop(name) for name in passed if name in settings}
     model = model or build_text_model(7, embedding=4, units=6, dropout=0.3, seed=5)
     source = source or TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
     return train(
@@ -41,9 +47,10 @@ def run(
         loss=LOSS,
         settings=TrainingSettings(**({"epochs": 3, "learning_rate": 0.01, "log_every": 1} | settings)),
         validation=validation,
-        resume=resume,
         display=display,
         carry_states=carry,
+        sample=sample,
+        **options,
     )
 
 
@@ -68,6 +75,9 @@ class Heard(Display):
 
     def message(self, text):
         self.messages.append(text)
+
+    def end_at_once(self):
+        self.messages.append("at once")
 
     def data_wait(self, share):
         self.waits.append(share)
@@ -206,18 +216,30 @@ def test_train_resumed_with_other_settings_names_them(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
     with pytest.raises(CheckpointError, match=r"learning_rate was 0\.01, now 0\.02"):
         run(tmp_path / "m.keras", epochs=2, learning_rate=0.02, resume=True)
-    with pytest.raises(CheckpointError, match="training data"):
+    with pytest.raises(CheckpointError, match="the training data are others"):
         source = TextBatches(IDS[:990], length=10, batch_size=8, seed=1)
         run(tmp_path / "m.keras", epochs=2, source=source, resume=True)
-    with pytest.raises(CheckpointError, match="model was"):
+    with pytest.raises(CheckpointError, match="the model has other layers"):
         model = build_text_model(7, embedding=4, units=5, seed=5)
         run(tmp_path / "m.keras", epochs=2, model=model, resume=True)
 
 
 def test_train_over_an_unfinished_run_is_refused(tmp_path):
     run(tmp_path / "m.keras", display=StopAt(0, 3))
-    with pytest.raises(ConfigError, match="has not ended"):
+    with pytest.raises(ConfigError, match=r"has not ended.*resume=True.*overwrite=True"):
         run(tmp_path / "m.keras")
+    assert run(tmp_path / "m.keras", overwrite=True).status == "finished"
+
+
+def test_train_over_a_finished_model_is_refused_until_it_may_be_overwritten(tmp_path):
+    run(tmp_path / "m.keras", epochs=1)
+    before = (tmp_path / "m.keras").read_bytes()
+    with pytest.raises(ConfigError, match=r"m\.keras exists. Replace it \(overwrite=True\), .*resume=True"):
+        run(tmp_path / "m.keras", epochs=1)
+    assert (tmp_path / "m.keras").read_bytes() == before
+    assert run(tmp_path / "m.keras", epochs=1, overwrite=True, learning_rate=0.1).status == "finished"
+    assert (tmp_path / "m.keras").read_bytes() != before
+    run(tmp_path / "m.keras", epochs=2, resume=True, learning_rate=0.1)
 
 
 def test_train_resumed_without_a_checkpoint_says_so(tmp_path):
@@ -231,7 +253,7 @@ def test_train_whose_checkpoints_are_all_damaged_begins_anew_and_is_not_resumed(
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="No older one is whole"):
         run(tmp_path / "m.keras", resume=True)
-    assert run(tmp_path / "m.keras").status == "finished"
+    assert run(tmp_path / "m.keras", overwrite=True).status == "finished"
     assert CheckpointFolder(result.folder).newest().progress["finished"]
 
 
@@ -382,6 +404,35 @@ def test_batch_is_looked_at_at_once_after_a_signal_the_time_or_a_pause(conductor
     assert conductor.due(7)
 
 
+def test_steps_that_are_taken_up_long_before_they_are_done_are_looked_at_as_often_as_their_pace_asks(
+    conductor, monkeypatch
+):
+    class Clock:
+        """Stands still while steps are taken up; looking at one waits until it is done."""
+
+        now, step_s = 0.0, 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock, seen = Clock(), []
+    monkeypatch.setattr("cellerate.training.callbacks.time", clock)
+    monkeypatch.setattr(
+        Processes, "logs", lambda *_: setattr(clock, "now", clock.step_s * (seen[-1] + 1)) or {"loss": 1.0}
+    )
+    conductor._begin_states, conductor._batches = lambda: None, type("Batches", (), {"waited_s": 0.0})
+    for clock.step_s, looks in ((1 / 128, [0, 25, 50]), (1.0, [*range(60)])):
+        clock.now = 0.0
+        seen.clear()
+        conductor._looked, conductor._saved = 0.0, float("inf")
+        conductor.on_epoch_begin(0)
+        for batch in range(60):
+            if conductor.due(batch):
+                seen.append(batch)
+                conductor.on_train_batch_end(batch)
+        assert seen == looks
+
+
 def test_train_into_a_file_of_another_suffix_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"\.keras"):
         run(tmp_path / "m.h5")
@@ -439,3 +490,120 @@ def test_carried_training_differs_from_training_from_zero_states(tmp_path):
         )
         results[carry] = result.history[-1]["loss"]
     assert results[True] < 0.6 * results[False]
+
+
+def test_run_that_another_process_ended_meanwhile_is_not_overwritten(tmp_path):
+    output = tmp_path / "m.keras"
+    check_start(output, resume=False)
+    run(output, epochs=1)
+    with pytest.raises(ConfigError, match="exists"):
+        run(output, epochs=1)
+
+
+def test_second_process_is_refused_before_it_reads_anything(tmp_path):
+    folder = run_folder(tmp_path / "m.keras")
+    with exclusive(folder), pytest.raises(OutputError, match="another process"):
+        check_start(tmp_path / "m.keras", resume=False)
+
+
+def test_run_that_comes_to_nothing_leaves_no_folder(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        run(tmp_path / "m.keras", resume=True)
+    with pytest.raises(ConfigError, match="choose one of the two"):
+        run(tmp_path / "m.keras", resume=True, overwrite=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_says_which_kernels_compute(tmp_path):
+    heard = Heard()
+    result = run(tmp_path / "m.keras", epochs=1, display=heard)
+    assert heard.messages == [result.kernels]
+    assert result.kernels.startswith(f"{keras.config.backend()}, ")
+    heard = Heard()
+    run(tmp_path / "k.keras", epochs=1, display=heard, implementation="keras")
+    assert heard.messages == [f"{keras.config.backend()}, Keras's own kernels"]
+
+
+def test_samples_are_shown_every_so_many_steps_of_the_run_and_after_each_epoch(tmp_path):
+    heard, weights = Heard(), []
+
+    def sample(model):
+        weights.append(model.get_weights()[0].copy())
+        return Sample("Once", " upon")
+
+    result = run(tmp_path / "m.keras", epochs=2, display=heard, sample=sample, sample_every=7, log_every=50)
+    steps = result.history[0]["steps"]
+    wanted = sorted({*range(7, 2 * steps, 7), steps, 2 * steps})
+    said = [f"--- sample after step {step} ---\nOnce upon\n---" for step in wanted]
+    assert [text for text in heard.messages if "sample" in text] == said
+    assert all((a != b).any() for a, b in itertools.pairwise(weights)), (
+        "a sample of weights that are not the newest"
+    )
+
+
+class Counting(keras.callbacks.Callback):
+    """Counts what it is called for."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = []
+
+    def on_train_begin(self, logs=None):
+        self.called.append(("begin", self.params["epochs"], self.params["steps"]))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.called.append(("epoch", epoch, sorted(logs)))
+
+
+class CountingBatches(Counting):
+    def on_train_batch_end(self, batch, logs=None):
+        self.called.append(("batch", batch, type(logs["loss"])))
+
+
+def test_callbacks_of_the_user_are_called_as_fit_calls_them(tmp_path):
+    plain, batches, functions = Counting(), CountingBatches(), []
+    function = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: functions.append(batch))
+    result = run(
+        tmp_path / "m.keras",
+        epochs=2,
+        validation=held_out(),
+        log_every=50,
+        callbacks=[plain, batches, function],
+    )
+    steps = result.history[0]["steps"]
+    assert plain.called == [("begin", 2, steps), *(("epoch", n, ["loss", "val_loss"]) for n in range(2))]
+    assert [one for one in batches.called if one[0] == "batch"] == [
+        ("batch", n, float) for n in range(steps)
+    ] * 2
+    assert functions == [*range(steps)] * 2
+
+
+def test_callback_of_the_user_stops_the_run(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    assert run(tmp_path / "m.keras", epochs=5, callbacks=[Stop()]).status == "stopped early"
+    assert len(losses(tmp_path / "m.keras")) == 2
+
+
+@pytest.mark.parametrize("wrong", [[print], [None], [keras.callbacks.CallbackList()]], ids=str)
+def test_callbacks_that_are_none_are_refused_before_training(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="callbacks must be a list of"):
+        run(tmp_path / "m.keras", callbacks=wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_second_ctrl_c_ends_at_once_as_the_display_has_it(tmp_path):
+    class Conducted:
+        stop_requested = False
+
+    heard = Heard()
+    with stop_signals(Conducted(), heard):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert heard.messages[0].startswith("Stopping after this step")
+    assert heard.messages[1] == "at once"
+    with pytest.raises(KeyboardInterrupt), stop_signals(Conducted(), Display()):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from cellerate.training.display import Display
     from cellerate.training.loop import TrainingResult
 
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a model, or a run that has not ended, of the same name.")
+]
+
+_INTERRUPTED = 130
 # Exit codes from here on are those of a signal; Ctrl-C, which is one of them, has been answered.
 _KILLED = 131
 
@@ -94,7 +99,7 @@ def _runner(parallel: ProcessSettings, output: Path) -> Callable[[int, Mapping[s
             )
         except KeyboardInterrupt:
             note(f"interrupted. To go on:\n  {command_to_resume()}")
-            return 130
+            return _INTERRUPTED
 
     return on_ray
 
@@ -103,7 +108,18 @@ def training_display(quiet: bool) -> "Display":
     """The display of a run."""
     from cellerate.training.display import Display, Terminal
 
-    return Display() if quiet else Terminal()
+    class Program(Display if quiet else Terminal):  # type: ignore[misc]
+        """The display of a process that may end without the frameworks in it."""
+
+        def end_at_once(self) -> None:
+            """Ends the process: an exception would meet threads that still compute, and tracebacks or a crash."""
+            # The interrupted program may be printing, which cannot be done twice at a time.
+            with contextlib.suppress(RuntimeError):
+                self.stop()
+            os.write(2, b"stopped at once: what was saved is as it was.\n")
+            os._exit(_INTERRUPTED)
+
+    return Program()
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:
@@ -117,6 +133,7 @@ def training_report(result: "TrainingResult") -> dict[str, Any]:
         "best_loss": result.best,
         "seconds": result.seconds,
         "precision": result.precision,
+        "kernels": result.kernels,
         "history": list(result.history),
     }
 
@@ -126,7 +143,7 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "interrupted":
         where = f"after epoch {len(result.history)}" if result.history else "in its first epoch"
         note(f"interrupted {where}; nothing is lost. To go on:\n  {command_to_resume()}")
-        raise typer.Exit(130)
+        raise typer.Exit(_INTERRUPTED)
     if quiet:
         return
     if result.status == "time limit":

@@ -17,7 +17,13 @@ from cellerate.cli.options import (
     with_settings,
 )
 from cellerate.cli.output import emit, emit_json, note
-from cellerate.cli.running import finish_training, start_training, training_display, training_report
+from cellerate.cli.running import (
+    Overwrite,
+    finish_training,
+    start_training,
+    training_display,
+    training_report,
+)
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.settings import TrainingSettings
@@ -29,7 +35,8 @@ from cellerate.training.settings import TrainingSettings
 @with_settings("parallel", ProcessSettings, panel="Processes")
 def train_embed(
     lines: Annotated[
-        Path, typer.Argument(help="A text file with one line each, or Parquet.", show_default=False)
+        Path,
+        typer.Argument(help="A text file with one line each, JSON lines, or Parquet.", show_default=False),
     ],
     output: Output,
     data: LineOptions,
@@ -41,6 +48,7 @@ def train_embed(
         typer.Option(help="Continue with this line model instead of a new one.", show_default=False),
     ] = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -52,6 +60,8 @@ def train_embed(
         cellerate train embed lines.txt -o lines.keras
 
         cellerate train embed products.parquet --column title --latent 64 -o titles.keras
+
+        cellerate train embed products.jsonl --field title -o titles.keras
     """
     start_training(backend, parallel, output, quiet)
     from cellerate.tasks.embed import train_on_lines
@@ -63,6 +73,7 @@ def train_embed(
         model=model,
         training=training,
         resume=resume,
+        overwrite=overwrite,
         display=training_display(quiet),
     )
     if run.truncated and not quiet:

@@ -18,6 +18,7 @@ from cellerate.cli.options import (
 )
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import (
+    Overwrite,
     finish_training,
     progress_bar,
     start_training,
@@ -52,6 +53,7 @@ def train_series(
         ),
     ] = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     backend: Backend = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -82,6 +84,7 @@ def train_series(
             model=model,
             training=training,
             resume=resume,
+            overwrite=overwrite,
             display=training_display(quiet),
             reading=reading,
         )

@@ -192,7 +192,7 @@ def _work(config: dict[str, Any]) -> None:
     address, again = broadcast_from_rank_zero(
         (f"{ray.util.get_node_ip_address()}:{free_port()}", bool(made)) if number == 0 else None
     )
-    command = [*config["command"], *(["--resume"] if again and "--resume" not in config["command"] else [])]
+    command = _again(config["command"]) if again else config["command"]
     process = subprocess.Popen(  # noqa: S603 (the user's own command)
         [*BEGIN, str(os.getpid()), "", *command],
         cwd=config["folder"],
@@ -210,6 +210,11 @@ def _work(config: dict[str, Any]) -> None:
         config["said"].put(("exit", (code, results)))
     elif code:
         config["said"].put(("other", (code, last)))
+
+
+def _again(command: Sequence[str]) -> list[str]:
+    """The command that goes on with a run that this one began."""
+    return [*(word for word in command if word not in ("--resume", "--overwrite")), "--resume"]
 
 
 def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str, str]:

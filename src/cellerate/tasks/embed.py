@@ -18,9 +18,10 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.embedding import line_settings
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
 from cellerate.training.display import Display
-from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.start import check_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,8 @@ def train_on_lines(
     model: str | Path | keras.Model | None = None,
     training: TrainingSettings | None = None,
     resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
 ) -> EmbedRun:
     """Trains a sequence autoencoder on lines.
@@ -94,14 +97,18 @@ def train_on_lines(
         model: An autoencoder to train further: one that `train embed` wrote.
         training: How to train.
         resume: Continues from the checkpoint beside `output`.
+        overwrite: Replaces a model or an unfinished run of the same name.
+        callbacks: Keras callbacks of your own; see `training.loop.train`.
         display: Shows the progress.
 
     Raises:
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
     """
     training = training or TrainingSettings()
-    check_start(output, resume=resume)
-    lines = read_lines(data.path, column=data.column, errors=data.errors)
+    check_start(output, resume=resume, overwrite=overwrite)
+    lines = read_lines(
+        data.path, column=data.column, field=data.field, errors=data.errors, encoding=data.encoding
+    )
     if isinstance(model, str | Path):
         known = load_line_model(model)
         network, vocabulary = known.model, known.vocabulary
@@ -121,9 +128,9 @@ def train_on_lines(
         if held_out
         else None
     )
+    built = {} if network is not None else dataclasses.asdict(architecture or AutoencoderArchitecture())
     if network is None:
-        settings = dataclasses.asdict(architecture or AutoencoderArchitecture())
-        network = build_autoencoder(vocabulary.size, **settings, seed=training.seed)
+        network = build_autoencoder(vocabulary.size, **built, seed=training.seed)
     _check_model(network, vocabulary)
     payload = {
         "vocabulary": vocabulary.to_config(),
@@ -142,7 +149,16 @@ def train_on_lines(
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
         settings=training,
         validation=validation,
+        identity=built
+        | common
+        | {
+            "batch_size": data.batch_size,
+            "validation_fraction": data.validation_fraction,
+            "lines": len(lines),
+        },
         resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
         display=display,
         bits="bits/character",
     )

@@ -25,9 +25,10 @@ from cellerate.tasks.series_batches import check_series_model, count_windows, se
 from cellerate.tasks.series_errors import SeriesForecaster, judge_windows
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
-from cellerate.training.loop import TrainingResult, check_start, train
+from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.start import check_start
 
 # Settings of reading, which a packed series has of its own.
 _PACKED_SETTINGS = ("time_column", "series_column", "missing", "gaps")
@@ -102,6 +103,8 @@ def train_on_series(
     model: str | Path | keras.Model | None = None,
     training: TrainingSettings | None = None,
     resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
 ) -> SeriesRun:
@@ -115,6 +118,8 @@ def train_on_series(
             one target.
         training: How to train.
         resume: Continues from the checkpoint beside `output`.
+        overwrite: Replaces a model or an unfinished run of the same name.
+        callbacks: Keras callbacks of your own; see `training.loop.train`.
         display: Shows the progress.
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
 
@@ -123,7 +128,7 @@ def train_on_series(
     """
     training = training or TrainingSettings()
     architecture = architecture or ForecastArchitecture()
-    check_start(output, resume=resume)
+    check_start(output, resume=resume, overwrite=overwrite)
     data = _open(options, reading)
     _check_packed(data, options)
     split = data.split(options.train_fraction, options.validation_fraction)
@@ -151,8 +156,16 @@ def train_on_series(
         metrics=[] if quantiles else [keras.metrics.MeanAbsoluteError(name="mae")],
         settings=training,
         validation=validation,
-        identity={"loss": f"{options.loss} {quantiles}"},
+        identity={
+            **({} if model is not None else dataclasses.asdict(architecture)),
+            "window": options.window,
+            "horizon": options.horizon,
+            "batch_size": options.batch_size,
+            "loss": f"{options.loss} {quantiles}",
+        },
         resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
         display=display,
     )
     test: dict[str, Any] | None = None

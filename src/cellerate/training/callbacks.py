@@ -14,7 +14,7 @@ import keras
 
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
-from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics
+from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
 from cellerate.training.display import Display
 from cellerate.training.optimizers import current_learning_rate
 from cellerate.training.parallel import Processes
@@ -102,6 +102,7 @@ class Conductor(keras.callbacks.Callback):
         items_per_step: Items per batch.
         monitor: The loss that decides which model is best: "val_loss" or "loss".
         display: Shows the progress.
+        sample_every: Steps of the run between two samples; None asks for none.
         write_checkpoint: Writes a checkpoint to the disk.
         write_best: Writes the model; called when it is the best so far.
         write_history: Writes the history files.
@@ -120,6 +121,7 @@ class Conductor(keras.callbacks.Callback):
         items_per_step: int,
         monitor: str,
         display: Display,
+        sample_every: int | None = None,
         write_checkpoint: Callable[[Checkpoint], None],
         write_best: Callable[[], None],
         write_history: Callable[[], None],
@@ -138,6 +140,7 @@ class Conductor(keras.callbacks.Callback):
         self._items_per_step = items_per_step
         self._monitor = monitor
         self._display = display
+        self._sample_every = sample_every
         self._write_checkpoint = write_checkpoint
         self._write_best = write_best
         self._write_history = write_history
@@ -148,6 +151,7 @@ class Conductor(keras.callbacks.Callback):
         self._cut: Checkpoint | None = None
         self._start = 0
         self._looked = self._saved = time.perf_counter()
+        self._next_look: float = math.inf
         self._deadline = math.inf
 
     def begin_part(self, start: int, resumed: Checkpoint | None, batches: KerasBatches) -> None:
@@ -167,7 +171,10 @@ class Conductor(keras.callbacks.Callback):
         done = self._start + batch + 1
         if batch == 0 or done % self._settings.log_every == 0 or done == self._steps_per_epoch:
             return True
-        if self._processes.several:
+        if self._is_sampled(done):
+            return True
+        # JAX takes up the steps of minutes within a moment, so the clock alone would not tell when to look.
+        if self._processes.several or done >= self._next_look:
             return done >= self._next_look
         now = time.perf_counter()
         return self.stop_requested or now - self._looked >= _LOOK_EVERY_S or now >= self._deadline
@@ -216,7 +223,11 @@ class Conductor(keras.callbacks.Callback):
         if done == self._steps_per_epoch:
             # The validation that follows belongs to this epoch, so `on_epoch_end` saves and stops.
             return
-        # The next look is about as far away in time as in a single process.
+        if self._is_sampled(done):
+            self._processes.settle(self.model)
+            sync_variables(self.model)
+            self._write(lambda: self._display.sample(self.position.epoch + 1, self._steps(done)))
+        # Further away Ctrl-C would wait for too long.
         look = done + max(1, min(int(steps * _LOOK_EVERY_S / max(seconds, 1e-6)), self._settings.log_every))
         stop, late, save = self._agreed(now, look)
         if stop:
@@ -292,6 +303,13 @@ class Conductor(keras.callbacks.Callback):
         self._write(lambda: self._write_checkpoint(checkpoint))
         self._saved = time.perf_counter()
 
+    def _steps(self, done: int) -> int:
+        """The steps of the run, once `done` steps of this epoch are."""
+        return self.position.epoch * self._steps_per_epoch + done
+
+    def _is_sampled(self, done: int) -> bool:
+        return self._sample_every is not None and self._steps(done) % self._sample_every == 0
+
     def _agreed(self, now: float, look: int = 0) -> tuple[bool, bool, bool]:
         """Whether to stop, whether the time is up and whether to save: the same in all processes.
 
@@ -329,21 +347,3 @@ class Conductor(keras.callbacks.Callback):
         steps = self._last_step[0] - self._first_step[0]
         seconds = self._last_step[1] - self._first_step[1]
         return steps * self._items_per_step / seconds if steps and seconds > 0 else 0.0
-
-
-class WhenDue(keras.callbacks.CallbackList):
-    """Calls the callbacks after a batch only when the conductor says that one is due.
-
-    Reading a batch's loss makes Python wait for the device; `fit` by default would do so at every step.
-    """
-
-    def __init__(
-        self, callbacks: list[keras.callbacks.Callback], conductor: Conductor, **arguments: Any
-    ) -> None:
-        super().__init__(callbacks, **arguments)
-        self._conductor = conductor
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Passes a batch on if it is due."""
-        if self._conductor.due(batch):
-            super().on_train_batch_end(batch, logs)

@@ -24,6 +24,15 @@ import numpy as np
 from cellerate.errors import CheckpointError
 from cellerate.files import atomic_write
 from cellerate.machine.environment import require
+from cellerate.training.settings import TrainingSettings
+
+# What a run's identity has as a hash, and what to say if it differs.
+HASHED = {
+    "model": "the model has other layers, or layers of other shapes",
+    "training data": "the training data are others",
+    "validation data": "the validation data are others",
+}
+_TRAINING = frozenset(field.name for field in dataclasses.fields(TrainingSettings))
 
 _FORMAT = "cellerate-checkpoint-2"
 _CHECKSUM_BYTES = 32
@@ -65,12 +74,17 @@ def capture(
     model: keras.Model, position: Position, identity: dict[str, Any], progress: dict[str, Any]
 ) -> Checkpoint:
     """A copy of everything that `restore` needs, taken between two batches of `fit` or outside it."""
-    # Inside `fit` the JAX trainer holds the newest values itself; this call writes them back to the variables.
+    sync_variables(model)
+    arrays = {name: _to_numpy(variable) for name, variable in _variables(model).items()}
+    return Checkpoint(position, identity, progress, arrays)
+
+
+def sync_variables(model: keras.Model) -> None:
+    """Gives the variables of a model their newest values, between two batches of `fit`."""
+    # There the JAX trainer holds them itself.
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
-    arrays = {name: _to_numpy(variable) for name, variable in _variables(model).items()}
-    return Checkpoint(position, identity, progress, arrays)
 
 
 def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
@@ -130,19 +144,23 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
 
 
 def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` naming every setting in which a resumed run differs from its checkpoint."""
+    """Raises `CheckpointError` naming every setting in which a resumed run differs from its checkpoint.
+
+    A setting that the checkpoint does not know passes: an earlier version wrote it.
+    """
     # The saved one went through JSON; so does this one, so that a tuple equals its list.
     current = json.loads(json.dumps(dict(current)))
-    differing = [
-        f"{name} was {saved.get(name)!r}, now {current.get(name)!r}"
-        for name in sorted({*saved, *current})
-        if saved.get(name) != current.get(name)
+    differing = [name for name in sorted(saved) if saved[name] != current.get(name)]
+    said = [
+        f"{name} was {saved[name]!r}, now {current.get(name)!r}" for name in differing if name not in HASHED
     ]
-    if differing:
+    # What the task was told to make of its data and its model says more than that the result is another.
+    if not any(name not in _TRAINING and name not in HASHED for name in differing):
+        said += [HASHED[name] for name in differing if name in HASHED]
+    if said:
         raise CheckpointError(
-            "the checkpoint belongs to a run with other settings or data: "
-            + "; ".join(differing)
-            + ". Resume with the settings it was started with, or start anew."
+            f"the checkpoint belongs to a run with other settings or data: {'; '.join(said)}. Resume with the settings "
+            "it was started with, or start anew (overwrite=True)."
         )
 
 

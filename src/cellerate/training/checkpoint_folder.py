@@ -54,7 +54,7 @@ class CheckpointFolder:
             self._own = paths
             return found
         if failure is not None:
-            raise CheckpointError(f"{failure} No older one is whole. Train without resume.") from failure
+            raise CheckpointError(f"{failure} No older one is whole. Leave resume=True out.") from failure
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:

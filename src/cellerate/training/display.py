@@ -57,52 +57,37 @@ class Display:
     def epoch(self, record: Mapping[str, Any]) -> None:
         """An epoch is over; `record` is its entry in the history."""
 
+    def sample(self, epoch: int, step: int) -> None:
+        """It is time to show what the model makes, after `step` steps of the run, in `epoch` (from 1)."""
+
     def message(self, text: str) -> None:
         """A sentence for the user."""
+
+    def end_at_once(self) -> None:
+        """The user does not wait for the end of the step. Raises `KeyboardInterrupt`, unless the process may end."""
+        raise KeyboardInterrupt
 
     def stop(self) -> None:
         """Training is over, whatever the reason."""
 
 
-class Terminal(Display):
-    """A live progress line on a terminal, or a plain line now and then elsewhere; both on stderr.
+class Lines(Display):
+    """Puts what a run does into lines of text; subclasses show them.
 
-    Args:
-        every_s: Seconds between two plain lines when stderr is not a terminal.
+    `message` shows a line that stays, and `_show` one that the next takes the place of.
     """
 
-    def __init__(self, every_s: float = 10.0) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-        self._every_s = every_s
-        self._live: Any = None
-
     def start(self, plan: Plan) -> None:
-        """Opens the progress line."""
+        """Begins to count."""
         self._plan = plan
-        self._began = self._last_line = time.perf_counter()
+        self._began = time.perf_counter()
         self._done_before = -1
         self._rate = self._data_wait = 0.0
         self._phase = ""
         self._readings = MachineReadings()
-        if not self._console.is_terminal:
-            return
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._live = Progress(
-            TextColumn("{task.fields[where]}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            console=self._console,
-            transient=True,
-        )
-        total = plan.epochs * plan.steps_per_epoch
-        self._task = self._live.add_task("", total=total, where="compiling", text="the first step compiles")
-        self._live.start()
 
     def step(self, epoch: int, step: int, logs: Mapping[str, float]) -> None:
-        """Updates the progress line."""
+        """Shows the figures of a step."""
         now, plan = time.perf_counter(), self._plan
         done = epoch * plan.steps_per_epoch + step
         if self._done_before < 0:
@@ -111,13 +96,8 @@ class Terminal(Display):
             return
         if now > self._began:
             self._rate = (done - self._done_before) / (now - self._began)
-        text = self._facts(logs, done)
         where = f"epoch {epoch + 1}/{plan.epochs} step {step}/{plan.steps_per_epoch}"
-        if self._live is not None:
-            self._live.update(self._task, completed=done, where=where, text=self._phase or text)
-        elif now - self._last_line >= self._every_s:
-            self._last_line = now
-            self._console.print(f"{where}  {text}", markup=False)
+        self._show(done, where, self._phase or self._facts(logs, done))
 
     def data_wait(self, share: float) -> None:
         """Shows a share that is worth a word with the next figures."""
@@ -126,11 +106,9 @@ class Terminal(Display):
     def phase(self, text: str) -> None:
         """Shows `text` in place of the figures until the phase ends."""
         self._phase = text
-        if self._live is not None and text:
-            self._live.update(self._task, text=text)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """Prints the permanent line of an epoch."""
+        """Shows the line of an epoch."""
         self._phase = ""
         parts = [f"epoch {record['epoch']}/{self._plan.epochs}", f"loss {record['loss']:.4f}"]
         if "val_loss" in record:
@@ -143,7 +121,8 @@ class Terminal(Display):
             for name, value in record.items()
             if name.removeprefix("val_") not in ("loss",) and name in record.get("metrics", ())
         ]
-        parts.append(f"{short(record['items_per_s'])} {self._plan.item}/s")
+        if record["items_per_s"] > 0:
+            parts.append(f"{short(record['items_per_s'])} {self._plan.item}/s")
         parts.append(f"{record['seconds']:.0f} s")
         if record["data_wait"] >= _TOLD_WAIT:
             parts.append(f"waited for data {record['data_wait']:.0%} of the time")
@@ -151,15 +130,9 @@ class Terminal(Display):
             parts.append("best so far, saved")
         self.message("  ".join(parts))
 
-    def message(self, text: str) -> None:
-        """Prints a sentence above the live line."""
-        self._console.print(text, markup=False)
-
-    def stop(self) -> None:
-        """Removes the live line."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _show(self, done: int, where: str, text: str) -> None:
+        """Shows where a run stands after `done` steps, and its figures."""
+        raise NotImplementedError
 
     def _facts(self, logs: Mapping[str, float], done: int) -> str:
         plan = self._plan
@@ -179,3 +152,94 @@ class Terminal(Display):
         for number in itertools.takewhile(lambda n: f"gpu{n}_use" in taken, itertools.count()):
             parts.append(f"GPU {taken[f'gpu{number}_use']:.0%}")
         return "  ".join(parts)
+
+
+class Terminal(Lines):
+    """A live progress line on a terminal, or a plain line now and then elsewhere; both on stderr.
+
+    Args:
+        every_s: Seconds between two plain lines when stderr is not a terminal.
+    """
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+        self._every_s = every_s
+        self._live: Any = None
+
+    def start(self, plan: Plan) -> None:
+        """Opens the progress line."""
+        super().start(plan)
+        self._last_line = self._began
+        if not self._console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._live = Progress(
+            TextColumn("{task.fields[where]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
+            transient=True,
+        )
+        total = plan.epochs * plan.steps_per_epoch
+        self._task = self._live.add_task("", total=total, where="compiling", text="the first step compiles")
+        self._live.start()
+
+    def phase(self, text: str) -> None:
+        """Shows `text` in place of the figures until the phase ends."""
+        super().phase(text)
+        if self._live is not None and text:
+            self._live.update(self._task, text=text)
+
+    def message(self, text: str) -> None:
+        """Prints a sentence above the live line."""
+        self._console.print(text, markup=False)
+
+    def stop(self) -> None:
+        """Removes the live line."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, done: int, where: str, text: str) -> None:
+        now = time.perf_counter()
+        if self._live is not None:
+            self._live.update(self._task, completed=done, where=where, text=text)
+        elif now - self._last_line >= self._every_s:
+            self._last_line = now
+            self._console.print(f"{where}  {text}", markup=False)
+
+
+class Notebook(Lines):
+    """A line in the output of a notebook's cell that is written again and again, and a line that stays an epoch.
+
+    It needs no widgets, and stdout, because notebooks show stderr as if it were errors.
+    """
+
+    _width = 0
+
+    def start(self, plan: Plan) -> None:
+        """Says why nothing is to be seen at first."""
+        super().start(plan)
+        self._write("the first step compiles")
+
+    def message(self, text: str) -> None:
+        """Writes a sentence in place of the line, which goes on below."""
+        self._write(text)
+        print(flush=True)
+        self._width = 0
+
+    def stop(self) -> None:
+        """Removes the line."""
+        self._write("")
+        print("\r", end="", flush=True)
+
+    def _show(self, done: int, where: str, text: str) -> None:
+        self._write(f"{where}  {text}")
+
+    def _write(self, text: str) -> None:
+        # Blanks cover what the line before had more.
+        print("\r" + text.ljust(self._width), end="", flush=True)
+        self._width = len(text)

@@ -16,18 +16,18 @@ import keras
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import CheckpointError, ConfigError
-from cellerate.files import check_writable, exclusive, remove_unfinished
+from cellerate.files import remove_unfinished
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carried_states import carried_states
 from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
+from cellerate.training.callback_list import WhenDue, check_callbacks
 from cellerate.training.callbacks import (
     Conductor,
     EarlyStopping,
     Interrupted,
     Progress,
     ReduceLROnPlateau,
-    WhenDue,
 )
 from cellerate.training.checkpoint import (
     Checkpoint,
@@ -39,12 +39,14 @@ from cellerate.training.checkpoint import (
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display, Plan
 from cellerate.training.history import write_history
+from cellerate.training.kernels_used import kernels_used
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.precision import PrecisionTrial, choose_precision, fastest_precision
 from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
+from cellerate.training.start import own_run, run_folder
 from cellerate.training.telemetry import Sample, Telemetry
 from cellerate.training.trackers import check_trackers
 
@@ -66,6 +68,7 @@ class TrainingResult:
         best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
         precision: The dtype policy of the training.
+        kernels: What computed it, as `kernels_used` says.
         here: Whether this process says and judges what came of it: of several that train together, the first.
     """
 
@@ -78,45 +81,8 @@ class TrainingResult:
     best: float | None
     seconds: float
     precision: str
+    kernels: str
     here: bool
-
-
-def run_folder(output: str | Path) -> Path:
-    """The folder of the run that makes `output`: `book.keras` → `book.run`."""
-    return Path(output).with_suffix(".run")
-
-
-def check_start(output: str | Path, *, resume: bool) -> None:
-    """Refuses, before any work, a run that could not write its output or would overwrite an unfinished run.
-
-    Raises:
-        OutputError: The model or the run folder cannot be written.
-        ConfigError: There is an unfinished run of the same name, and `resume` is False.
-        CheckpointError: `resume` is True and there is no usable checkpoint.
-    """
-    output = Path(output)
-    if output.suffix != ".keras":
-        raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
-    check_writable(output)
-    checkpoints = CheckpointFolder(run_folder(output))
-    if run_folder(output).exists():
-        # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
-        checkpoints.check_writable()
-    try:
-        newest = checkpoints.newest(arrays=False)
-    except CheckpointError:
-        if resume:
-            raise
-        return
-    if resume and newest is None:
-        raise CheckpointError(
-            f"there is no checkpoint to resume in {run_folder(output)}. Train without resume."
-        )
-    if newest is not None and not resume and not newest.progress["finished"]:
-        raise ConfigError(
-            f"{run_folder(output)} holds a run that has not ended. Go on with it (resume), or delete "
-            "that folder to start anew."
-        )
 
 
 def train(
@@ -132,9 +98,12 @@ def train(
     identity: Mapping[str, Any] | None = None,
     carry_states: bool = False,
     resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
     bits: str | None = None,
     sample: Callable[[keras.Model], Sample] | None = None,
+    sample_every: int | None = None,
 ) -> TrainingResult:
     """Trains `model` on `source`.
 
@@ -153,9 +122,13 @@ def train(
         carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
             batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
         resume: Continues from the checkpoint in the run folder.
+        overwrite: Replaces a model or an unfinished run of the same name.
+        callbacks: Keras callbacks of your own, called as `fit` calls them. Their model is the compiled one, which has
+            the layers of `model`. A run that resumes in the middle of an epoch begins `fit` twice.
         display: Shows the progress; None shows nothing. Of several processes, only the first shows.
         bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
         sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
+        sample_every: Shows a sample after so many steps, and after each epoch; None shows none.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
@@ -169,139 +142,153 @@ def train(
         "interrupted".
 
     Raises:
-        ConfigError: See `check_start`.
+        ConfigError: See `start.check_start`; or a callback is none.
         CheckpointError: The checkpoint is damaged, or from a run with other settings, data or model.
         OutputError: A file could not be written.
         TrainingError: The loss is no longer a finite number.
     """
     output = Path(output)
-    check_start(output, resume=resume)
     check_trackers(settings.track)
+    own_callbacks = check_callbacks(callbacks)
     processes = Processes()
     processes.check(model, carry_states=carry_states)
     display = display if display is not None and processes.first else Display()
-    keep_freed_memory()
-    folder = run_folder(output)
-    identity = {
-        **settings.curve_settings(),
-        **(identity or {}),
-        "backend": keras.config.backend(),
-        "carry_states": carry_states,
-        "training data": source.fingerprint(),
-        "validation data": validation.fingerprint() if validation is not None else None,
-        "model": architecture_of(model),
-    }
-    checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
-    checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
-    processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
-    progress = _progress(checkpoint)
-    progress.finished = ""
-    if checkpoint is None:
-        progress.precision = _precision(model, source, loss, settings, display, processes)
-    if progress.precision != "float32":
-        model = with_dtype_policy(model, progress.precision)
-    accelerate(model, settings.implementation)
-
-    states = carried_states(model, source.batch_size) if carry_states else None
-    # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
-    trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
-    trainer.compile(
-        optimizer=build_optimizer(settings, len(source), progress.precision),
-        loss=processes.loss(loss),
-        weighted_metrics=list(metrics),
-        jit_compile=settings.jit_compile,
-    )
-    if checkpoint is not None:
-        restore(trainer, checkpoint)
-    processes.replicate(trainer)
-    if is_probe():
-        end_probe(trainer, source, loss, settings, progress.precision, processes)
-    made_of = {**dataclasses.asdict(settings), **identity, "precision": progress.precision}
-    shown = None if sample is None else functools.partial(sample, model)
-    telemetry = Telemetry(
-        display, folder, settings.track, made_of, resumed=checkpoint is not None, sample=shown
-    )
-    display = telemetry if processes.first else Display()
-    monitor = "val_loss" if validation is not None else "loss"
-    conductor = Conductor(
-        settings=settings,
-        progress=progress,
-        steps_per_epoch=len(source),
-        items_per_step=source.items_per_batch,
-        monitor=monitor,
-        display=display,
-        write_checkpoint=checkpoints.save,
-        write_best=lambda: save(model, output),
-        write_history=lambda: write_history(folder, progress.history, progress.curve),
-        begin_states=states.reset if states else lambda: None,
-        identity=dict(identity),
-        processes=processes,
-    )
-    callbacks: list[keras.callbacks.Callback] = []
-    if settings.patience is not None:
-        callbacks.append(EarlyStopping(progress, monitor=monitor, mode="min", patience=settings.patience))
-    if settings.plateau_patience is not None:
-        callbacks.append(
-            ReduceLROnPlateau(
-                progress,
-                monitor=monitor,
-                mode="min",
-                patience=settings.plateau_patience,
-                factor=settings.plateau_factor,
-            )
-        )
-    plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds)
     with contextlib.ExitStack() as held:
-        if processes.first:
-            held.enter_context(exclusive(folder))
-            remove_unfinished(folder)
-            remove_unfinished(output)
-            held.enter_context(telemetry)
-        display.start(plan)
-        try:
-            with stop_signals(conductor, display):
-                stopped_early = _fit_parts(
-                    trainer,
-                    processes.share(source),
-                    processes.share(validation) if validation is not None else None,
-                    settings.epochs,
-                    callbacks,
-                    conductor,
-                    checkpoint,
+        held.enter_context(own_run(output, resume=resume, overwrite=overwrite, first=processes.first))
+        keep_freed_memory()
+        folder = run_folder(output)
+        identity = {
+            **settings.curve_settings(),
+            **(identity or {}),
+            "backend": keras.config.backend(),
+            "carry_states": carry_states,
+            "training data": source.fingerprint(),
+            "validation data": validation.fingerprint() if validation is not None else None,
+            "model": architecture_of(model),
+        }
+        checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
+        checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
+        processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
+        progress = _progress(checkpoint)
+        progress.finished = ""
+        if checkpoint is None:
+            progress.precision = _precision(model, source, loss, settings, display, processes)
+        if progress.precision != "float32":
+            model = with_dtype_policy(model, progress.precision)
+        accelerate(model, settings.implementation)
+        kernels = kernels_used(model, progress.precision)
+        display.message(kernels)
+
+        states = carried_states(model, source.batch_size) if carry_states else None
+        # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
+        trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
+        trainer.compile(
+            optimizer=build_optimizer(settings, len(source), progress.precision),
+            loss=processes.loss(loss),
+            weighted_metrics=list(metrics),
+            jit_compile=settings.jit_compile,
+        )
+        if checkpoint is not None:
+            restore(trainer, checkpoint)
+        processes.replicate(trainer)
+        if is_probe():
+            end_probe(trainer, source, loss, settings, progress.precision, processes)
+        made_of = {**dataclasses.asdict(settings), **identity, "precision": progress.precision}
+        shown = None if sample is None else functools.partial(sample, model)
+        telemetry = Telemetry(
+            display,
+            folder,
+            settings.track,
+            made_of,
+            resumed=checkpoint is not None,
+            sample=shown,
+            show_samples=sample_every is not None,
+        )
+        display = telemetry if processes.first else Display()
+        monitor = "val_loss" if validation is not None else "loss"
+        conductor = Conductor(
+            settings=settings,
+            progress=progress,
+            steps_per_epoch=len(source),
+            items_per_step=source.items_per_batch,
+            monitor=monitor,
+            display=display,
+            sample_every=sample_every,
+            write_checkpoint=checkpoints.save,
+            write_best=lambda: save(model, output),
+            write_history=lambda: write_history(folder, progress.history, progress.curve),
+            begin_states=states.reset if states else lambda: None,
+            identity=dict(identity),
+            processes=processes,
+        )
+        watching: list[keras.callbacks.Callback] = []
+        if settings.patience is not None:
+            watching.append(EarlyStopping(progress, monitor=monitor, mode="min", patience=settings.patience))
+        if settings.plateau_patience is not None:
+            watching.append(
+                ReduceLROnPlateau(
+                    progress,
+                    monitor=monitor,
+                    mode="min",
+                    patience=settings.plateau_patience,
+                    factor=settings.plateau_factor,
                 )
-        except Interrupted:
-            stopped_early = False
-        finally:
-            display.stop()
-        status: Status = "finished"
-        if conductor.interrupted:
-            status = "interrupted"
-        elif conductor.timed_out:
-            status = "time limit"
-        elif stopped_early:
-            status = "stopped early"
-        if status in ("finished", "stopped early"):
-            progress.finished = status
-            conductor.save()
-        telemetry.status = status
-    # What the first has written, all may read from here on.
-    processes.wait()
-    model = processes.own(model, settings.implementation)
-    best_is_last = progress.best_epoch == len(progress.history)
-    if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
-        model.load_weights(output)
-    return TrainingResult(
-        model=model,
-        status=status,
-        output=output,
-        folder=folder,
-        history=tuple(progress.history),
-        best_epoch=progress.best_epoch,
-        best=progress.best,
-        seconds=progress.seconds,
-        precision=progress.precision,
-        here=processes.first,
-    )
+            )
+        plan = Plan(
+            settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds
+        )
+        with contextlib.ExitStack() as told:
+            if processes.first:
+                remove_unfinished(folder)
+                remove_unfinished(output)
+                told.enter_context(telemetry)
+            display.start(plan)
+            try:
+                with stop_signals(conductor, display):
+                    stopped_early = _fit_parts(
+                        trainer,
+                        processes.share(source),
+                        processes.share(validation) if validation is not None else None,
+                        settings.epochs,
+                        own_callbacks,
+                        watching,
+                        conductor,
+                        checkpoint,
+                    )
+            except Interrupted:
+                stopped_early = False
+            finally:
+                display.stop()
+            status: Status = "finished"
+            if conductor.interrupted:
+                status = "interrupted"
+            elif conductor.timed_out:
+                status = "time limit"
+            elif stopped_early:
+                status = "stopped early"
+            if status in ("finished", "stopped early"):
+                progress.finished = status
+                conductor.save()
+            telemetry.status = status
+        # What the first has written, all may read from here on.
+        processes.wait()
+        model = processes.own(model, settings.implementation)
+        best_is_last = progress.best_epoch == len(progress.history)
+        if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
+            model.load_weights(output)
+        return TrainingResult(
+            model=model,
+            status=status,
+            output=output,
+            folder=folder,
+            history=tuple(progress.history),
+            best_epoch=progress.best_epoch,
+            best=progress.best,
+            seconds=progress.seconds,
+            precision=progress.precision,
+            kernels=kernels,
+            here=processes.first,
+        )
 
 
 def _fit_parts(
@@ -309,7 +296,8 @@ def _fit_parts(
     source: BatchSource,
     validation: BatchSource | None,
     epochs: int,
-    callbacks: list[keras.callbacks.Callback],
+    own: list[keras.callbacks.Callback],
+    watching: list[keras.callbacks.Callback],
     conductor: Conductor,
     checkpoint: Checkpoint | None,
 ) -> bool:
@@ -335,7 +323,9 @@ def _fit_parts(
                 initial_epoch=epoch,
                 epochs=stop,
                 validation_data=held_out,
-                callbacks=WhenDue([*callbacks, conductor], conductor, add_history=True, model=trainer),
+                callbacks=WhenDue(
+                    own, [*watching, conductor], conductor, model=trainer, epochs=stop, steps=len(batches)
+                ),
                 shuffle=False,
                 verbose=0,
             )
@@ -391,4 +381,4 @@ def _progress(checkpoint: Checkpoint | None) -> Progress:
     try:
         return Progress(**checkpoint.progress)
     except TypeError as error:
-        raise CheckpointError(f"the checkpoint is damaged ({error}). Train without resume.") from error
+        raise CheckpointError(f"the checkpoint is damaged ({error}). Leave resume=True out.") from error

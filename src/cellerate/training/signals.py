@@ -19,7 +19,7 @@ def stop_signals(conductor: Conductor, display: Display) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if conductor.stop_requested:
-            raise KeyboardInterrupt
+            display.end_at_once()
         conductor.stop_requested = True
         display.message(
             "Stopping after this step; once more stops at once and loses the steps since the last save."

@@ -55,6 +55,7 @@ class Telemetry(Display):
         made_of: What the run is made of, which trackers are told.
         resumed: Whether the run goes on; otherwise the figures of an earlier one are replaced.
         sample: Gives something that the model makes, asked after each epoch; None if there is nothing to show.
+        show_samples: Whether to show samples on the display, too.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Telemetry(Display):
         *,
         resumed: bool = False,
         sample: Callable[[], Sample] | None = None,
+        show_samples: bool = False,
     ) -> None:
         self.status: Ending = "failed"
         self._display = display
@@ -75,6 +77,7 @@ class Telemetry(Display):
         self._trackers: list[Tracker] = []
         self._resumed = resumed
         self._sample = sample
+        self._show_samples = show_samples
         self._file: io.TextIOBase | None = None
         self._wait = 0.0
         self._machine: dict[str, float] = {}
@@ -136,15 +139,22 @@ class Telemetry(Display):
         done = (record["epoch"] - 1) * self._plan.steps_per_epoch + record["steps"]
         values = {f"epoch/{name}": value for name, value in record.items() if isinstance(value, float)}
         self._write(record["epoch"], done, values)
-        if self._sample is not None and not self._try(
-            "a sample", lambda: self._write_sample(record["epoch"], done)
-        ):
+        self.sample(record["epoch"], done)
+
+    def sample(self, epoch: int, step: int) -> None:
+        """Asks for a sample, and writes and shows it."""
+        if self._sample is not None and not self._try("a sample", lambda: self._write_sample(epoch, step)):
             self._sample = None
+        # The next figures of speed must not count the time that it took.
         self._begin()
 
     def message(self, text: str) -> None:
         """Passes a sentence on."""
         self._display.message(text)
+
+    def end_at_once(self) -> None:
+        """Passes it on."""
+        self._display.end_at_once()
 
     def stop(self) -> None:
         """Passes the end on."""
@@ -177,6 +187,8 @@ class Telemetry(Display):
     def _write_sample(self, epoch: int, done: int) -> None:
         assert self._sample is not None  # noqa: S101 (it was asked for)
         sample = self._sample()
+        if self._show_samples:
+            self.message(f"--- sample after step {done} ---\n{sample.given}{sample.made}\n---")
         if self._file is not None:
             self._append(
                 {"time": round(time.time(), 3), "epoch": epoch, "step": done, "sample": sample._asdict()}

@@ -1,0 +1,93 @@
+"""Where a run may begin: its output can be written, nobody else writes it, and nothing is lost that nobody gave up."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cellerate.errors import CheckpointError, ConfigError
+from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.training.checkpoint_folder import CheckpointFolder
+from cellerate.training.parallel import Processes
+
+
+def run_folder(output: str | Path) -> Path:
+    """The folder of the run that makes `output`: `book.keras` → `book.run`."""
+    return Path(output).with_suffix(".run")
+
+
+def check_start(output: str | Path, *, resume: bool, overwrite: bool = False) -> None:
+    """Refuses, before any work, a run that could not write its output or would destroy what is there.
+
+    Args:
+        output: The model that the run will write.
+        resume: Whether it goes on with the run of that name.
+        overwrite: Whether it may replace a model or an unfinished run of that name.
+
+    Raises:
+        OutputError: The model or the run folder cannot be written, or another process is training into it.
+        ConfigError: There is a model or an unfinished run of the same name, and neither `resume` nor `overwrite` is
+            True; or both are.
+        CheckpointError: `resume` is True and there is no usable checkpoint.
+    """
+    folder = run_folder(output)
+    if folder.exists() and Processes().first:
+        with exclusive(folder):
+            pass
+    _check(Path(output), resume=resume, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def own_run(output: Path, *, resume: bool, overwrite: bool, first: bool) -> Iterator[None]:
+    """A block in which no other process trains into `output`; checked as by `check_start` once that is certain.
+
+    Of processes that train together, only the `first` keeps others away.
+    """
+    if not first:
+        _check(output, resume=resume, overwrite=overwrite)
+        yield
+        return
+    folder = run_folder(output)
+    existed = folder.exists()
+    with exclusive(folder):
+        try:
+            # Since `check_start`, which came before hours of reading, perhaps, another run may have ended here.
+            _check(output, resume=resume, overwrite=overwrite)
+            yield
+        finally:
+            # Nothing stays of a run that came to nothing.
+            if not existed and [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()
+
+
+def _check(output: Path, *, resume: bool, overwrite: bool) -> None:
+    if output.suffix != ".keras":
+        raise ConfigError(f"the model is written as a .keras file, not {output.name!r}: name it *.keras.")
+    if resume and overwrite:
+        raise ConfigError(
+            "resume=True goes on with a run, and overwrite=True replaces it: choose one of the two."
+        )
+    check_writable(output)
+    folder = run_folder(output)
+    checkpoints = CheckpointFolder(folder)
+    if folder.exists():
+        # The first checkpoint creates the run folder, so a run that never begins leaves no empty folder.
+        checkpoints.check_writable()
+    newest = None
+    try:
+        newest = checkpoints.newest(arrays=False)
+    except CheckpointError:
+        if resume:
+            raise
+    if resume and newest is None:
+        raise CheckpointError(f"there is no checkpoint to resume in {folder}. Leave resume=True out.")
+    if resume or overwrite:
+        return
+    if newest is not None and not newest.progress["finished"]:
+        raise ConfigError(
+            f"{folder} holds a run that has not ended. Go on with it (resume=True), replace it (overwrite=True), or "
+            "give another name."
+        )
+    if output.exists():
+        longer = "train it for more epochs (resume=True), " if newest is not None else ""
+        raise ConfigError(f"{output} exists. Replace it (overwrite=True), {longer}or give another name.")
