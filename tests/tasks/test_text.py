@@ -7,15 +7,16 @@ import pytest
 
 from cellerate.data.text import open_text
 from cellerate.data.tokenizer import ByteTokenizer
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import CheckpointError, ConfigError, DataError, ModelError
 from cellerate.models.storage import load_model, save_model
-from cellerate.tasks.inference import generate
+from cellerate.tasks.inference import evaluate, generate
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text import (
     evaluate_text,
     load_text_model,
     train_on_text,
 )
+from cellerate.training.display import Display
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -38,16 +39,29 @@ def options(path, **changes):
     )
 
 
-def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, **changes):
-    path = folder / "text.txt"
-    path.write_text(text, encoding="utf-8")
+def fit(folder, *, text=TEXT, model=None, output="m.keras", epochs=1, units=8, file="text.txt", **changes):
+    path = folder / file
+    path.write_text(text, encoding=changes.get("encoding", "utf-8"))
+    passed = ("resume", "overwrite", "callbacks", "sample_every", "prompt", "display")
+    how = {name: changes.pop(name) for name in passed if name in changes}
     return train_on_text(
         options(path, **changes),
         folder / output,
         architecture=TextArchitecture(embedding=4, units=units),
         model=model,
         training=TrainingSettings(epochs=epochs, learning_rate=0.02),
+        **how,
     )
+
+
+class Heard(Display):
+    """Notes what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def message(self, text):
+        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +220,81 @@ def test_folder_reads_what_include_and_exclude_leave(tmp_path):
     )
     assert run.tokenizer.vocabulary_size == V
     assert load_text_model(tmp_path / "m.keras").record["include"] == ["*.txt"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"encoding": "utf-16"},
+        {
+            "field": "body",
+            "file": "text.jsonl",
+            "text": "".join(json.dumps({"body": TEXT}) + "\n" for _ in "ab"),
+        },
+        {"strip_gutenberg": True},
+    ],
+    ids=str,
+)
+def test_model_remembers_how_its_text_was_read_and_is_judged_on_the_same(tmp_path, how):
+    run = fit(tmp_path, **how)
+    text_model = load_text_model(tmp_path / "m.keras")
+    name = next(iter(how))
+    assert text_model.record[name] == how[name]
+    (path,) = tmp_path.glob("text.*")
+    again = evaluate(tmp_path / "m.keras", [path], part="held-out")
+    assert again["bits_per_character"] == pytest.approx(run.evaluation["bits_per_character"])
+
+
+def test_field_without_json_lines_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="field is 'body', and no file has JSON lines"):
+        fit(tmp_path, field="body")
+
+
+def test_training_says_what_the_text_lacks_and_whose_licence_is_in_it(tmp_path):
+    heard = Heard()
+    licence = "*** START OF THE PROJECT GUTENBERG EBOOK X ***\n"
+    fit(tmp_path, text=licence + TEXT * 2 + "QQZZ", display=heard)
+    assert "the licence of Project Gutenberg in it" in heard.said[0]
+    assert "--strip-gutenberg" in heard.said[0]
+    assert heard.said[1].startswith("'Q', 'Z' occur in the held-out part only")
+    assert "too few to tell one model from another" in heard.said[2]
+    heard = Heard()
+    fit(tmp_path, text=licence + TEXT, display=heard, strip_gutenberg=True, output="b.keras")
+    assert heard.said[0] == "the licence of Project Gutenberg was left out of the text"
+    heard = Heard()
+    fit(tmp_path, display=heard, strip_gutenberg=True, output="c.keras")
+    assert heard.said[0].startswith("the licence of Project Gutenberg was not found")
+
+
+def test_resumed_with_another_model_or_text_says_what_differs(tmp_path):
+    fit(tmp_path, units=8)
+    with pytest.raises(CheckpointError, match=r"data: units was 8, now 6\. Resume"):
+        fit(tmp_path, units=6, epochs=2, resume=True)
+    with pytest.raises(CheckpointError, match=r"data: length was 6, now 5\. Resume"):
+        fit(tmp_path, length=5, epochs=2, resume=True)
+    with pytest.raises(CheckpointError, match=r"data: characters of the text was \d+, now \d+\. Resume"):
+        fit(tmp_path, text=TEXT + TEXT, epochs=2, resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"the training data are others; the validation data are others\. Resume"
+    ):
+        fit(tmp_path, text=TEXT.replace("owl", "oow"), epochs=2, resume=True)
+
+
+def test_samples_while_training_go_on_from_a_prompt_and_a_model_without_them_is_refused(tmp_path):
+    heard = Heard()
+    fit(tmp_path, display=heard, sample_every=5, prompt="the dog")
+    shown = [text for text in heard.said if text.startswith("--- sample after step")]
+    assert len(shown) > 1
+    assert all(text.splitlines()[1].startswith("the dog") for text in shown)
+    with pytest.raises(DataError, match="'Q'"):
+        fit(tmp_path, sample_every=5, prompt="the Q", output="b.keras")
+    with pytest.raises(ConfigError, match="sample_every must be a whole number"):
+        fit(tmp_path, sample_every=0, output="b.keras")
+    ids = keras.Input((None,), dtype="int32")
+    gru = keras.layers.GRU(4, return_sequences=True, go_backwards=True)(keras.layers.Embedding(V, 4)(ids))
+    with pytest.raises(ConfigError, match="sample_every needs a model that the native engine can run"):
+        fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), sample_every=5, output="b.keras")
+    assert not (tmp_path / "b.keras").exists()
 
 
 def test_text_shorter_than_a_window_raises_and_leaves_nothing(tmp_path):

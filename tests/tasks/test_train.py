@@ -1,12 +1,16 @@
 """The trainings as Python functions: one flat list of arguments, the same runs as with records."""
 
 import inspect
+import sys
+import types
 
+import keras
 import numpy as np
 import pytest
 
 import cellerate
 from cellerate.errors import ConfigError
+from cellerate.tasks.embed import load_line_model
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions, TextArchitecture, TextOptions
 from cellerate.tasks.text import train_on_text
 from cellerate.training.settings import TrainingSettings
@@ -47,6 +51,76 @@ def test_verbose_shows_progress_on_stderr(book, tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "epoch" in shown.err.lower()
+
+
+def test_notebook_shows_progress_in_the_cell_unless_told_otherwise(book, tmp_path, capsys, monkeypatch):
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    options = {"length": 8, "units": 3, "epochs": 1}
+    cellerate.train_text(book, tmp_path / "a.keras", **options)
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "epoch 1/1  loss" in shown.out
+    cellerate.train_text(book, tmp_path / "b.keras", verbose=False, **options)
+    shell.kernel = None
+    cellerate.train_text(book, tmp_path / "c.keras", **options)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_cell_that_stopped_at_its_time_limit_runs_again_with_overwrite(book, tmp_path):
+    options = {"length": 8, "units": 3, "max_seconds": 0.001}
+    cellerate.train_text(book, tmp_path / "m.keras", **options)
+    with pytest.raises(ConfigError, match="overwrite=True"):
+        cellerate.train_text(book, tmp_path / "m.keras", **options)
+    run = cellerate.train_text(book, tmp_path / "m.keras", overwrite=True, **options)
+    assert run.training.status == "time limit"
+
+
+def test_preset_sizes_the_model_and_options_beside_it_win(book, tmp_path, capsys):
+    options = {"length": 8, "epochs": 1, "max_seconds": 0.001, "embedding": 5, "units": 7, "verbose": True}
+    run = cellerate.train_text(book, tmp_path / "m.keras", preset="large", **options)
+    layers = [layer for layer in run.training.model.layers if isinstance(layer, keras.layers.LSTM)]
+    assert [layer.units for layer in layers] == [7, 7]
+    assert (
+        "preset large: --layers 2 --dropout 0.2 --learning-rate 0.001 --clipnorm 1.0"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("train", [cellerate.train_text, cellerate.train_embed])
+def test_data_that_are_no_path_are_refused_with_their_type(train, tmp_path):
+    for wrong in ([{"text": ["a"]}], {"text": ["a"]}, 3):
+        with pytest.raises(ConfigError, match=r"the data must be the paths? of .*, not a (dict|int)"):
+            train(wrong, tmp_path / "m.keras")
+    with pytest.raises(ConfigError, match=r"output must be the path of a \.keras file, not a NoneType"):
+        train("a.txt", None)
+    with pytest.raises(ConfigError, match="one file of lines, not 2"):
+        cellerate.train_embed(["a.txt", "b.txt"], tmp_path / "m.keras")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_callbacks_reach_every_training(book, tmp_path):
+    (tmp_path / "lines.txt").write_text("red\nblue\nhat\n" * 4)
+    epochs = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+    cellerate.train_text(book, tmp_path / "a.keras", length=8, units=3, epochs=2, callbacks=[callback])
+    cellerate.train_embed(
+        tmp_path / "lines.txt", tmp_path / "b.keras", units=4, latent=3, epochs=1, callbacks=[callback]
+    )
+    assert epochs == [0, 1, 0]
+
+
+def test_lines_of_json_in_another_encoding_are_read(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text(
+        "".join(f'{{"name": "{name}", "n": 1}}\n' for name in ("süß", "rot", "blau") * 4), "utf-16"
+    )
+    run = cellerate.train_embed(
+        path, tmp_path / "m.keras", field="name", encoding="utf-16", units=4, latent=3, epochs=1
+    )
+    assert run.training.status == "finished"
+    assert load_line_model(tmp_path / "m.keras").vocabulary.characters == "".join(sorted(set("süßrotblau")))
 
 
 def test_own_model_is_trained_from_a_file_or_from_memory(tmp_path):

@@ -27,6 +27,7 @@ from cellerate.models.rewrite import is_functional, same_layers
 Task = Literal["text", "series", "embed"]
 
 _TASKS: tuple[Task, ...] = typing.get_args(Task)
+_CALLED = {"text": "a text model", "series": "a series model", "embed": "an embed model"}
 _VERBS = {"text": "generate", "series": "forecast", "embed": "embed"}
 _SCHEMA = 1
 _ENTRY = "cellerate.json"
@@ -145,6 +146,11 @@ def load_model(
     record = None
     if source.suffix == ".keras":
         config, record = _inspect(source)
+    elif source.suffix == ".cell":
+        raise ModelError(
+            f"{source} is a packed model, from which no Keras model can be made: open it with cellerate.load, or "
+            "give the .keras file it was packed from."
+        )
     elif source.suffix not in (".h5", ".hdf5"):
         raise ModelError(
             f"{source} does not end in '.keras' (or '.h5'): is it a Keras model? Then rename it."
@@ -269,11 +275,11 @@ def check_task(source: str | Path, record: TaskRecord | None, need: Task) -> Non
     if record is None:
         raise ModelError(
             f"{source} does not say what it was trained on (no Cellerate record), so it cannot be used "
-            f"here as a {need} model. Train one with `cellerate train {need}`."
+            f"here as {_CALLED[need]}. Train one with `cellerate train {need}`."
         )
     if record.task != need:
         raise ModelError(
-            f"{source} holds a {record.task} model, but a {need} model is needed here. Use it with "
+            f"{source} holds {_CALLED[record.task]}, but {_CALLED[need]} is needed here. Use it with "
             f"`cellerate {_VERBS[record.task]}`, or train another with `cellerate train {need}`."
         )
 
@@ -290,7 +296,7 @@ def check_fits(source: str | Path, model: keras.Model, record: TaskRecord) -> No
         fits = {"encode", "decode"} <= {layer.name for layer in model.layers}
     if not fits:
         raise ModelError(
-            f"{source} says it holds a {record.task} model, but its inputs and outputs (of {inputs} and "
+            f"{source} says it holds {_CALLED[record.task]}, but its inputs and outputs (of {inputs} and "
             f"{outputs} axes) are not those of one: the record belongs to another model. Save it again."
         )
 

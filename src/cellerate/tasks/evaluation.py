@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import keras
 
+from cellerate.data.decoding import READ_AS
 from cellerate.data.line_files import read_lines
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
@@ -51,6 +52,7 @@ def evaluate_model(
         try:
             # The files of a folder that `train` left out are left out here too.
             cut = {key: told[key] for key in ("length", "validation_fraction", "include", "exclude")}
+            cut |= {key: told[key] for key in READ_AS if key in told}
             options = TextOptions(paths=[os.fspath(path) for path in data], **cut)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from cellerate.data.decoding import check_codec
 from cellerate.settings import check_choice, check_counts, check_number
 
 Errors = Literal["strict", "replace"]
@@ -26,7 +27,11 @@ class TextOptions:
     Attributes:
         paths: Files, folders or glob patterns.
         tokenizer: "characters", "bytes" or the path of a tokenizer.json.
-        errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
+        encoding: The encoding of the files: utf-8, utf-16, windows-1252 or any other that Python knows.
+        errors: What to do with bytes that are not of that encoding: "strict" refuses, "replace" reads U+FFFD.
+        field: The field of JSON lines (*.jsonl) that has the text. Each record is a document; an empty line stands
+            between two.
+        strip_gutenberg: Leave out the licence that Project Gutenberg puts around a book.
         include: Glob patterns for the files to read from folders; without any, every text file.
         exclude: Glob patterns for files and folders to leave out.
         length: Characters (or bytes, or tokens) per window, T.
@@ -38,7 +43,10 @@ class TextOptions:
 
     paths: Sequence[str | Path] = ()
     tokenizer: str = "characters"
+    encoding: str = "utf-8"
     errors: Errors = "strict"
+    field: str | None = None
+    strip_gutenberg: bool = False
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     length: int = 100
@@ -52,6 +60,7 @@ class TextOptions:
         Raises:
             ConfigError: A field cannot be used.
         """
+        check_codec(self.encoding)
         check_choice("errors", self.errors, get_args(Errors))
         check_counts(length=self.length, batch_size=self.batch_size)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
@@ -162,9 +171,11 @@ class LineOptions:
     """Which lines to use, and how to batch them.
 
     Attributes:
-        path: A text file with one entry per line, or a Parquet file.
+        path: A text file with one entry per line, one of JSON lines (*.jsonl), or a Parquet file.
         column: The column of a Parquet file; without it, its only text column.
-        errors: What to do with bytes that are not UTF-8: "strict" refuses, "replace" reads U+FFFD.
+        field: The field of JSON lines that has the text; each record is a line.
+        encoding: The encoding of a text file: utf-8, utf-16, windows-1252 or any other that Python knows.
+        errors: What to do with bytes that are not of that encoding: "strict" refuses, "replace" reads U+FFFD.
         max_length: Characters of a line that count; the rest is cut.
         padding: Where short lines are filled up: "right" or "left".
         batch_size: Lines per batch.
@@ -173,6 +184,8 @@ class LineOptions:
 
     path: str | Path = ""
     column: str | None = None
+    field: str | None = None
+    encoding: str = "utf-8"
     errors: Errors = "strict"
     max_length: int = 64
     padding: Padding = "right"
@@ -185,6 +198,7 @@ class LineOptions:
         Raises:
             ConfigError: A field cannot be used.
         """
+        check_codec(self.encoding)
         check_choice("errors", self.errors, get_args(Errors))
         check_choice("padding", self.padding, get_args(Padding))
         check_counts(max_length=self.max_length, batch_size=self.batch_size)

@@ -5,13 +5,14 @@ Each function only combines data, model and training loop; how those work is in 
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from cellerate.data.decoding import READ_AS
 from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
 from cellerate.data.tokenizer import Tokenizer
@@ -21,13 +22,16 @@ from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
+from cellerate.settings import check_number
 from cellerate.tasks.packing import packed
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
+from cellerate.tasks.text_split import count_split
 from cellerate.training.display import Display
-from cellerate.training.loop import TrainingResult, check_start, train
-from cellerate.training.parallel import apart
+from cellerate.training.loop import TrainingResult, train
+from cellerate.training.parallel import Processes, apart
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.start import check_start
 from cellerate.training.telemetry import Sample
 
 _NATS_PER_BIT = math.log(2)
@@ -42,7 +46,9 @@ class TextRun:
     Attributes:
         training: The result of the training loop.
         tokenizer: The model's tokenizer.
-        evaluation: `evaluate_text` of the best model on the held-out part; None without one.
+        evaluation: `evaluate_text` of the best model on the held-out part, and beside it
+            `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
+            occurs. None without a held-out part.
     """
 
     training: TrainingResult
@@ -83,6 +89,10 @@ def train_on_text(
     model: str | Path | keras.Model | None = None,
     training: TrainingSettings | None = None,
     resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    sample_every: int | None = None,
+    prompt: str | None = None,
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
     on_ready: Callable[[TextModel], None] = lambda untrained: None,
@@ -96,6 +106,10 @@ def train_on_text(
         model: Your own model instead: (B, T) ids to (B, T, V) or (B, V) logits or probabilities.
         training: How to train.
         resume: Continues from the checkpoint beside `output`.
+        overwrite: Replaces a model or an unfinished run of the same name.
+        callbacks: Keras callbacks of your own; see `training.loop.train`.
+        sample_every: Shows what the model writes after so many steps, and after each epoch; None shows nothing.
+        prompt: What it then goes on from; None for the beginning of the held-out part.
         display: Shows the progress.
         reading: Called with the bytes read and the bytes in all while the text is encoded.
         on_ready: Called with the untrained model and its tokenizer just before training.
@@ -107,7 +121,9 @@ def train_on_text(
         CellerateError: Anything wrong with the text, the settings, the model or the output.
     """
     training = training or TrainingSettings()
-    check_start(output, resume=resume)
+    display = display if display is not None and Processes().first else Display()
+    check_number("sample_every", sample_every, at_least=1, whole=True, optional=True)
+    check_start(output, resume=resume, overwrite=overwrite)
     tokenizer: Tokenizer | None = None
     if isinstance(model, str | Path):
         model, record = load_model(model)
@@ -120,15 +136,28 @@ def train_on_text(
                 "leave tokenizer out."
             )
     text = _open(data, tokenizer, reading)
-    head, tail = text.split(data.validation_fraction)
-    if model is None:
-        model = build_text_model(
-            text.tokenizer.vocabulary_size,
-            **dataclasses.asdict(architecture or TextArchitecture()),
-            seed=training.seed,
+    if data.field is not None and not text.records:
+        raise ConfigError(
+            f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
         )
+    _tell_licence(text, data, display)
+    head, tail = text.split(data.validation_fraction)
+    built = {} if model is not None else dataclasses.asdict(architecture or TextArchitecture())
+    if model is None:
+        model = build_text_model(text.tokenizer.vocabulary_size, **built, seed=training.seed)
     check_text_model(model, text.tokenizer, data)
     source, validation = text_sources(model, data, text, head, tail, training.seed)
+    split = count_split(text.tokenizer, head, tail, asked=data.validation_fraction > 0)
+    for remark in split.remarks():
+        display.message(remark)
+    if prompt is not None:
+        # Raises if it has a character that the model will never see.
+        text.tokenizer.encode(prompt)
+    sample = _sampler(model, text.tokenizer, tail if len(tail) else head, prompt)
+    if sample is None and sample_every is not None:
+        raise ConfigError(
+            "sample_every needs a model that the native engine can run: leave it out for this one."
+        )
     payload: dict[str, Any] = {
         "tokenizer": text.tokenizer.to_config(),
         "length": data.length,
@@ -136,6 +165,7 @@ def train_on_text(
         "validation_fraction": data.validation_fraction,
         "include": list(data.include),
         "exclude": list(data.exclude),
+        **{name: getattr(data, name) for name in READ_AS},
         "data": {"fingerprint": text.fingerprint, "characters": text.characters, "bytes": text.bytes},
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
@@ -148,17 +178,26 @@ def train_on_text(
         loss=text_loss(model),
         settings=training,
         validation=validation,
+        # By these a message can say what differs from the run that is to go on.
+        identity=built
+        | {name: getattr(data, name) for name in ("length", "batch_size", "validation_fraction", *READ_AS)}
+        | {"tokenizer": text.tokenizer.kind, "characters of the text": text.characters},
         carry_states=data.carry_states,
         resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
         display=display,
         bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
-        sample=_sampler(model, text.tokenizer, tail if len(tail) else head),
+        sample=sample,
+        sample_every=sample_every,
     )
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
         trained = TextModel(result.model, text.tokenizer, payload)
         with apart():
             evaluation = _evaluate(trained, tail, data.length, data.batch_size)
+        unigram = split.unigram_bits() * len(tail) / max(1, evaluation["characters"])
+        evaluation["unigram_bits_per_character"] = unigram
     return TextRun(result, text.tokenizer, evaluation)
 
 
@@ -202,14 +241,33 @@ def _open(
         include=data.include,
         exclude=data.exclude,
         progress=progress,
+        **{name: getattr(data, name) for name in READ_AS},
     )
 
 
+def _tell_licence(text: EncodedText, data: TextOptions, display: Display) -> None:
+    """Says that there is a licence in the text, which the model would learn, or that it was left out."""
+    files = f"{text.licensed:,} of {text.files:,} files" if text.files > 1 else "the text"
+    has = "has" if text.licensed == 1 else "have"
+    if text.licensed and data.strip_gutenberg:
+        display.message(f"the licence of Project Gutenberg was left out of {files}")
+    elif text.licensed:
+        display.message(
+            f"{files} {has} the licence of Project Gutenberg in it, which the model will learn, too: leave it out with "
+            "--strip-gutenberg"
+        )
+    elif data.strip_gutenberg:
+        display.message("the licence of Project Gutenberg was not found, and nothing is left out")
+
+
 def _sampler(
-    model: keras.Model, tokenizer: Tokenizer, ids: np.ndarray
+    model: keras.Model, tokenizer: Tokenizer, ids: np.ndarray, prompt: str | None
 ) -> Callable[[keras.Model], Sample] | None:
-    """What shows how a model goes on with the beginning of some ids; None if the native engine does not run it."""
-    given = tokenizer.decode(ids[:_PROMPT])
+    """What shows how a model goes on with a prompt, else with the beginning of some ids.
+
+    None if the native engine does not run the model.
+    """
+    given = tokenizer.decode(ids[:_PROMPT]) if prompt is None else prompt
 
     def sample(trained: keras.Model) -> Sample:
         engine = packed(trained)

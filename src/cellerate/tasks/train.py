@@ -4,13 +4,17 @@ What a task does is in `tasks.text`, `tasks.series` and `tasks.embed`; the comma
 """
 
 import os
+import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import keras
 
+from cellerate.data.paths import check_paths
+from cellerate.errors import ConfigError
 from cellerate.settings import one_or_more, record_of, takes_fields_of
 from cellerate.tasks.embed import EmbedRun, train_on_lines
+from cellerate.tasks.presets import preset_options, preset_sentence
 from cellerate.tasks.series import SeriesRun, train_on_series
 from cellerate.tasks.settings import (
     AutoencoderArchitecture,
@@ -21,7 +25,7 @@ from cellerate.tasks.settings import (
     TextOptions,
 )
 from cellerate.tasks.text import TextRun, train_on_text
-from cellerate.training.display import Display, Terminal
+from cellerate.training.display import Display, Notebook, Terminal
 from cellerate.training.settings import TrainingSettings
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -34,8 +38,12 @@ def train_text(
     output: _Path,
     *,
     model: _Model | None = None,
+    preset: Literal["small", "medium", "large"] | None = None,
+    sample_every: int | None = None,
     resume: bool = False,
-    verbose: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: bool | None = None,
     **options: Any,
 ) -> TextRun:
     """Trains a next-character model on text, and keeps the best model on disk.
@@ -45,8 +53,13 @@ def train_text(
         output: A `.keras` path for the model.
         model: Your own model instead of a new one, or its file: (B, T) ids to (B, T, V) or (B, V) logits or
             probabilities.
+        preset: A size of model with the settings to train it: "small", "medium" or "large". Options given beside it
+            win.
+        sample_every: Shows what the model writes after so many steps, and after each epoch, where progress is shown.
         resume: Continues from the checkpoint beside `output`.
-        verbose: Shows progress on stderr.
+        overwrite: Replaces a model or an unfinished run of the same name, such as one that stopped at `max_seconds`.
+        callbacks: Keras callbacks of your own.
+        verbose: Shows progress on stderr; None does so in a notebook only, in the cell's output.
         options: The settings of the text, the model and the training, listed below.
 
     Returns:
@@ -60,14 +73,22 @@ def train_text(
         >>> run = cellerate.train_text("book.txt", "book.keras", units=512, epochs=3, clipnorm=1.0)
         >>> run.evaluation["bits_per_character"]
     """
+    display = _display(verbose)
+    if preset is not None:
+        chosen = preset_options(preset, options, model=model)
+        display.message(preset_sentence(preset, chosen))
+        options = chosen | options
     return train_on_text(
-        record_of(TextOptions, options, paths=one_or_more(data)),
-        os.fspath(output),
+        record_of(TextOptions, options, paths=check_paths(data)),
+        _output(output),
         architecture=record_of(TextArchitecture, options),
         training=record_of(TrainingSettings, options),
         model=_model(model),
         resume=resume,
-        display=_display(verbose),
+        overwrite=overwrite,
+        callbacks=callbacks,
+        sample_every=sample_every,
+        display=display,
     )
 
 
@@ -78,7 +99,9 @@ def train_series(
     *,
     model: _Model | None = None,
     resume: bool = False,
-    verbose: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: bool | None = None,
     **options: Any,
 ) -> SeriesRun:
     """Trains a forecaster on time series, and judges it against naive forecasts.
@@ -89,7 +112,9 @@ def train_series(
         model: Your own model instead of a new one, or its file: (B, window, features) to (B, horizon, targets), or
             to (B, horizon) for one target.
         resume: Continues from the checkpoint beside `output`.
-        verbose: Shows progress on stderr.
+        overwrite: Replaces a model or an unfinished run of the same name, such as one that stopped at `max_seconds`.
+        callbacks: Keras callbacks of your own.
+        verbose: Shows progress on stderr; None does so in a notebook only, in the cell's output.
         options: The settings of the series, the model and the training, listed below.
 
     Returns:
@@ -104,11 +129,13 @@ def train_series(
     """
     return train_on_series(
         record_of(SeriesOptions, options, paths=one_or_more(data)),
-        os.fspath(output),
+        _output(output),
         architecture=record_of(ForecastArchitecture, options),
         training=record_of(TrainingSettings, options),
         model=_model(model),
         resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
         display=_display(verbose),
     )
 
@@ -120,7 +147,9 @@ def train_embed(
     *,
     model: _Model | None = None,
     resume: bool = False,
-    verbose: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: bool | None = None,
     **options: Any,
 ) -> EmbedRun:
     """Trains a sequence autoencoder on lines; its encoder turns lines into vectors.
@@ -130,7 +159,9 @@ def train_embed(
         output: A `.keras` path for the model.
         model: An autoencoder to train further, or its file: one that this function wrote.
         resume: Continues from the checkpoint beside `output`.
-        verbose: Shows progress on stderr.
+        overwrite: Replaces a model or an unfinished run of the same name, such as one that stopped at `max_seconds`.
+        callbacks: Keras callbacks of your own.
+        verbose: Shows progress on stderr; None does so in a notebook only, in the cell's output.
         options: The settings of the lines, the model and the training, listed below.
 
     Returns:
@@ -145,12 +176,14 @@ def train_embed(
         (2, 64)
     """
     return train_on_lines(
-        record_of(LineOptions, options, path=os.fspath(data)),
-        os.fspath(output),
+        record_of(LineOptions, options, path=_one_path(data)),
+        _output(output),
         architecture=record_of(AutoencoderArchitecture, options),
         training=record_of(TrainingSettings, options),
         model=_model(model),
         resume=resume,
+        overwrite=overwrite,
+        callbacks=callbacks,
         display=_display(verbose),
     )
 
@@ -159,5 +192,27 @@ def _model(model: _Model | None) -> str | keras.Model | None:
     return os.fspath(model) if isinstance(model, str | os.PathLike) else model
 
 
-def _display(verbose: bool) -> Display:
+def _output(output: _Path) -> str:
+    if not isinstance(output, str | os.PathLike):
+        raise ConfigError(f"output must be the path of a .keras file, not a {type(output).__name__}.")
+    return os.fspath(output)
+
+
+def _one_path(data: _Path) -> str:
+    (path, *others) = check_paths(data, "a file of lines") or [""]
+    if others:
+        raise ConfigError(f"the data must be the path of one file of lines, not {1 + len(others)} of them.")
+    return os.fspath(path)
+
+
+def _display(verbose: bool | None) -> Display:
+    if _in_notebook():
+        return Display() if verbose is False else Notebook()
     return Terminal() if verbose else Display()
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    # Only a shell that a notebook talks to has a kernel; that of a terminal has none.
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

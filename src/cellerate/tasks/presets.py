@@ -1,0 +1,57 @@
+"""Sizes of a text model, each with the settings that train it well: what `--preset` means.
+
+They are options like those that a user gives, so those that are given win. It imports nothing heavy.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, get_args
+
+from cellerate.errors import ConfigError
+from cellerate.settings import check_choice
+
+Preset = Literal["small", "medium", "large"]
+
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "small": {"embedding": 64, "units": 128, "layers": 1, "learning_rate": 0.004, "clipnorm": 1.0},
+    "medium": {
+        "embedding": 128,
+        "units": 512,
+        "layers": 1,
+        "dropout": 0.1,
+        "learning_rate": 0.002,
+        "clipnorm": 1.0,
+    },
+    "large": {
+        "embedding": 256,
+        "units": 1024,
+        "layers": 2,
+        "dropout": 0.2,
+        "learning_rate": 0.001,
+        "clipnorm": 1.0,
+    },
+}
+
+
+def preset_options(preset: str, given: Collection[str], *, model: object = None) -> dict[str, Any]:
+    """The options that a preset adds to those that are given.
+
+    Args:
+        preset: One of `Preset`.
+        given: The names of the options that the user gave.
+        model: The user's own model, which no preset can size.
+
+    Raises:
+        ConfigError: There is no such preset, or there is a model.
+    """
+    check_choice("preset", preset, get_args(Preset))
+    if model is not None:
+        raise ConfigError(
+            "preset and model cannot be used together: a model brings its own sizes. Choose one of the two."
+        )
+    return {name: value for name, value in _PRESETS[preset].items() if name not in given}
+
+
+def preset_sentence(preset: str, chosen: Mapping[str, Any]) -> str:
+    """What a preset means, in the words of the command line."""
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    return f"preset {preset}: {words or 'every one of its settings is given'}"
