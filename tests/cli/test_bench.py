@@ -168,18 +168,18 @@ def test_against_measures_two_versions_in_turn(cellerate, alone, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--only", "sleep"], 2, "only must be one of train, infer, generate, not 'sleep'"),
+        (["--only", "sleep"], 2, "--only must be one of train, infer, generate, not 'sleep'"),
         (["--backend", "mxnet"], 5, "unknown backend 'mxnet': expected one of tensorflow, jax, torch"),
-        (["--budget", "0"], 2, "budget must be a number above 0"),
-        (["--threshold", "0"], 2, "threshold must be a number above 0"),
-        (["-o", "a.html"], 2, "output is 'a.html'; expected a name that ends in '.json'"),
+        (["--budget", "0"], 2, "--budget must be a number above 0"),
+        (["--threshold", "0"], 2, "--threshold must be a number above 0"),
+        (["-o", "a.html"], 2, "--output is 'a.html'; expected a name that ends in '.json'"),
         (["-o", "file/a.json"], 6, "cannot write file/a.json: a part of the path is a file"),
         (["--fail-on-regression"], 2, "--fail-on-regression needs a comparison"),
         (["--compare", "no.json", "b.json"], 3, "there is no no.json"),
         (
             ["--compare", "a.json", "b.json", "-o", "./b.json"],
             2,
-            "output is 'b.json', one of the records to compare",
+            "--output is 'b.json', one of the records to compare",
         ),
         (["--compare", "file", "file"], 3, "file is no record of `cellerate bench`"),
         (["--compare", "file", "file", "--quick"], 2, "--compare reads two records and measures nothing"),

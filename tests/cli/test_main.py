@@ -49,7 +49,7 @@ def test_version_is_that_of_the_package(cellerate):
         ["train", "text", "t.txt"],
         ["train", "text", "t.txt", "-o", "m.keras", "--units", "many"],
         ["train", "text", "t.txt", "-o", "m.keras", "--optimizer", "best"],
-        ["generate", "m.keras"],
+        ["generate"],
         ["evaluate", "m.keras", "t.txt", "--part", "some"],
         ["nothing"],
     ],
@@ -63,12 +63,12 @@ def test_wrong_usage_ends_with_2_and_says_where_help_is(cellerate, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--length", "0"], "length must be"),
-        (["--batch-size", "-3"], "batch_size must be"),
-        (["--epochs", "0"], "epochs must be"),
-        (["--learning-rate", "nan"], "learning_rate must be"),
-        (["--validation-fraction", "1.5"], "validation_fraction must be"),
-        (["--clipnorm", "1", "--clipvalue", "1"], "clipnorm and clipvalue cannot be used together"),
+        (["--length", "0"], "--length must be"),
+        (["--batch-size", "-3"], "--batch-size must be"),
+        (["--epochs", "0"], "--epochs must be"),
+        (["--learning-rate", "nan"], "--learning-rate must be"),
+        (["--validation-fraction", "1.5"], "--validation-fraction must be"),
+        (["--clipnorm", "1", "--clipvalue", "1"], "--clipnorm and --clipvalue cannot be used together"),
     ],
 )
 def test_value_out_of_range_ends_with_2_before_anything_heavy(cellerate, words, message):
@@ -115,7 +115,7 @@ def test_stdout_on_a_full_disk_ends_with_6(start_cellerate):
 def test_stdout_whose_reader_has_gone_ends_quietly(start_cellerate):
     process = start_cellerate("env")
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=60) == 0
     assert process.stderr.read() == ""
 
 

@@ -105,7 +105,7 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
-    assert "every pass that had ended is kept" in err
+    assert "every stage that had ended is kept" in err
     assert shlex.split(err.rpartition("To go on:\n")[2]) == ["cellerate", *words]
     report = json.loads((here / "my out" / "report.json").read_text())
     assert (report["status"], report["verdict"]) == ("interrupted", None)
@@ -122,11 +122,14 @@ def test_ctrl_c_in_the_middle_then_the_same_command_goes_on_to_the_verdict(
         ("kernels", "done"),
         ("quantize", "done"),
     ]
-    # The baseline is the one of the first call.
+    # The baseline is the one of the first call; its speeds are measured again, in turns with what may be chosen.
+    assert found["passes"][0] == report["passes"][0]
     assert found["candidates"][0] == {
         **report["candidates"][0],
         "on_front": found["candidates"][0]["on_front"],
+        "speeds": found["candidates"][0]["speeds"],
     }
+    assert found["candidates"][0]["speeds"] != report["candidates"][0]["speeds"]
     assert found["verdict"]["chosen"] in {one["id"] for one in found["candidates"] if one["passes_gate"]}
     for _, path in found["verdict"]["files"]:
         assert (here / "my out" / path).stat().st_size > 0

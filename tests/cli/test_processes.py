@@ -15,10 +15,10 @@ from cellerate.errors import BackendError, ConfigError
     ("words", "said"),
     [
         (["--processes", "0"], "processes must be a whole number at least 1, not 0"),
-        (["--min-processes", "1"], "min_processes is for a Ray cluster"),
+        (["--min-processes", "1"], "--min-processes is for a Ray cluster"),
         (
             ["--ray", "local", "--processes", "2", "--min-processes", "3"],
-            "min_processes is 3, but processes only 2",
+            "--min-processes is 3, but processes only 2",
         ),
     ],
 )

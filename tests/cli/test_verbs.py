@@ -116,7 +116,7 @@ def test_packed_series_trains_and_forecasts_as_its_tables_do(cellerate, here, sm
     for target, feature in (("other", "load"), ("load", "other"), ("other", "other")):
         words = ["--target", target, "--feature", feature, *small["series"][2:]]
         for data, model in (("s.csv", "a.keras"), ("s.series", "b.keras")):
-            assert cellerate("train", "series", data, "-o", model, *words, "-q")[0] == 0
+            assert cellerate("train", "series", data, "-o", model, *words, "-q", "--overwrite")[0] == 0
         shown = [cellerate("forecast", m, d) for m in ("a.keras", "b.keras") for d in ("s.csv", "s.series")]
         assert shown[0][0] == 0 and all(one == shown[0] for one in shown)
 
@@ -298,9 +298,9 @@ def test_generate_from_a_packed_file_imports_no_framework(made, tmp_path, celler
     [
         (["the Z"], 3, "'Z'"),
         ([""], 2, "prompt is empty"),
-        (["the", "--min-p", "-1"], 2, "min_p"),
+        (["the", "--min-p", "-1"], 2, "--min-p "),
         (["the", "--seed", "-1"], 2, "seed"),
-        (["the", "-n", "-1"], 2, "max_tokens"),
+        (["the", "-n", "-1"], 2, "--max-tokens "),
         (["the", "--implementation", "keras"], 2, "--implementation"),
         (["the", "--implementation", "cellerate-cuda"], 2, "--device cuda"),
         (["the", "--implementation", "cellerate-cpu", "--device", "cuda"], 2, "--device cpu"),
@@ -473,7 +473,7 @@ def test_packed_models_forecast_and_embed_as_keras_models_do(cellerate, made, tm
         (["forecast", "series.cell", "s.csv", "-o", "l.txt/f.csv"], 6, "f.csv"),
         (["embed", "embed.cell", "l.txt", "-o", "v.csv"], 2, "v.csv"),
         (["embed", "embed.cell", "zebra.txt"], 3, "'z'"),
-        (["embed", "embed.cell", "l.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["embed", "embed.cell", "l.txt", "--batch-size", "0"], 2, "--batch-size "),
         (["embed", "none.cell", "l.txt"], 3, "none.cell"),
         (["forecast", "none.cell", "s.csv"], 3, "none.cell"),
         (["embed", "cut.cell", "l.txt"], 3, "cut.cell is damaged"),
@@ -538,6 +538,36 @@ def test_explain_names_every_recurrent_layer(cellerate, made):
     assert "decoder" in words
 
 
+def test_explain_of_a_trained_model_says_that_train_accelerated_it(cellerate, made, tmp_path):
+    note = "accelerated by `cellerate train`, and explained so; in your own program call cellerate.accelerate(model)"
+    code, out, _ = cellerate("explain", made / "text.keras")
+    assert code == 0
+    assert note in out.splitlines() and "kernel  cellerate-c" in out
+    import keras
+
+    own = keras.Sequential([keras.Input((4, 3)), keras.layers.LSTM(2)])
+    own.save(tmp_path / "own.keras")
+    code, out, _ = cellerate("explain", tmp_path / "own.keras")
+    assert code == 0
+    assert note not in out and "-> cellerate.accelerate(model)" in out
+
+
+def test_pack_says_all_that_it_cannot_take_and_writes_nothing(cellerate, tmp_path):
+    import keras
+
+    chain = [keras.layers.Conv1D(3, 2, name="conv"), keras.layers.LSTM(2, "softmax", "glu", name="soft")]
+    keras.Sequential([keras.Input((4, 3)), *chain]).save(tmp_path / "own.keras")
+    code, out, err = cellerate("pack", tmp_path / "own.keras", "-o", tmp_path / "own.cell")
+    assert (code, out) == (4, "")
+    for part in (
+        "conv (Conv1D) is not a layer",
+        "soft (LSTM) has the activation",
+        "has the recurrent_activation",
+    ):
+        assert part in err
+    assert not (tmp_path / "own.cell").exists()
+
+
 def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_path):
     assert cellerate("pack", made / "text.keras", "-o", tmp_path / "t.cell", "--precision", "int8")[0] == 0
     words = ["explain", tmp_path / "t.cell", "--batch-size", "3", "--steps", "7"]
@@ -594,10 +624,10 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (["generate", "{made}/text.keras", "the Z"], 3, "'Z'"),
         (["generate", "{made}/text.keras", ""], 2, "prompt is empty"),
         (["generate", "{made}/text.keras", "the", "-t", "-1"], 2, "temperature"),
-        (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "top_k"),
-        (["generate", "{made}/text.keras", "the", "--min-p", "2"], 2, "min_p"),
+        (["generate", "{made}/text.keras", "the", "--top-k", "0"], 2, "--top-k "),
+        (["generate", "{made}/text.keras", "the", "--min-p", "2"], 2, "--min-p "),
         (["generate", "{made}/text.keras", "the", "--device", "cuda"], 2, "--implementation cellerate-cuda"),
-        (["generate", "{made}/text.keras", "the", "--repetition-penalty", "0"], 2, "repetition_penalty"),
+        (["generate", "{made}/text.keras", "the", "--repetition-penalty", "0"], 2, "--repetition-penalty "),
         (["generate", "{made}/series.keras", "the", "--implementation", "keras"], 4, "holds a series model"),
         (["generate", "{made}/series.keras", "the"], 4, "holds a series model"),
         (["generate", "missing.keras", "the"], 4, "missing.keras"),
@@ -610,10 +640,10 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (["embed", "{made}/embed.keras", "l.txt", "-o", "v.csv"], 2, "v.csv"),
         (["embed", "{made}/embed.keras", "l.txt", "-o", "t.txt/v.npy"], 6, "v.npy"),
         (["embed", "{made}/embed.keras", "zebra.txt"], 3, "'z'"),
-        (["embed", "{made}/embed.keras", "l.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["embed", "{made}/embed.keras", "l.txt", "--batch-size", "0"], 2, "--batch-size "),
         (["evaluate", "truncated.keras", "t.txt"], 4, "truncated.keras"),
         (["evaluate", "{made}/text.keras", "zebra.txt"], 3, "'z'"),
-        (["evaluate", "{made}/text.keras", "t.txt", "--batch-size", "0"], 2, "batch_size"),
+        (["evaluate", "{made}/text.keras", "t.txt", "--batch-size", "0"], 2, "--batch-size "),
         (["evaluate", "{made}/embed.keras", "l.txt", "l.txt"], 2, "one file"),
         (["explain", "truncated.keras"], 4, "truncated.keras"),
         (["export", "truncated.keras", "-o", "m.onnx"], 4, "truncated.keras"),
@@ -662,7 +692,7 @@ def test_full_disk_ends_training_with_6_and_leaves_no_half_file(cellerate, here,
     assert cellerate(*words)[0] == 0
     kept = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     monkeypatch.setattr("os.fsync", full)
-    code, out, err = cellerate(*words)
+    code, out, err = cellerate(*words, "--overwrite")
     assert (code, out) == (6, "")
     assert "the disk is full" in one_error(err)
     # What a run writes as it goes on is of the run that failed, and says so.
@@ -690,7 +720,7 @@ def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(celler
     assert "has not ended" in one_error(err)
     code, _, err = cellerate(*words, "--epochs", "900", "--learning-rate", "0.5", "--resume")
     assert code == 4
-    assert "learning_rate was 0.001, now 0.5" in one_error(err)
+    assert "--learning-rate was 0.001, now 0.5" in one_error(err)
     (here / "t.txt").write_text("other " * 200)
     code, _, err = cellerate(*words, "--epochs", "900", "--resume")
     assert code == 4

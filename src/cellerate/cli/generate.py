@@ -1,7 +1,7 @@
 """`cellerate generate`."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,10 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Device, Json
-from cellerate.cli.output import emit_json, show
-from cellerate.errors import ConfigError
+from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.prompts import at_terminal, prompts
+from cellerate.cli.words import Verb, in_options
+from cellerate.errors import CellerateError, ConfigError, DataError, ModelError
 from cellerate.training.settings import Implementation
 
 # The options that say how to draw an id.
@@ -20,7 +22,12 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 def generate(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model of `train text`, or packed.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(help="What to continue.", show_default=False)],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to continue. Without it: each line that you type, or of stdin.", show_default=False
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="Characters (or bytes, or tokens) to generate at most.")
     ] = 400,
@@ -79,6 +86,10 @@ def generate(
         cellerate generate book.cell "Well, Prince," -n 60 --beams 8
 
         cellerate generate book.cell "Well, Prince," -n 100000 --device cuda
+
+        cellerate generate book.keras
+
+        cellerate generate book.keras -n 40 < prompts.txt
     """
     from cellerate.runtime.sampling import sampling_rules
 
@@ -109,21 +120,50 @@ def generate(
         from cellerate.tasks.text import load_text_model
 
         opened = load_text_model(model)
-    if errors == "ignore":
-        prompt = opened.tokenizer.known(prompt)
-    pieces: Iterable[str]
-    if beams is not None:
-        pieces = _searched(opened, prompt, beams, max_tokens, stop or (), implementation)
-    elif model.suffix == ".cell":
-        pieces = opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop or ())
-    else:
-        from cellerate.tasks.generating import generate_text
+    _check_writes(opened, model)
 
-        pieces = generate_text(
-            opened, prompt, max_tokens=max_tokens, rules=rules, stop=stop or (), implementation=implementation
-        )
-    began = time.perf_counter()
+    def written(text: str) -> Iterable[str]:
+        try:
+            if beams is not None:
+                return _searched(opened, text, beams, max_tokens, stop or (), implementation)
+            if model.suffix == ".cell":
+                return opened.generate_text(text, max_tokens=max_tokens, rules=rules, stop=stop or ())
+            from cellerate.tasks.generating import generate_text
+
+            return generate_text(
+                opened,
+                text,
+                max_tokens=max_tokens,
+                rules=rules,
+                stop=stop or (),
+                implementation=implementation,
+            )
+        except DataError as error:
+            if opened.tokenizer.known(text) == text:
+                raise
+            raise DataError(f"{error} --errors ignore leaves such characters out.") from error
+
+    def answer(line: str) -> None:
+        text = opened.tokenizer.known(line) if errors == "ignore" else line
+        _write(text, written(text), json)
+
+    if prompt is not None:
+        answer(prompt)
+    elif at_terminal() and not json:
+        _converse(answer, context.command)
+    else:
+        asked = False
+        for line in prompts():
+            answer(line)
+            asked = True
+        if not asked:
+            raise ConfigError("there is no prompt: give one behind the model, or lines on stdin.")
+
+
+def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
+    """Shows a prompt and what follows as it is written, or both as JSON."""
     if json:
+        began = time.perf_counter()
         text = "".join(pieces)
         emit_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
         return
@@ -131,6 +171,26 @@ def generate(
     for piece in pieces:
         show(piece)
     show("\n")
+
+
+def _converse(answer: Callable[[str], None], verb: Verb) -> None:
+    """Continues what is typed, one line after the other; an error ends only its own line."""
+    note("Type a text to continue. Ctrl-C stops what is being written, Ctrl-D ends.")
+    for line in prompts("> "):
+        try:
+            answer(line)
+        except CellerateError as error:
+            note(f"error: {in_options(str(error), verb)}")
+        except KeyboardInterrupt:
+            show("\n")
+
+
+def _check_writes(opened: Any, model: Path) -> None:
+    """Raises `ModelError` for a packed model that writes no text, with the verb that it is for."""
+    verbs = {"series": ("a forecaster", "forecast"), "embed": ("a model of lines", "embed")}
+    if (task := getattr(opened, "task", None)) in verbs:
+        what, verb = verbs[task]
+        raise ModelError(f"{model} is {what} and writes no text: use `cellerate {verb}`.")
 
 
 def _check_search(context: typer.Context, implementation: Implementation) -> None:

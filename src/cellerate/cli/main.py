@@ -23,6 +23,7 @@ from cellerate.cli import (
     export,
     forecast,
     generate,
+    info,
     optimize,
     pack,
     plan,
@@ -34,6 +35,7 @@ from cellerate.cli import (
     train_text,
     watch,
 )
+from cellerate.cli.words import in_options, verb_of
 from cellerate.errors import CellerateError
 
 app = typer.Typer(
@@ -66,6 +68,7 @@ app.command("watch")(watch.watch)
 app.command("optimize")(optimize.optimize)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
+app.command("info")(info.info)
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
 app.command("env")(env.env)
@@ -90,7 +93,7 @@ def _root(
 def main() -> None:
     """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`.
 
-    Typer itself exits with 2 for a wrong option, 130 for Ctrl-C, and 1 if the reader of stdout has gone.
+    Typer itself exits with 2 for a wrong option, 130 for Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
@@ -99,7 +102,7 @@ def main() -> None:
         # With its name: run as a module, its name would have several words, which no table of --config has.
         app(prog_name="cellerate")
     except CellerateError as error:
-        _end(str(error), error.exit_code)
+        _end(in_options(str(error), verb_of(typer.main.get_command(app))), error.exit_code)
     except Exception as error:
         # Anything that no check foresaw (a backend out of memory, a bug) still ends in a readable line.
         if os.environ.get("CELLERATE_TRACEBACK"):

@@ -34,7 +34,7 @@ def show(text: str) -> None:
 
     Raises:
         OutputError: Stdout cannot be written, for example because the disk is full.
-        BrokenPipeError: The reader of stdout (head, less) has gone.
+        SystemExit: The reader of stdout (head, less) has gone: with 0, because it has all that it wanted.
     """
     if _silent:
         return
@@ -42,7 +42,9 @@ def show(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        # At exit Python would write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
     except OSError as error:
         raise output_error(Path("stdout"), error) from error
 
@@ -69,8 +71,8 @@ def command_to_resume() -> str:
 
 
 def command_to_repeat() -> str:
-    """The command line of this process, without the option that would throw away its results."""
-    words = [word for word in sys.argv[1:] if word != "--restart"]
+    """The command line of this process, without the options that would throw away its results."""
+    words = [word for word in sys.argv[1:] if word not in ("--restart", "--overwrite")]
     return shlex.join([os.path.basename(sys.argv[0]), *words])  # noqa: PTH119
 
 

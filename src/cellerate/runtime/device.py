@@ -34,15 +34,14 @@ def check_implementation(implementation: str, device: str) -> None:
     """
     if implementation == "keras":
         raise ConfigError(
-            "implementation is 'keras', but a packed model has no Keras layers: leave the implementation out "
-            "(on the command line --implementation)."
+            "implementation is 'keras', but a packed model has no Keras layers: leave implementation out."
         )
     here = "cpu" if _gpu(device) is None else "cuda"
     wanted = {"cellerate-cpu": "cpu", "cellerate-cuda": "cuda"}.get(implementation, here)
     if wanted != here:
         raise ConfigError(
             f"implementation is {implementation!r}, but the packed model is on device {device!r}: load it with "
-            f"device={wanted!r} (on the command line --device {wanted}), or leave the implementation out."
+            f"device={wanted!r}, or leave implementation out."
         )
 
 

@@ -1,0 +1,47 @@
+"""Lines that a user types at a prompt, or that come from a file or another program on stdin."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from cellerate.errors import DataError
+
+
+def at_terminal() -> bool:
+    """Whether a user can type lines and see what comes of them."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def prompts(sign: str = "") -> Iterator[str]:
+    """Each line of stdin that is not empty, without its line end.
+
+    Args:
+        sign: What to ask with. A line is then typed, with the line editor and the lines before it (arrow keys);
+            Ctrl-C drops it, and Ctrl-D ends.
+
+    Raises:
+        DataError: A line is not UTF-8.
+    """
+    if sign:
+        # Python's `input` uses it once it is imported; some builds lack it.
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+    while True:
+        try:
+            line = input(sign) if sign else sys.stdin.readline()
+        except KeyboardInterrupt:
+            if not sign:
+                raise
+            print()
+            continue
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"a line on stdin is not UTF-8: byte 0x{error.object[error.start]:02X}. Convert it to UTF-8."
+            ) from error
+        except EOFError:
+            print()
+            return
+        if not sign and not line:
+            return
+        if text := line.rstrip("\r\n"):
+            yield text
