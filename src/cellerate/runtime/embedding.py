@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import numpy as np
 
+from cellerate.data.decoding import Errors
 from cellerate.data.lines import LineVocabulary, Padding, encode_batches
-from cellerate.data.text import Errors
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write, write_parquet
 from cellerate.machine.environment import require

@@ -314,6 +314,7 @@ class NextTokenModel:
             DataError: A file cannot be used, or has a character that the model never saw.
             ModelError: The model has no tokenizer, or is not a next-token model.
         """
+        from cellerate.data.decoding import READ_AS
         from cellerate.data.text import open_text
 
         self._check_tokenizer()
@@ -326,6 +327,7 @@ class NextTokenModel:
             # Files that training left out of a folder are left out here too.
             include=_texts(told.get("include")),
             exclude=_texts(told.get("exclude")),
+            **{name: told[name] for name in READ_AS if name in told},
         )
         ids, characters = text.ids, text.characters
         if part == "held-out":
