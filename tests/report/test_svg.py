@@ -273,6 +273,24 @@ def test_label_of_a_dot_on_a_narrow_page_is_broken_into_lines_and_not_cut():
     assert "…" not in shown
 
 
+def test_dots_of_names_that_would_cover_each_other_on_a_narrow_page_have_numbers_and_a_key():
+    # As they come: all packed models take the same time, and the original a hundred times that.
+    dots = [dot(0.0210 + n * 1e-4, 3.0 + 0.01 * n, name=f"pruned to {n} % of its units") for n in range(10)]
+    chart = ScatterChart("Q", "d", (*dots, dot(2.7, 3.3, name="the model in Keras")), None, "bits", False)
+
+    def texts(width):
+        root = ElementTree.fromstring(chart.draw(width, "c").encode())
+        assert all(float(t.get("y")) < float(root.get("height")) for t in root.iter(f"{NAMESPACE}text"))
+        return [t.text for t in root.iter(f"{NAMESPACE}text")]
+
+    found = texts(340.0)
+    for number, one in enumerate(sorted(chart.dots, key=lambda one: -one.quality), 1):
+        # Beside its dot, and before its name in the key.
+        assert found.count(str(number)) == 2
+        assert found[found.index(one.name) - 1] == str(number)
+    assert "1" not in texts(1072.0)
+
+
 def test_legend_and_title_of_an_axis_on_a_narrow_page_are_broken_into_lines_and_not_cut():
     names = (
         "the same student of 25 %, trained without a teacher",

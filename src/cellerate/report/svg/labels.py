@@ -85,3 +85,19 @@ def legend(entries: Sequence[tuple[Markup, str]], width: float, top: float) -> t
         y += LINE * (len(lines) - 1)
         left += needed + 12
     return Markup("").join(parts), y + 8 if entries else top
+
+
+def key(entries: Sequence[tuple[str, str, str]], width: float, top: float) -> tuple[Markup, float]:
+    """Says what the numbers in a chart stand for, a row each: the number, its meaning and the class of both.
+
+    Returns:
+        The key, and the position of its lower edge.
+    """
+    parts, y = [], top + 14
+    for number, words, class_ in entries:
+        parts.append(text(22, y, number, anchor="end", class_=class_))
+        for row in wrapped(words, width - 32):
+            parts.append(text(30, y, row, class_=class_))
+            y += LINE
+        y += 2
+    return Markup("").join(parts), y

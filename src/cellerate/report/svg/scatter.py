@@ -1,6 +1,8 @@
 """The chart of quality against latency: a dot with an interval for each model, the worst allowed, and the front."""
 
 import dataclasses
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Literal
 
 from markupsafe import Markup
@@ -19,6 +21,7 @@ _WORDS: dict[Kind, str] = {
     "control": "control",
 }
 _LIMIT = "the worst that is allowed"
+_NARROW = 500.0  # as on a telephone
 _MOST_LABELS = 40  # more would cover each other, and finding places for them would take seconds
 
 
@@ -112,12 +115,46 @@ class ScatterChart(Chart):
             parts.append(canvas.element("g", title, _marker(dot.kind, x(dot.latency_ms), y(dot.quality))))
         # The most important dots are drawn last, so that nothing covers them.
         parts += [_marker(dot.kind, x(dot.latency_ms), y(dot.quality)) for dot in reversed(named)]
-        wide = 0.55 * (box.right - box.left)
-        for dot in named:
-            class_ = "strong" if dot.kind in ("original", "chosen") else "mark"
-            place = x(dot.latency_ms), y(dot.quality)
-            parts.append(labels.place_label(dot.name, *place, taken, box, class_, gap=11, width=wide))
-        return Markup("").join(parts), bottom + 42
+        places = [(x(dot.latency_ms), y(dot.quality)) for dot in named]
+        names, bottom = _names(named, places, taken, box, width, bottom + 42)
+        return Markup("").join([*parts, names]), bottom
+
+
+def _names(
+    dots: Sequence[Dot],
+    places: Sequence[tuple[float, float]],
+    taken: Sequence[Box],
+    box: Box,
+    width: float,
+    bottom: float,
+) -> tuple[Markup, float]:
+    """Names dots beside them; on a narrow page, where names would cover each other, by numbers with a key below.
+
+    Returns:
+        The names, and the position of the lower edge of the chart.
+    """
+
+    def placed(words: Sequence[str], wide: float) -> tuple[Markup, list[Box]]:
+        occupied = list(taken)
+        shown = [
+            labels.place_label(name, *place, occupied, box, _class(dot), gap=11, width=wide)
+            for name, dot, place in zip(words, dots, places, strict=True)
+        ]
+        return Markup("").join(shown), occupied[len(taken) :]
+
+    names, boxes = placed([dot.name for dot in dots], 0.55 * (box.right - box.left))
+    if width >= _NARROW or not any(one.overlap(other) for one, other in combinations(boxes, 2)):
+        return names, bottom
+    # From the top of the chart to its bottom.
+    order = sorted(range(len(dots)), key=lambda n: places[n][1])
+    numbers = {n: str(number) for number, n in enumerate(order, 1)}
+    names, _ = placed([numbers[n] for n in range(len(dots))], width)
+    key, bottom = labels.key([(numbers[n], dots[n].name, _class(dots[n])) for n in order], width, bottom)
+    return names + key, bottom
+
+
+def _class(dot: Dot) -> str:
+    return "strong" if dot.kind in ("original", "chosen") else "mark"
 
 
 def _rank(dot: Dot) -> tuple[bool, bool]:
