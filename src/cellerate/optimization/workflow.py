@@ -22,7 +22,7 @@ import numpy as np
 
 import cellerate
 from cellerate.errors import CellerateError, ConfigError, OutputError
-from cellerate.files import check_writable
+from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.format import duration
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
@@ -118,63 +118,75 @@ def run(
         The run; after Ctrl-C its status is "interrupted", and the next call continues it.
 
     Raises:
+        OutputError: Another process runs in the folder.
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
     """
     listener, folder = listener or Listener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
-    paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
-    open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
-    if isinstance(model, keras.Model):
-        # Written beside the files of an earlier run, which may be of another model.
-        file, beside = folder / "original.keras", folder / "given.keras"
-        try:
-            save_model(model, beside, record)
-            work, state = open_run(beside)
-            beside.replace(file)
-        finally:
-            beside.unlink(missing_ok=True)
-    else:
-        file = _checked_file(model, record, folder)
-        work, state = open_run(file)
-    if state.passes:
-        done = sum(one.status == "done" for one in state.passes)
-        listener.message(
-            f"going on with the run in {folder}: {done} {'stage is' if done == 1 else 'stages are'} done"
+    with _own(folder):
+        paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+        open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
+        if isinstance(model, keras.Model):
+            # Written beside the files of an earlier run, which may be of another model.
+            file, beside = folder / "original.keras", folder / "given.keras"
+            try:
+                save_model(model, beside, record)
+                work, state = open_run(beside)
+                beside.replace(file)
+            finally:
+                beside.unlink(missing_ok=True)
+        else:
+            file = _checked_file(model, record, folder)
+            work, state = open_run(file)
+        if state.passes:
+            done = sum(one.status == "done" for one in state.passes)
+            listener.message(
+                f"going on with the run in {folder}: {done} {'stage is' if done == 1 else 'stages are'} done"
+            )
+        context = Context(
+            workload=work,
+            settings=settings,
+            folder=folder,
+            model_file=file,
+            data=paths,
+            backend=keras.config.backend(),
+            state=state,
+            listener=listener,
         )
-    context = Context(
-        workload=work,
-        settings=settings,
-        folder=folder,
-        model_file=file,
-        data=paths,
-        backend=keras.config.backend(),
-        state=state,
-        listener=listener,
-    )
-    reproduce = command or _command(file, paths, folder, settings)
-    began, before = time.perf_counter(), state.seconds
-    try:
-        with _stopping(listener):
-            waiting = _run_passes(context, began, before)
-            listener.begin("Verdict")
-            context.give(None)
-            found = verdict(context)
-    except KeyboardInterrupt:
-        state.seconds = before + time.perf_counter() - began
-        save_state(state, folder)
-        result = _record(context, reproduce, "interrupted", None)
-    else:
-        state.seconds = before + time.perf_counter() - began
-        save_state(state, folder)
-        told = left_out(context, state.passes, waiting)
-        found = dataclasses.replace(found, warnings=(*found.warnings, *told))
-        result = _record(context, reproduce, "finished", found)
-    write_run(result, folder)
-    write_html(result, folder)
-    write_markdown(result, folder)
-    return result
+        reproduce = command or _command(file, paths, folder, settings)
+        began, before = time.perf_counter(), state.seconds
+        try:
+            with _stopping(listener):
+                waiting = _run_passes(context, began, before)
+                listener.begin("Verdict")
+                context.give(None)
+                found = verdict(context)
+        except KeyboardInterrupt:
+            state.seconds = before + time.perf_counter() - began
+            save_state(state, folder)
+            result = _record(context, reproduce, "interrupted", None)
+        else:
+            state.seconds = before + time.perf_counter() - began
+            save_state(state, folder)
+            told = left_out(context, state.passes, waiting)
+            found = dataclasses.replace(found, warnings=(*found.warnings, *told))
+            result = _record(context, reproduce, "finished", found)
+        write_run(result, folder)
+        write_html(result, folder)
+        write_markdown(result, folder)
+        return result
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[None]:
+    """A block in which no other process runs in the folder."""
+    with exclusive(folder):
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
