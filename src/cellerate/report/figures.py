@@ -116,7 +116,7 @@ def _best(run: Run, dots: Sequence[Dot]) -> Dot:
 
 
 def gate_of(run: Run) -> float | None:
-    """The worst quality that still passes the gate; None if the original was not judged."""
+    """The worst quality that is allowed; None if the original was not judged."""
     original = run.candidates[0].quality if run.candidates else None
     if original is None:
         return None

@@ -294,7 +294,7 @@ class Run:
         settings: The options.
         environment: Machine, versions, backend: labels and values.
         metric: The measure of quality.
-        max_quality_loss: The gate, as a share.
+        max_quality_loss: How much worse a model may be than the original, as a share.
         explanation: Which kernel ran each layer before optimizing: each a layer, a kernel and a reason.
         passes: The passes in order.
         candidates: The models in the order they were made; the first is the original.
