@@ -270,7 +270,7 @@ def show_times(axis: Any, times: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     whole = times.dtype.kind in "iu"
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole, min_n_ticks=1))
     if whole:
         axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axis.set_xlabel("row", fontsize=9, color="#555555")
