@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cellerate.runtime.packed import load
+from support.charts import shown
 
 pytestmark = pytest.mark.keras
 
@@ -73,11 +74,25 @@ def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, sma
 
 def test_train_series_writes_the_chart_where_plot_says(cellerate, here, small):
     code, out, _ = cellerate(
-        "train", "series", "s.csv", "-o", "m.keras", *small["series"], "--plot", "c.png", "--json", "-q"
+        "train", "series", "s.csv", "-o", "m.keras", *small["series"], "--plot", "c.svg", "--json", "-q"
     )
     assert code == 0
-    assert json.loads(out)["chart"] == "c.png"
-    assert (here / "c.png").stat().st_size > 5000
+    assert json.loads(out)["chart"] == "c.svg"
+    assert "m: forecasts on the test part" in shown(here / "c.svg").texts
+
+
+def test_forecast_of_many_series_draws_twelve_of_them(cellerate, here, small):
+    rows = [line.split(",") for line in (here / "s.csv").read_text().splitlines()]
+    with (here / "many.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*rows[0], "shop"])
+        table.writerows([*row, f"shop {n}"] for n in range(13) for row in rows[1:60])
+    settings = [*small["series"], "--series-column", "shop"]
+    assert cellerate("train", "series", "many.csv", "-o", "m.keras", *settings, "-q")[0] == 0
+    code, _, err = cellerate("forecast", "m.keras", "many.csv", "--plot", "f.svg")
+    assert (code, err.count("written: f.svg")) == (0, 1)
+    assert shown(here / "f.svg").panels == 12
+    assert {"12 of 13 series", "m: the next 2 rows", "shop 0", "shop 12"} <= set(shown(here / "f.svg").texts)
 
 
 def test_train_series_with_quantiles_forecasts_each_of_them_in_order(cellerate, here, small):
@@ -627,6 +642,7 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
             "quantiles",
         ),
         (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "c.pdf"], 2, "c.pdf"),
+        (["forecast", "absent.keras", "absent.csv", "--plot", "c.pdf"], 2, ".png or .svg, not 'c.pdf'"),
         (
             ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "t.txt/c.png"],
             6,

@@ -31,7 +31,11 @@ def forecast(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Draw history, forecast and intervals, of 12 series at most: *.png or *.svg.",
+            show_default=False,
+        ),
     ] = None,
     processes: Processes = 1,
     backend: Backend = None,
@@ -68,16 +72,17 @@ def forecast(
                 done = forecast_files(model, data, output, progress=progress)
         tell_pass(done, json)
         return
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
     if model.suffix != ".cell":
         start_backend(backend)
-    from cellerate.report.charts import check_chart, draw_forecasts
     from cellerate.tasks import inference
     from cellerate.tasks.forecasts import example_record, forecast_columns, forecast_table
 
     if output is not None:
         check_writable(output)
-    if plot is not None:
-        check_chart(plot)
     with progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(model, data, progress=progress)
     columns, rows = forecast_table(examples)
@@ -86,7 +91,10 @@ def forecast(
     elif output is not None:
         write_csv(output, columns, rows)
     if plot is not None:
-        draw_forecasts(plot, examples, f"{model.stem}: the next {len(examples[0].times)} rows")
+        from cellerate.report.charts import draw_forecasts
+
+        ahead = len(examples[0].times)
+        draw_forecasts(plot, examples, f"{model.stem}: the next {f'{ahead:,} rows' if ahead > 1 else 'row'}")
     if json:
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:

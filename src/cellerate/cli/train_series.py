@@ -49,7 +49,8 @@ def train_series(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Where to draw forecasts of the test part; else into the run's folder.", show_default=False
+            help="Where to draw forecasts of the test part: *.png or *.svg; else into the run's folder.",
+            show_default=False,
         ),
     ] = None,
     resume: Resume = False,
@@ -69,13 +70,13 @@ def train_series(
     """
     from cellerate.machine.environment import package_version
 
-    start_training(backend, parallel, output, quiet)
-    from cellerate.tasks.series import train_on_series
-
     if plot is not None:
         from cellerate.report.charts import check_chart
 
         check_chart(plot)
+    start_training(backend, parallel, output, quiet)
+    from cellerate.tasks.series import train_on_series
+
     with progress_bar("reading rows", quiet) as reading:
         run = train_on_series(
             dataclasses.replace(options, paths=paths),

@@ -42,6 +42,7 @@ class Example:
         forecast: (horizon, targets) or (horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
         series: The name of the series, or "".
+        intervals: For each level, such as 0.8, the lowest and the highest value, (horizon, targets, 2); or empty.
     """
 
     targets: tuple[str, ...]
@@ -52,6 +53,7 @@ class Example:
     forecast: np.ndarray
     quantiles: tuple[float, ...]
     series: str = ""
+    intervals: Mapping[float, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
