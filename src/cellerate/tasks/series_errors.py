@@ -172,6 +172,8 @@ def forecaster_report(
         "seen_by_training": judged.seen,
         **errors.report(about),
     }
+    if judged.seen:
+        report["verdict"]["sentence"] += " It was trained on some of these rows."
     if baselines.why_not_linear is not None:
         report["left_out"] = {"nlinear": baselines.why_not_linear}
     if len(set(errors.series)) > 1:
