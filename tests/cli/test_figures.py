@@ -19,8 +19,8 @@ def test_figures_of_one_target_are_a_table_with_units_and_a_verdict(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "load             MAE     MSE    RMSE    MASE  sMAPE %  MAE in standard deviations",
-        "  the model   1.0000  1.0000  1.0000  0.5000   9.0000                      0.5000",
-        "  last value  2.0000  4.0000  2.0000  1.2500   9.0000                      1.0000",
+        "  the model   1.0000  1.0000  1.0000  0.5000      9.0                      0.5000",
+        "  last value  2.0000  4.0000  2.0000  1.2500      9.0                      1.0000",
         "Better than every baseline.",
     ]
 
@@ -33,7 +33,7 @@ def test_figures_of_several_targets_average_nothing_with_a_unit(capsys):
     assert [line.split()[0] for line in lines if line.startswith("t")] == [f"t{n}" for n in range(8)]
     assert "and 2 more targets (all of them: --json)" in lines
     place = lines.index("all targets   sMAPE %  MAE in standard deviations")
-    assert lines[place + 1].split() == ["the", "model", "9.0000", "0.5000"]
+    assert lines[place + 1].split() == ["the", "model", "9.0", "0.5000"]
 
 
 def test_coverage_says_what_each_interval_holds(capsys):

@@ -14,6 +14,7 @@ from cellerate.errors import ConfigError
 
 # Of more folds only the first ones are shown; --json has all.
 _MOST_FOLDS = 40
+_MOST_PANELS = 20
 
 
 def backtest(
@@ -103,16 +104,23 @@ def backtest(
     if output is not None:
         _write(output, found)
     if plot is not None:
-        from cellerate.report.charts import draw_forecasts
-
-        drawn = [example for fold in found.folds for example in fold.examples]
-        draw_forecasts(plot, drawn, f"{model.stem}: {folds} folds")
+        _draw(plot, found, f"{model.stem}: {folds} folds")
     if json:
         emit_json(found.record())
     else:
         _show(found, rank)
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
+
+
+def _draw(plot: Path, found: Any, title: str) -> None:
+    from cellerate.report.charts import draw_forecasts
+
+    every = [example for fold in found.folds for example in fold.examples]
+    some = every[:: -(-len(every) // _MOST_PANELS)]
+    draw_forecasts(plot, some, title)
+    if len(some) < len(every):
+        note(f"drawn: {len(some)} of {len(every):,} forecasts, spread over all folds")
 
 
 def _write(output: Path, found: Any) -> None:

@@ -79,7 +79,8 @@ def _table(title: str, figures: Mapping[str, Any]) -> None:
     if "crps" in columns:
         columns.remove("scaled_crps")
     rows = [[_name(title), *(_COLUMNS[key] for key in columns)]]
-    rows += [[f"  {_label(name)}", *(shown(figures[name].get(key)) for key in columns)] for name in names]
+    for name in names:
+        rows.append([f"  {_label(name)}", *(_cell(key, figures[name].get(key)) for key in columns)])
     for line in aligned(rows, range(1, len(rows[0]))):
         emit(line)
 
@@ -107,6 +108,10 @@ def _label(name: str) -> str:
 def _name(text: str) -> str:
     text = one_line(text)
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def _cell(key: str, value: float | None) -> str:
+    return f"{value:.1f}" if key == "smape" and value is not None else shown(value)
 
 
 def shown(value: float | None) -> str:
