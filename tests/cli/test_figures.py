@@ -37,11 +37,20 @@ def test_figures_of_several_targets_average_nothing_with_a_unit(capsys):
 
 
 def test_coverage_says_what_each_interval_holds(capsys):
-    show_figures(report(coverage={"q0.1": 0.123, "q0.9": 0.9}, intervals={"80%": 0.777}))
+    show_figures(report(coverage={"q0.1": 0.123, "q0.9": 0.9}, interval_coverage={"80%": 0.777}))
     assert capsys.readouterr().out.splitlines()[-2] == (
         "coverage: the 80 % interval holds 77.7 % of the true values; "
         "at or below each quantile: q0.1 12.3 %, q0.9 90.0 %"
     )
+
+
+def test_calibrated_intervals_say_what_they_hold_and_their_width_in_the_unit_of_one_target(capsys):
+    found = report(intervals={"0.8": {"coverage": 0.791, "width": 3.5}})
+    show_figures(found)
+    told = "calibrated 80 % interval: holds 79.1 % of the true values"
+    assert f"{told}, 3.5000 wide on average" in capsys.readouterr().out.splitlines()
+    show_figures(found | {"by_target": found["by_target"] | {"other": found["by_target"]["load"]}})
+    assert told in capsys.readouterr().out.splitlines()
 
 
 def test_worst_series_are_as_many_as_asked_for(capsys):

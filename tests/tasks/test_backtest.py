@@ -88,7 +88,7 @@ def test_without_baselines_the_linear_one_is_left_out_and_said_so(path):
 
 def test_quantiles_have_their_coverage(path):
     found = backtest(model((0.1, 0.5, 0.9)), path, folds=3)
-    assert set(found.figures["intervals"]) == {"80%"}
+    assert set(found.figures["interval_coverage"]) == {"80%"}
     assert found.folds[0].examples[0].forecast.shape == (HORIZON, 2, 3)
 
 

@@ -206,7 +206,7 @@ def test_errors_judged_in_pieces_add_up_to_those_of_all_windows(series, part, wi
     assert report["windows"] == windows
     assert list(report) == list(expected)
     assert list(report["seasonal_naive"]) == list(expected["model"])
-    for name in ("model", "last_value", "seasonal_naive", "coverage", "pinball", "intervals"):
+    for name in ("model", "last_value", "seasonal_naive", "coverage", "pinball", "interval_coverage"):
         for target in ("price", "load"):
             one, other = (each["by_target"][target] for each in (report, expected))
             assert one.get(name) == pytest.approx(other.get(name), rel=1e-9)

@@ -153,7 +153,7 @@ def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
     )
     expected = expected["model"]
     assert {key: run.test["model"][key] for key in expected} == pytest.approx(expected, rel=1e-4)
-    assert list(run.test["intervals"]) == ["80%"]
+    assert list(run.test["interval_coverage"]) == ["80%"]
     assert list(run.test["coverage"]) == ["q0.1", "q0.5", "q0.9"]
     assert list(run.test["coverage"].values()) == pytest.approx(coverage.tolist(), abs=1e-9)
     assert run.test["coverage"]["q0.1"] < run.test["coverage"]["q0.9"]

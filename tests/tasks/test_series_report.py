@@ -73,4 +73,4 @@ def test_quantiles_have_crps_pinball_and_coverage_beside_the_absolute_error_of_p
     assert found["model"]["scaled_crps"] == pytest.approx(found["model"]["crps"] / 2)
     assert (found["last_value"]["crps"], found["last_value"]["scaled_crps"]) == (3, 1.5)
     assert found["coverage"] == pytest.approx({"q0.1": 0.2, "q0.5": 0.5, "q0.9": 0.9})
-    assert found["intervals"] == pytest.approx({"80%": 0.75})
+    assert found["interval_coverage"] == pytest.approx({"80%": 0.75})

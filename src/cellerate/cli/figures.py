@@ -54,9 +54,13 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
         below = ", ".join(f"{name} {100 * share:.1f} %" for name, share in coverage.items())
         inside = "; ".join(
             f"the {name.removesuffix('%')} % interval holds {100 * share:.1f} % of the true values"
-            for name, share in report["intervals"].items()
+            for name, share in report["interval_coverage"].items()
         )
         emit(f"coverage: {f'{inside}; ' if inside else ''}at or below each quantile: {below}")
+    for level, found in report.get("intervals", {}).items():
+        width = f", {shown(found['width'])} wide on average" if len(by_target) == 1 else ""
+        held = f"holds {100 * found['coverage']:.1f} % of the true values"
+        emit(f"calibrated {100 * float(level):g} % interval: {held}{width}")
     for name, why in report.get("left_out", {}).items():
         emit(f"left out: {_label(name)}, because {in_options(why)}")
     if rank and (rows := report.get("by_series")):

@@ -284,7 +284,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 past=rows[: options.window, targets],
                 times=row_times(data, middle, stop),
                 truth=rows[options.window :, targets],
-                forecast=series_model.forecaster.forecast_at(data, np.array([middle]))[0],
+                forecast=series_model.forecaster.forecast(data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,
                 series=next(name for first, last, name in data.segments if first <= start < last),
             )

@@ -161,9 +161,9 @@ def forecaster_report(
         and, where they can be had, `seasonal_naive` and `nlinear`. Each of these has `mase`, `smape` (percent), and
         `scaled_mae` and `scaled_mse`, in standard deviations of the training part; and with one target `mae`, `mse`
         and `rmse` in its unit. With quantiles there are also `crps`, `pinball`, `coverage` (how often the truth was at
-        most each quantile) and `intervals` (how often it was within each central interval). `by_target` has all of
-        that for each target, `by_series` for each series, the worst first; `verdict` says whether the model beats the
-        baselines; `left_out` which of them is missing and why.
+        most each quantile) and `interval_coverage` (how often it was within each central interval). `by_target` has
+        all of that for each target, `by_series` the figures of each series, the worst first; `verdict` says whether
+        the model beats the baselines; `left_out` which of them is missing and why.
     """
     about = judging_of(model, judged.part.data)
     report = {

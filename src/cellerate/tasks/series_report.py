@@ -131,7 +131,9 @@ class SeriesErrors:
             shares = (self.covered[:, targets].sum(axis=0) / windows).mean(axis=0).tolist()
             named = dict(zip(about.coverage_names, shares, strict=True))
             found["coverage"] = {name: share for name, share in named.items() if name.startswith("q")}
-            found["intervals"] = {name: share for name, share in named.items() if not name.startswith("q")}
+            found["interval_coverage"] = {
+                name: share for name, share in named.items() if not name.startswith("q")
+            }
         return found
 
     def _errors(self, sums: np.ndarray, deviations: np.ndarray, targets: list[int]) -> dict[str, float]:
