@@ -14,13 +14,15 @@ def plain(value):
 
 
 def test_options_that_are_left_out_mean_the_same_in_both_faces():
-    from cellerate.cli import embed, evaluate, export, generate, pack
+    from cellerate.cli import backtest, embed, evaluate, export, generate, pack
+    from cellerate.tasks import backtest as backtesting
     from cellerate.tasks import exporting, inference, packing
 
     pairs = (
         (generate.generate, inference.generate),
         (embed.embed, inference.embed),
         (evaluate.evaluate, inference.evaluate),
+        (backtest.backtest, backtesting.backtest),
         (pack.pack, packing.pack),
         (export.export, exporting.export),
     )

@@ -7,8 +7,8 @@ from cellerate.cli import generate, main, options, output
 from cellerate.training.settings import TrainingSettings
 
 VERBS = [
-    "train text", "train series", "train embed", "generate", "forecast", "embed", "evaluate", "explain", "env",
-    "profile", "doctor",
+    "train text", "train series", "train embed", "generate", "forecast", "embed", "evaluate", "backtest", "explain",
+    "env", "profile", "doctor",
 ]  # fmt: skip
 
 

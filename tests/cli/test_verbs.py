@@ -66,7 +66,10 @@ def test_train_text_says_what_it_does_and_what_comes_next(cellerate, here, small
 def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, small):
     code, out, err = cellerate("train", "series", "s.csv", "-o", "m.keras", *small["series"])
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["test", "model", "last"]
+    lines = out.splitlines()
+    assert lines[0].startswith("test part, ")
+    assert [line.split()[0] for line in lines[2:-1]] == ["the", "last", "NLinear"]
+    assert "etter than" in lines[-1]
     assert (here / "m.run" / "forecast.png").read_bytes().startswith(b"\x89PNG")
     assert "chart: m.run/forecast.png" in err
     assert "cellerate forecast m.keras s.csv" in err
@@ -551,6 +554,11 @@ def test_evaluate_prints_the_same_in_words_and_json(cellerate, made, task, data)
     found = json.loads(out)
     assert found["task"] == task
     _, words, _ = cellerate("evaluate", made / f"{task}.keras", made / data)
+    if task == "series":
+        assert f"judged on {found['windows']:,} windows: " in words
+        assert f"{found['model']['mae']:,.4f}" in words
+        assert words.splitlines()[-1] == found["verdict"]["sentence"]
+        return
     for name, value in found.items():
         assert re.search(rf"^{name}\b", words, re.MULTILINE)
         if isinstance(value, float):

@@ -447,6 +447,20 @@ def test_split_counts_rows_in_segments_only(write):
     assert split.train.bounds == ((0, 0, 10), (30, 30, 70))
 
 
+def test_split_by_test_size_holds_out_the_last_rows_of_each_series_whatever_its_length(write):
+    rows = [f"{number},{'xy'[number >= 20]}" for number in range(60)]
+    data = open_series(write("a,id\n" + "\n".join(rows)), targets=["a"], series_column="id")
+    split = data.split(0.7, 0.1, test_size=6)
+    assert split.train.bounds == ((0, 0, 12), (20, 20, 50))
+    assert split.validation.bounds == ((0, 12, 14), (20, 50, 54))
+    assert split.test.bounds == ((0, 14, 20), (20, 54, 60))
+    assert data.split(test_size=6, validation_size=3).validation.bounds == ((0, 11, 14), (20, 51, 54))
+    with pytest.raises(
+        DataError, match="series 'x' has 20 rows: test_size=18 and 2 rows of validation leave none"
+    ):
+        data.split(0.7, 0.1, test_size=18)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -357,6 +357,16 @@ def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_b
     assert one.judge(one.model, "validation").mean != one.judge(one.model, "test").mean
 
 
+def test_series_with_a_test_size_and_no_validation_splits_the_rows_that_training_held_out(made, tmp_path):
+    model, record = load_model(made / "series.keras")
+    told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.0, "test_size": 40}
+    save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
+    one = open_workload(tmp_path / "m.keras", [made / "s.csv"], seed=0)
+    assert "half of the rows that training never saw" in one.metric.source
+    # Of 40 rows 20 each: those of the second half that share no row with the first.
+    assert one.metric.source.startswith(f"{20 - HORIZON + 1} windows")
+
+
 def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp_path):
     lines = (made / "s.csv").read_text().splitlines()
     (tmp_path / "s.csv").write_text("\n".join(lines[: 1 + 24]))

@@ -5,12 +5,10 @@ import pytest
 
 from cellerate.runtime.forecasting import Example
 from cellerate.tasks.forecasts import (
-    ERRORS,
     Naive,
     daily_season,
     example_record,
     forecast_table,
-    window_errors,
 )
 
 HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
@@ -62,17 +60,6 @@ def test_seasonal_naive_repeats_the_last_season_also_when_the_horizon_is_longer(
 )
 def test_naive_names_only_what_a_window_allows(season, window, names):
     assert Naive(4, season).names(window) == names
-
-
-def test_errors_of_windows_equal_those_by_hand():
-    # Three windows of one step: errors (1, -2), (3, 0) and (0, 1).
-    made = window_errors(
-        np.array([[[1.0, -2]], [[3.0, 0]], [[0, 1.0]]]), np.zeros((3, 1, 2)), np.array([2.0, 0.5])
-    )
-    assert ERRORS == ("mae", "mse", "scaled_mae", "scaled_mse")
-    np.testing.assert_allclose(
-        made, [[1.5, 2.5, 2.25, 8.125], [1.5, 4.5, 0.75, 1.125], [0.5, 0.5, 1.0, 2.0]], rtol=1e-12
-    )
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data
     )
     assert run.test["windows"] == windows == 48 - HORIZON + 1
     for name, errors in expected.items():
-        assert run.test[name] == pytest.approx(errors, rel=1e-4), name
+        assert {key: run.test[name][key] for key in errors} == pytest.approx(errors, rel=1e-4), name
     assert run.test["model"]["mae"] < 0.5 * min(run.test[n]["mae"] for n in ("last_value", "seasonal_naive"))
     # Without a season given, hourly rows have one of a day, which a window of 8 rows does not hold.
     assert "seasonal_naive" not in fit(data, "n.keras", season=None).test
@@ -116,9 +116,10 @@ def test_training_on_a_noisy_sine_beats_naive_and_figures_equal_plain_numpy(data
 def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     run = fit(data)
     series_model = load_series_model(data.parent / "m.keras")
-    again = evaluate_forecaster(series_model.forecaster, [data], part="held-out")
-    assert again["model"] == pytest.approx(run.test["model"], rel=1e-5)
-    assert {**again, "model": None} == {**run.test, "model": None}
+    again = evaluate_forecaster(series_model.forecaster, [data])
+    assert (again["part"], again["windows"]) == ("held-out", run.test["windows"])
+    for name in ("model", "last_value", "seasonal_naive", "nlinear"):
+        assert again[name] == pytest.approx(run.test[name], rel=1e-5)
     values = {"load": wave(seed=5), "other": wave(seed=6)}
     other = write(data.parent / "other.csv", date=hours(ROWS), **values)
     table = {"load": wave(), "other": wave(seed=1, level=-3.0)}
@@ -129,7 +130,9 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
         data.parent / "m.keras", joined, ["load", "other"], rows=(168 + WINDOW, 168 + ROWS), train_rows=168
     )
     assert found["windows"] == windows
-    assert found["model"] == pytest.approx(expected["model"], rel=1e-4)
+    assert {key: found["model"][key] for key in expected["model"]} == pytest.approx(
+        expected["model"], rel=1e-4
+    )
 
 
 def test_validation_loss_is_the_scaled_error_of_the_validation_part(data):
@@ -148,7 +151,9 @@ def test_quantiles_are_ordered_and_their_coverage_equals_plain_numpy(data):
     _, expected, coverage = recomputed(
         data.parent / "m.keras", {"load": wave()}, ["load"], rows=(192, 240), train_rows=168
     )
-    assert run.test["model"] == pytest.approx(expected["model"], rel=1e-4)
+    expected = expected["model"]
+    assert {key: run.test["model"][key] for key in expected} == pytest.approx(expected, rel=1e-4)
+    assert list(run.test["interval_coverage"]) == ["80%"]
     assert list(run.test["coverage"]) == ["q0.1", "q0.5", "q0.9"]
     assert list(run.test["coverage"].values()) == pytest.approx(coverage.tolist(), abs=1e-9)
     assert run.test["coverage"]["q0.1"] < run.test["coverage"]["q0.9"]
@@ -172,6 +177,29 @@ def test_two_targets_keep_their_order(data):
     assert found.targets == ("other", "load")
     assert found.forecast.shape == (HORIZON, 2)
     assert found.forecast[:, 0].max() < 8 < found.forecast[:, 1].min()
+
+
+def test_test_size_holds_out_so_many_rows_and_trains_on_all_others_before_validation(data):
+    run = fit(data, test_size=20)
+    values = {"load": wave(), "other": wave(seed=1, level=-3.0)}
+    windows, expected, _ = recomputed(
+        data.parent / "m.keras", values, ["load", "other"], rows=(220, 240), train_rows=196
+    )
+    assert run.test["windows"] == windows == 20 - HORIZON + 1
+    assert run.test["model"]["scaled_mae"] == pytest.approx(expected["model"]["scaled_mae"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_size": 0}, "test_size must be a whole number at least 1"),
+        ({"test_size": 2}, "test_size must be at least horizon=3"),
+        ({"test_size": 20, "train_fraction": 0.6}, "test_size=20 and train_fraction=0.6 both say"),
+    ],
+)
+def test_test_size_that_cannot_be_is_refused(data, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        options(data, **changes)
 
 
 def test_run_without_a_test_part_has_no_test_and_no_examples(data):
@@ -320,7 +348,8 @@ def test_own_model_of_one_target_without_a_last_axis_trains_and_forecasts(data):
     _, expected, _ = recomputed(
         data.parent / "m.keras", values, ["load", "other"], rows=(192, 240), train_rows=168
     )
-    assert run.test["model"] == pytest.approx(expected["model"], rel=1e-4)
+    expected = expected["model"]
+    assert {key: run.test["model"][key] for key in expected} == pytest.approx(expected, rel=1e-4)
     assert run.training.history[0]["val_loss"] < 3
     (found,) = forecast(data.parent / "m.keras", [data])
     assert found.forecast.shape == (HORIZON, 1)

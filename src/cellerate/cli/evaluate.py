@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
+from cellerate.cli.figures import Rank, in_options, show_figures
 from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
@@ -24,11 +25,13 @@ def evaluate(
     ],
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
     part: Annotated[
-        Literal["all", "held-out"],
+        Literal["all", "held-out"] | None,
         typer.Option(
-            help="All of it, or the share that training on the same data held out (text and series)."
+            help="All of it, or the share that training on the same data held out (text and series). Without it, all; "
+            "but of the data that a forecaster was trained on, what was held out.",
+            show_default=False,
         ),
-    ] = "all",
+    ] = None,
     column: Annotated[
         str | None, typer.Option(help="Lines: the column of a Parquet file.", show_default=False)
     ] = None,
@@ -45,13 +48,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    rank: Rank = 10,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Judge a model: bits per character, forecast errors against naive forecasts, or reconstruction.
+    """Judge a model: bits per character, forecast errors beside those of baselines, or reconstruction.
 
     Examples:
         cellerate evaluate book.keras other.txt
@@ -76,20 +80,19 @@ def evaluate(
     if json:
         emit_json(found)
         return
+    if "verdict" in found:
+        emit(f"judged on {found['windows']:,} windows: {in_options(found['judged'])}")
+        show_figures(found, rank)
+        return
     for name, value in found.items():
-        if isinstance(value, dict):
-            emit(name)
-            for inner, number in value.items():
-                emit(f"  {inner:<20} {_shown(number)}")
-        else:
-            emit(f"{name:<22} {_shown(value)}")
+        emit(f"{name:<22} {_shown(value)}")
 
 
 def _in_pieces(
     model: Path,
     data: list[str],
     output: Path | None,
-    part: str,
+    part: str | None,
     processes: int,
     backend: str | None,
     quiet: bool,
@@ -119,8 +122,6 @@ def _in_pieces(
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
     return (
         f"{value:,.4f}"
         if isinstance(value, float)

@@ -13,6 +13,7 @@ import typer
 
 from cellerate import __version__
 from cellerate.cli import (
+    backtest,
     bench,
     data,
     doctor,
@@ -60,6 +61,7 @@ app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
+app.command("backtest")(backtest.backtest)
 app.command("plan")(plan.plan)
 app.command("pack")(pack.pack)
 app.command("export")(export.export)

@@ -55,8 +55,13 @@ def emit(text: str) -> None:
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
-    """Prints a result as one JSON object; NaN and infinities become null."""
-    emit(json.dumps(_finite(result), indent=2, default=str))
+    """Prints a result as one JSON object; see `json_text`."""
+    emit(json_text(result))
+
+
+def json_text(result: Mapping[str, Any]) -> str:
+    """A result as one JSON object; NaN and infinities become null."""
+    return json.dumps(_finite(result), indent=2, default=str)
 
 
 def note(text: str) -> None:

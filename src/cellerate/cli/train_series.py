@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.figures import Rank, show_figures
 from cellerate.cli.options import (
     Backend,
     Config,
@@ -53,6 +54,7 @@ def train_series(
             show_default=False,
         ),
     ] = None,
+    rank: Rank = 10,
     resume: Resume = False,
     overwrite: Overwrite = False,
     backend: Backend = None,
@@ -60,7 +62,7 @@ def train_series(
     quiet: Quiet = False,
     config: Config = None,
 ) -> None:
-    """Train a forecaster on time series, and judge it against naive forecasts.
+    """Train a forecaster on time series, and judge it against naive forecasts and a linear one.
 
     Examples:
         cellerate train series ETTh1.csv --target OT --window 96 --horizon 24 -o ett.keras
@@ -105,13 +107,8 @@ def train_series(
             {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}
         )
     elif run.test is not None:
-        emit(f"test part, {run.test['windows']:,} windows{'':>10}MAE{'':>9}MSE   scaled MAE   scaled MSE")
-        for name, errors in run.test.items():
-            if isinstance(errors, dict) and "mae" in errors:
-                emit(
-                    f"  {name.replace('_', ' '):<26} {errors['mae']:>10.4f}  {errors['mse']:>10.4f}"
-                    f"  {errors['scaled_mae']:>10.4f}   {errors['scaled_mse']:>10.4f}"
-                )
+        emit(f"test part, {run.test['windows']:,} windows")
+        show_figures(run.test, rank)
     if chart is not None and not quiet:
         note(f"chart: {chart}")
     finish_training(

@@ -81,6 +81,8 @@ class SeriesData:
         validation: float = 0.1,
         *,
         counts: tuple[int, int, int] | None = None,
+        test_size: int | None = None,
+        validation_size: int | None = None,
     ) -> "SeriesSplit":
         """Cuts each series in time: first training, then validation, then test.
 
@@ -92,13 +94,16 @@ class SeriesData:
             validation: Share of each series' rows; what remains is the test part.
             counts: Rows for training, validation and test in each series, instead of shares. Any rows after
                 them are not used.
+            test_size: Rows of the test part, at the end of each series; what lies before the validation part is then
+                the training part, and `train` does not count.
+            validation_size: With `test_size`, rows of the validation part, instead of a share.
 
         Returns:
             The three parts; a part may be empty.
 
         Raises:
             ConfigError: The shares or counts are out of range.
-            DataError: A series has fewer rows than `counts` asks for.
+            DataError: A series has fewer rows than `counts` asks for, or none before validation and test.
         """
         if counts is None:
             if not (0 < train <= 1 and 0 <= validation <= 1 and train + validation <= 1 + 1e-9):
@@ -114,7 +119,16 @@ class SeriesData:
             by_series.setdefault(series, []).append((first, stop))
         for name, own in by_series.items():
             total = sum(stop - first for first, stop in own)
-            if counts is None:
+            if test_size is not None:
+                held = round(total * validation) if validation_size is None else validation_size
+                edges = [0, total - test_size - held, total - test_size, total]
+                if edges[1] < 1:
+                    which = f"series {name!r}" if name else "the series"
+                    raise DataError(
+                        f"{which} has {total} rows: test_size={test_size} and {held} rows of validation leave none to "
+                        "train on. Give more rows, or test on fewer."
+                    )
+            elif counts is None:
                 edges = [0, round(total * train), round(total * min(1.0, train + validation)), total]
             else:
                 edges = [0, counts[0], counts[0] + counts[1], sum(counts)]

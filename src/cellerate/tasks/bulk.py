@@ -23,18 +23,22 @@ from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecasting import forecast_ends, series_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.settings import one_or_more
-from cellerate.tasks.forecasts import ERRORS, forecast_columns
+from cellerate.tasks.forecasts import forecast_columns
+from cellerate.tasks.metrics import ERRORS
 from cellerate.tasks.opening import forecaster_of, open_model, record_for
 from cellerate.tasks.pieces import Pieces
 from cellerate.tasks.series_errors import (
     Progress,
-    SeriesErrors,
     SeriesForecaster,
+    baselines_for,
     count_in,
+    forecaster_report,
     judge_windows,
+    judging_of,
     part_of,
     raw_windows,
 )
+from cellerate.tasks.series_report import Judging, SeriesErrors
 
 _Path = str | os.PathLike[str]
 _Embed = Callable[[Sequence[str]], np.ndarray]
@@ -175,19 +179,22 @@ def judge_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
-    part: str = "all",
+    part: str | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Pass, dict[str, Any] | None]:
-    """Judges a forecaster and naive forecasts on every window: rows of `series`, `windows`, and the mean errors.
+    """Judges a forecaster and the baselines on every window: rows of `series`, `windows`, and the mean errors.
 
-    There is a row for each stretch without a gap; one that is long enough to be cut has several.
+    There is a row for each stretch without a gap; one that is long enough to be cut has several. Errors are those of
+    each target: `model_mae_OT` is the mean absolute error of the model for the target OT, `scale_OT` is what MASE
+    divides it by.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
-        part: "all", or "held-out": the part that training on the same data held out.
+        part: "all", or "held-out": the part that training on the same data held out. None: see
+            `evaluate_forecaster`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
 
@@ -199,26 +206,35 @@ def judge_files(
     """
     forecaster, data = _open(model, paths)
     settings = forecaster.settings
-    judged = part_of(forecaster, data, part)
+    chosen = part_of(forecaster, data, part)
+    judged, about_errors = chosen.part, judging_of(forecaster, data)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
     if not cut:
         # It has the words for what is missing.
         raw_windows(judged, settings.window, settings.horizon, 1)
-    about = {"task": "evaluate", "model": file_digest(Path(model)), "data": data.fingerprint, "part": part}
+    about = {
+        "task": "evaluate",
+        "model": file_digest(Path(model)),
+        "data": data.fingerprint,
+        "part": chosen.name,
+        "errors": 2,
+    }
     pieces = Pieces(Path(output), about, share)
     left = pieces.left(len(cut))
+    baselines = baselines_for(forecaster, chosen)
     total, before = sum(_windows(cut[number], settings.horizon) for number in left), 0
     for number in left:
         report = functools.partial(_report, progress, before, total)
-        found = judge_windows(forecaster, SeriesPart(data, judged.name, tuple(cut[number])), report)
-        pieces.write(number, _columns(found, data, cut[number], settings.quantiles))
+        found = judge_windows(
+            forecaster, SeriesPart(data, judged.name, tuple(cut[number])), baselines, report
+        )
+        pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
     result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before)
     if result.done < result.pieces:
         return result, None
-    table = pieces.read(len(cut))
-    figures = _summed(table, settings.quantiles).report(data.target_names, settings.quantiles)
-    return result, {"task": "series", **figures}
+    errors = _summed(pieces.read(len(cut)), about_errors)
+    return result, {"task": "series", **forecaster_report(forecaster, chosen, baselines, errors)}
 
 
 def _open(model: _Path, paths: Sequence[_Path] | _Path) -> tuple[SeriesForecaster, SeriesData]:
@@ -274,41 +290,40 @@ def _report(progress: Progress | None, before: int, total: int, done: int, of: i
         progress(before + done, total)
 
 
-def _columns(
-    found: SeriesErrors,
-    data: SeriesData,
-    piece: Sequence[tuple[int, int, int]],
-    quantiles: Sequence[float],
-) -> dict[str, Any]:
+def _columns(found: SeriesErrors, about: Judging) -> dict[str, Any]:
     """The columns of a piece's results."""
-    firsts = [first for first, _, _ in data.segments]
-    places = np.searchsorted(firsts, [first for first, _, _ in piece], side="right") - 1
-    columns: dict[str, Any] = {
-        "series": [data.segments[place][2] for place in places],
-        "windows": found.windows,
-    }
-    for name, sums in found.sums.items():
-        for error, values in zip(ERRORS, sums.T, strict=True):
-            columns[f"{name}_{error}"] = values / found.windows
-    for quantile, below in zip(quantiles, found.below.T, strict=True):
-        columns[f"coverage_q{quantile:g}"] = below / found.windows
+    columns: dict[str, Any] = {"series": list(found.series), "windows": found.windows}
+    for place, target in enumerate(about.targets):
+        for name, sums in found.sums.items():
+            for error, values in zip(ERRORS, sums[:, place].T, strict=True):
+                columns[f"{name}_{error}_{target}"] = values / found.windows
+        for quantile, values in zip(about.quantiles, found.pinball[:, place].T, strict=True):
+            columns[f"pinball_q{quantile:g}_{target}"] = values / found.windows
+        for name, values in zip(about.coverage_names, found.covered[:, place].T, strict=True):
+            columns[f"coverage_{name}_{target}"] = values / found.windows
+        columns[f"scale_{target}"] = found.scales[:, place]
     return columns
 
 
-def _summed(table: dict[str, list[Any]], quantiles: Sequence[float]) -> SeriesErrors:
+def _summed(table: dict[str, list[Any]], about: Judging) -> SeriesErrors:
     """The sums whose means `_columns` wrote."""
     windows = np.array(table["windows"])
 
     def sums(names: Sequence[str]) -> np.ndarray:
-        found = np.empty((len(windows), len(names)))
-        for place, name in enumerate(names):
-            found[:, place] = np.array(table[name]) * windows
+        """(S, T, names): of each target."""
+        found = np.empty((len(windows), len(about.targets), len(names)))
+        for column, target in enumerate(about.targets):
+            for place, name in enumerate(names):
+                found[:, column, place] = np.array(table[f"{name}_{target}"]) * windows
         return found
 
-    suffix = f"_{ERRORS[-1]}"
+    suffix = f"_{ERRORS[0]}_{about.targets[0]}"
     forecasts = [name.removesuffix(suffix) for name in table if name.endswith(suffix)]
     return SeriesErrors(
+        tuple(table["series"]),
         windows,
         {name: sums([f"{name}_{error}" for error in ERRORS]) for name in forecasts},
-        sums([f"coverage_q{quantile:g}" for quantile in quantiles]),
+        sums([f"pinball_q{quantile:g}" for quantile in about.quantiles]),
+        sums([f"coverage_{name}" for name in about.coverage_names]),
+        np.stack([np.array(table[f"scale_{target}"], np.float64) for target in about.targets], axis=1),
     )

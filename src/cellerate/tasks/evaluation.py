@@ -25,7 +25,7 @@ def evaluate_model(
     data: Sequence[str | os.PathLike[str]],
     *,
     name: str,
-    part: Literal["all", "held-out"],
+    part: Literal["all", "held-out"] | None,
     column: str | None,
     errors: Literal["strict", "replace"],
     batch_size: int,
@@ -37,7 +37,7 @@ def evaluate_model(
         record: Its record.
         data: Text files, series files, or one file of lines.
         name: What messages call the model.
-        part: All of the data, or the part that training held out.
+        part: All of the data, or the part that training held out; None lets the task choose.
         column: The column of a Parquet file of lines.
         errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch.
@@ -59,11 +59,11 @@ def evaluate_model(
                 f"the task record of {name} is damaged: {error}. Train the model again."
             ) from error
         options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
-        return {"task": "text", **evaluate_text(text_model, options, part=part)}
+        return {"task": "text", **evaluate_text(text_model, options, part=part or "all")}
     if record.task == "series":
         series_model = series_model_of(name, model, record)
         return {"task": "series", **evaluate_forecaster(series_model.forecaster, paths, part=part)}
-    if part != "all" or len(paths) != 1:
+    if part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
     lines = read_lines(paths[0], column=column, errors=errors)
     line_model = line_model_of(name, model, record)

@@ -1,4 +1,4 @@
-"""Naive forecasts, the errors that judge a forecaster, and forecasts as a table.
+"""Naive forecasts, and forecasts as a table.
 
 It is plain NumPy and knows no model, so it can be checked by hand.
 """
@@ -10,8 +10,6 @@ import numpy as np
 
 from cellerate.runtime.forecasting import Example
 
-# In the units of the data, and in standard deviations of the training part.
-ERRORS = ("mae", "mse", "scaled_mae", "scaled_mse")
 _DAY = np.timedelta64(1, "D")
 
 
@@ -41,20 +39,6 @@ class Naive:
         assert self.season is not None  # noqa: S101 (`names` gives no other name without one)
         last = past[:, -self.season :]
         return last[:, np.arange(self.horizon) % self.season]
-
-
-def window_errors(forecast: np.ndarray, truth: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The errors of each window, (B, 4): the `ERRORS`, in their order.
-
-    Args:
-        forecast: (B, H, targets).
-        truth: (B, H, targets), the true values.
-        scale: (targets,) the standard deviation of each target on the training part.
-    """
-    error = forecast - truth
-    scaled = error / scale
-    each = (np.abs(error), error**2, np.abs(scaled), scaled**2)
-    return np.stack([values.mean(axis=(1, 2)) for values in each], axis=1)
 
 
 def daily_season(step: Any) -> int | None:

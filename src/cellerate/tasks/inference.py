@@ -226,7 +226,7 @@ def evaluate(
     data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
-    part: Literal["all", "held-out"] = "all",
+    part: Literal["all", "held-out"] | None = None,
     column: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
@@ -238,14 +238,17 @@ def evaluate(
             or the result of `load`.
         data: Text files, series files, or one file of lines.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        part: All of the data, or the part that training on the same data held out (text and series only).
+        part: "all" of the data, or the part that training on the same data held out (text and series only). None is
+            all, but for a forecaster and the very data that it was trained on: those it is judged on where it was not
+            trained. The result says which it was.
         column: The column of a Parquet file of lines.
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
-        model and of naive forecasts. Lines: how well they come back out of their vectors.
+        model and of the baselines, and whether it beats them; see `tasks.series_errors.forecaster_report`. Lines:
+        how well they come back out of their vectors.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
@@ -277,7 +280,11 @@ def evaluate(
 
 
 def _evaluate_packed(
-    model: PackedModel, paths: Sequence[Path], part: Literal["all", "held-out"], errors: Errors, name: str
+    model: PackedModel,
+    paths: Sequence[Path],
+    part: Literal["all", "held-out"] | None,
+    errors: Errors,
+    name: str,
 ) -> dict[str, Any]:
     """The figures of a packed model; one of text reads it from end to end and not in windows."""
     if model.task == "series":
@@ -287,5 +294,5 @@ def _evaluate_packed(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    score = vars(model.score_files(paths, part=part, errors=errors))
+    score = vars(model.score_files(paths, part=part or "all", errors=errors))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from cellerate.data.scaler import Scaler
-from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_series
 from cellerate.errors import ConfigError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
@@ -20,9 +20,15 @@ from cellerate.runtime.forecasting import (
     reading_arguments,
     row_times,
 )
-from cellerate.tasks.forecasts import daily_season
+from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
-from cellerate.tasks.series_errors import SeriesForecaster, judge_windows
+from cellerate.tasks.series_errors import (
+    JudgedPart,
+    SeriesForecaster,
+    forecaster_report,
+    judge_windows,
+    trained_on,
+)
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, train
@@ -59,7 +65,7 @@ class SeriesModel:
         settings = ForecastSettings(
             _reading(options), options.window, options.horizon, self.quantiles, self.scaler
         )
-        return SeriesForecaster(self.model.predict_on_batch, settings, options)
+        return SeriesForecaster(self.model.predict_on_batch, settings, options, trained_on(self.record))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +74,7 @@ class SeriesRun:
 
     Attributes:
         training: The result of the training loop.
-        test: The figures of `evaluate_series` for the best model on the test part; None without a test part.
+        test: The figures of `series_errors.forecaster_report` for the best model on the test part; None without one.
         examples: Windows of the test part, spread over it, with their forecasts; for a chart.
     """
 
@@ -131,7 +137,7 @@ def train_on_series(
     check_start(output, resume=resume, overwrite=overwrite)
     data = _open(options, reading)
     _check_packed(data, options)
-    split = data.split(options.train_fraction, options.validation_fraction)
+    split = options.split(data)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
     if isinstance(model, str | Path):
@@ -173,10 +179,17 @@ def train_on_series(
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         with apart():
-            judged = judge_windows(trained.forecaster, split.test)
-            test = judged.report(split.test.data.target_names, quantiles)
+            test = _tested(trained.forecaster, split)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
+
+
+def _tested(model: SeriesForecaster, split: SeriesSplit) -> dict[str, Any]:
+    """The figures of the test part; the baselines are fitted on the training part."""
+    options = model.options
+    judged = JudgedPart(split.test, "held-out", 0, "the test part, which training held out")
+    baselines = Baselines.fit(split.train, options.window, options.horizon, options.season)
+    return forecaster_report(model, judged, baselines, judge_windows(model, split.test, baselines))
 
 
 def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
@@ -219,7 +232,7 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     plain = dataclasses.asdict(options)
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
-    season = options.season or daily_season(data.step)
+    season = season_rows(options.season, data)
     return plain | {
         "paths": [],
         "target": list(options.target),

@@ -1,21 +1,24 @@
-"""Judges a forecaster, packed or of Keras, on every window of a series: its errors beside those of naive forecasts.
+"""Judges a forecaster, packed or of Keras, on every window of a series: its errors beside those of the baselines.
 
 Errors are summed for each stretch of rows without a gap. So a long series can be judged in pieces, by several
 processes, and the pieces added up.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cellerate.data.gather import WindowIndex
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.data.windows import WindowSource
-from cellerate.errors import ModelError
+from cellerate.errors import DataError, ModelError
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
 from cellerate.settings import check_choice
-from cellerate.tasks.forecasts import ERRORS, Naive, daily_season, window_errors
+from cellerate.tasks.baselines import Baselines
+from cellerate.tasks.metrics import covered, pinball_losses, window_errors
+from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import SeriesOptions
 
 Progress = Callable[[int, int], None]
@@ -31,11 +34,13 @@ class SeriesForecaster:
         predict: The model.
         settings: Its columns, its window and its scaler.
         options: The settings it was trained with.
+        trained_on: The fingerprint of the data it was trained on, if its record says it.
     """
 
     predict: Predict
     settings: ForecastSettings
     options: SeriesOptions
+    trained_on: str | None = None
 
     @classmethod
     def of(cls, predict: Predict, payload: Any, name: str) -> "SeriesForecaster":
@@ -51,7 +56,7 @@ class SeriesForecaster:
             raise ModelError(
                 f"the task record of {name} is damaged: {error}. Train the model again."
             ) from error
-        return cls(predict, settings, options)
+        return cls(predict, settings, options, trained_on(payload))
 
     def open(self, paths: Sequence[Any]) -> SeriesData:
         """Opens files as in training.
@@ -84,61 +89,152 @@ class SeriesForecaster:
             quantiles=bool(self.settings.quantiles),
         )
 
+    def forecast_at(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
+        """Forecasts the rows from `origins` on, from the window before each.
+
+        Args:
+            data: The series.
+            origins: (B,) int64 the numbers of the first rows to forecast; the window before each is in one stretch.
+
+        Returns:
+            (B, horizon, targets), or (B, horizon, targets, Q), in the units of the data.
+        """
+        rows = np.asarray(origins)[:, None] + np.arange(-self.settings.window, 0)
+        return self.forecast(data, np.asarray(data.values[rows], np.float32))
+
 
 @dataclasses.dataclass(frozen=True)
-class SeriesErrors:
-    """Sums over the windows of each of S stretches.
+class JudgedPart:
+    """The part of the data that a forecaster is judged on.
 
     Attributes:
-        windows: (S,) how many there are.
-        sums: Of the model and of each naive forecast (S, 4): the `ERRORS` of all windows.
-        below: (S, Q) how often the truth was at most each quantile, summed over windows as a share of the horizon.
+        part: Its rows.
+        name: "all" or "held-out".
+        seen: How many of its windows lie in rows that training or validation used, wholly or partly; None if the data
+            are not those of the training, so that nobody can tell.
+        told: That in a sentence.
     """
 
-    windows: np.ndarray
-    sums: Mapping[str, np.ndarray]
-    below: np.ndarray
+    part: SeriesPart
+    name: str
+    seen: int | None
+    told: str
 
-    def report(self, targets: Sequence[str], quantiles: Sequence[float]) -> dict[str, Any]:
-        """The figures of all stretches together, as `evaluate_forecaster` gives them."""
-        windows = int(self.windows.sum())
-        report: dict[str, Any] = {"windows": windows, "targets": list(targets)}
-        for name, sums in self.sums.items():
-            report[name] = dict(zip(ERRORS, (sums.sum(axis=0) / windows).tolist(), strict=True))
-        if quantiles:
-            shares = (self.below.sum(axis=0) / windows).tolist()
-            report["coverage"] = {f"q{q:g}": share for q, share in zip(quantiles, shares, strict=True)}
-        return report
+
+def trained_on(payload: Any) -> str | None:
+    """The fingerprint of the data that a task record is of."""
+    data = payload.get("data")
+    return data.get("fingerprint") if isinstance(data, dict) else None
 
 
 def evaluate_forecaster(
-    model: SeriesForecaster, paths: Sequence[Any], *, part: str = "all", progress: Progress | None = None
+    model: SeriesForecaster,
+    paths: Sequence[Any],
+    *,
+    part: str | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Judges a forecaster against naive forecasts, on every window of the data.
+    """Judges a forecaster against the baselines, on every window of the data.
 
     Args:
         model: The forecaster.
         paths: The data; columns and options for missing values and gaps are those of the training.
-        part: "all", or "held-out" for the part after training and validation, if the data are the same.
+        part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
+            data that the model was trained on, and all of other data.
         progress: See `judge_windows`.
 
     Returns:
-        `windows`, then `model`, `last_value` and, if a season is known, `seasonal_naive`. Each of these has
-        `mae` and `mse` in the units of the data, and `scaled_mae` and `scaled_mse` in standard deviations of
-        the training part. With quantiles there is also `coverage`: how often the truth was at most each
-        quantile.
+        See `forecaster_report`.
     """
     judged = part_of(model, model.open(paths), part)
-    return judge_windows(model, judged, progress).report(judged.data.target_names, model.settings.quantiles)
+    baselines = baselines_for(model, judged)
+    return forecaster_report(model, judged, baselines, judge_windows(model, judged.part, baselines, progress))
 
 
-def part_of(model: SeriesForecaster, data: SeriesData, part: str) -> SeriesPart:
-    """All of the data, or the part that training on the same data held out."""
-    options = model.options
-    check_choice("part", part, ("all", "held-out"))
-    if part == "all":
-        return data.whole()
-    return data.split(options.train_fraction, options.validation_fraction).test
+def forecaster_report(
+    model: SeriesForecaster, judged: JudgedPart, baselines: Baselines, errors: SeriesErrors
+) -> dict[str, Any]:
+    """All figures of a forecaster as JSON values.
+
+    Returns:
+        `part`, `judged` (a sentence on it) and `seen_by_training`; `windows`, `targets`; then `model`, `last_value`
+        and, where they can be had, `seasonal_naive` and `nlinear`. Each of these has `mase`, `smape` (percent), and
+        `scaled_mae` and `scaled_mse`, in standard deviations of the training part; and with one target `mae`, `mse`
+        and `rmse` in its unit. With quantiles there are also `crps`, `pinball`, `coverage` (how often the truth was at
+        most each quantile) and `interval_coverage` (how often it was within each central interval). `by_target` has
+        all of that for each target, `by_series` the figures of each series, the worst first; `verdict` says whether
+        the model beats the baselines; `left_out` which of them is missing and why.
+    """
+    about = judging_of(model, judged.part.data)
+    report = {
+        "part": judged.name,
+        "judged": judged.told,
+        "seen_by_training": judged.seen,
+        **errors.report(about),
+    }
+    if judged.seen:
+        report["verdict"]["sentence"] += " It was trained on some of these rows."
+    if baselines.why_not_linear is not None:
+        report["left_out"] = {"nlinear": baselines.why_not_linear}
+    if len(set(errors.series)) > 1:
+        report["by_series"] = errors.ranking(about)
+    return report
+
+
+def judging_of(model: SeriesForecaster, data: SeriesData) -> Judging:
+    """What the figures of a forecaster are in."""
+    scale = model.settings.scaler.scale[list(data.target_columns)]
+    return Judging(data.target_names, model.settings.quantiles, scale)
+
+
+def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> JudgedPart:
+    """The part of the data to judge, which is "all" or "held-out"; None as in `evaluate_forecaster`.
+
+    Raises:
+        DataError: The held-out part is asked for, and the data are too short to have one.
+    """
+    options, span = model.options, model.settings.window
+    own = model.trained_on is not None and data.fingerprint == model.trained_on
+    if part is not None:
+        check_choice("part", part, ("all", "held-out"))
+
+    def windows(judged: SeriesPart) -> int:
+        if not judged.bounds:
+            return 0
+        return sum(count_in(one, span + model.settings.horizon) for one in judged.spans(span))
+
+    if part == "held-out" or (part is None and own):
+        test = options.split(data).test
+        if part is not None or windows(test):
+            told = "the test part, as training would cut these data, which are not those it was trained on"
+            if own:
+                told = "the test part, which training on these very data held out"
+            return JudgedPart(test, "held-out", 0 if own else None, told)
+    whole = data.whole()
+    if not own:
+        told = "all data; they are not those of the training, so which of them it has seen is not known"
+        return JudgedPart(whole, "all", None, told)
+    seen = windows(whole) - windows(options.split(data).test)
+    told = (
+        f"all data, the part that the model was trained on included: {seen:,} of {windows(whole):,} windows lie in "
+        "rows that training or validation used. For what it never saw, part='held-out'"
+    )
+    return JudgedPart(whole, "all", seen, told)
+
+
+def baselines_for(model: SeriesForecaster, judged: JudgedPart) -> Baselines:
+    """The baselines to judge a forecaster by, fitted on the training part of the data."""
+    options, data = model.options, judged.part.data
+    why = None
+    if judged.name == "all":
+        why = "it would be fitted on a part of what it is judged on (part='held-out' has it)"
+    try:
+        train = options.split(data).train
+    except DataError:
+        # Shorter than a test part: only the scale of MASE comes from here, which any rows give.
+        train = data.whole()
+    settings = model.settings
+    return Baselines.fit(train, settings.window, settings.horizon, options.season, why_not_linear=why)
 
 
 def raw_windows(part: SeriesPart, window: int, horizon: int, batch_size: int) -> WindowSource:
@@ -155,51 +251,100 @@ def raw_windows(part: SeriesPart, window: int, horizon: int, batch_size: int) ->
 
 
 def judge_windows(
-    model: SeriesForecaster, part: SeriesPart, progress: Progress | None = None
+    model: SeriesForecaster, part: SeriesPart, baselines: Baselines, progress: Progress | None = None
 ) -> SeriesErrors:
-    """Judges a forecaster on every window of a part.
+    """Judges a forecaster and the baselines on every window of a part.
 
     Args:
         model: The forecaster.
         part: The rows to forecast; each of its bounds is a stretch.
+        baselines: The forecasts to judge beside it.
         progress: Called after each batch with how many windows are done, and of how many.
 
     Raises:
         DataError: No window fits.
         ModelError: The data have other columns than the model reads.
     """
-    data, settings, options = part.data, model.settings, model.options
+    data, settings = part.data, model.settings
     model.check(data)
-    targets, quantiles = list(data.target_columns), settings.quantiles
-    scale = settings.scaler.scale[targets]
-    naive = Naive(settings.horizon, options.season or daily_season(data.step))
-    names = naive.names(settings.window)
-    windows = np.array(
-        [count_in(span, settings.window + settings.horizon) for span in part.spans(settings.window)]
-    )
+    targets = list(data.target_columns)
+    spans = part.spans(settings.window)
+    rows = settings.window + settings.horizon
+    windows = np.array([count_in(span, rows) for span in spans])
     ends = windows.cumsum()
-    sums = {name: np.zeros((len(windows), 4)) for name in ("model", *names)}
-    below = np.zeros((len(windows), len(quantiles)))
+    series = series_names(data, [begin for _, begin, _ in part.bounds])
+    found = SeriesErrors.zeros(
+        series,
+        windows,
+        ["model", *baselines.names(settings.window)],
+        judging_of(model, data),
+        baselines.scales_of(series, len(targets)),
+    )
     source = raw_windows(part, settings.window, settings.horizon, _BATCH)
-    done = 0
+    places = WindowIndex(np.array(spans), rows, 1)
+    done, count = 0, int(ends[-1])
     for index in range(len(source)):
         past, future, weight = source.batch(0, index)
         real = weight > 0
-        truth = future[real][..., targets].astype(np.float64)
-        made = model.forecast(data, past)[real]
-        stretch = np.searchsorted(ends, np.arange(done, done + len(truth)), side="right")
-        point = made
-        if quantiles:
-            point = made[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))]
-            np.add.at(below, stretch, (truth[..., None] <= made).mean(axis=(1, 2)))
-        np.add.at(sums["model"], stretch, window_errors(point, truth, scale))
-        known = past[real][..., targets].astype(np.float64)
-        for name in names:
-            np.add.at(sums[name], stretch, window_errors(naive.forecast(name, known), truth, scale))
-        done += len(truth)
+        numbers = np.arange(done, done + int(real.sum()))
+        # As many as in every batch, so that nothing is compiled for another shape.
+        origins = places.starts(np.resize(numbers, len(weight))) + settings.window
+        made = model.forecast_at(data, origins)[: len(numbers)]
+        add_errors(
+            found,
+            np.searchsorted(ends, numbers, side="right"),
+            made,
+            future[real][..., targets].astype(np.float64),
+            past[real][..., targets].astype(np.float64),
+            baselines,
+            settings.quantiles,
+        )
+        done += len(numbers)
         if progress is not None:
-            progress(done, int(ends[-1]))
-    return SeriesErrors(windows, sums, below)
+            progress(done, count)
+    return found
+
+
+def add_errors(
+    found: SeriesErrors,
+    stretch: np.ndarray,
+    made: np.ndarray,
+    truth: np.ndarray,
+    past: np.ndarray,
+    baselines: Baselines,
+    quantiles: Sequence[float],
+) -> dict[str, np.ndarray]:
+    """Adds the errors of windows to sums.
+
+    Args:
+        found: The sums.
+        stretch: (B,) the number of the stretch that each window is of.
+        made: (B, horizon, targets[, Q]) the model's forecasts.
+        truth: (B, horizon, targets) what came.
+        past: (B, window, targets) what was known.
+        baselines: Forecasts to judge beside.
+        quantiles: The Q quantiles, or empty.
+
+    Returns:
+        The forecasts of the baselines, (B, horizon, targets).
+    """
+    point = made
+    if quantiles:
+        point = made[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))]
+        np.add.at(found.pinball, stretch, pinball_losses(made, truth, quantiles))
+        np.add.at(found.covered, stretch, covered(made, truth, quantiles))
+    np.add.at(found.sums["model"], stretch, window_errors(point, truth))
+    others = {}
+    for name in baselines.names(past.shape[1]):
+        others[name] = baselines.forecast(name, past, found.scales[stretch])
+        np.add.at(found.sums[name], stretch, window_errors(others[name], truth))
+    return others
+
+
+def series_names(data: SeriesData, rows: Sequence[int]) -> list[str]:
+    """The name of the series that each row is of."""
+    places = np.searchsorted([first for first, _, _ in data.segments], rows, side="right") - 1
+    return [data.segments[place][2] for place in places]
 
 
 def count_in(span: tuple[int, int], rows: int) -> int:

@@ -7,10 +7,14 @@ import nothing heavy.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from cellerate.data.decoding import check_codec
+from cellerate.errors import ConfigError
 from cellerate.settings import check_choice, check_counts, check_number
+
+if TYPE_CHECKING:
+    from cellerate.data.series import SeriesData, SeriesSplit
 
 Errors = Literal["strict", "replace"]
 Missing = Literal["error", "drop", "ffill", "interpolate"]
@@ -18,6 +22,7 @@ Gaps = Literal["split", "error", "ignore"]
 Storage = Literal["float32", "float16"]
 Loss = Literal["mse", "mae", "huber"]
 Padding = Literal["right", "left"]
+_TRAIN_FRACTION = 0.7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,8 @@ class SeriesOptions:
         batch_size: Windows per batch.
         train_fraction: The share of rows to train on, from the start.
         validation_fraction: The share of rows after those, which decides which epoch is best.
+        test_size: Rows at the end of each series to test on, in place of a share; all rows before the validation part
+            are then for training.
         season: Rows per season, for the seasonal naive forecast; without it, a day, found from the times.
         loss: What training minimises: "mse", "mae" or "huber"; quantiles have their own loss.
     """
@@ -124,8 +131,9 @@ class SeriesOptions:
     horizon: int = 24
     stride: int = 1
     batch_size: int = 64
-    train_fraction: float = 0.7
+    train_fraction: float = _TRAIN_FRACTION
     validation_fraction: float = 0.1
+    test_size: int | None = None
     season: int | None = None
     loss: Loss = "mse"
 
@@ -143,6 +151,21 @@ class SeriesOptions:
         check_number("train_fraction", self.train_fraction, above=0, at_most=1)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
         check_number("season", self.season, at_least=1, whole=True, optional=True)
+        check_number("test_size", self.test_size, at_least=1, whole=True, optional=True)
+        if self.test_size is not None and self.train_fraction != _TRAIN_FRACTION:
+            raise ConfigError(
+                f"test_size={self.test_size} and train_fraction={self.train_fraction:g} both say what is tested on: "
+                "leave one of them out. With test_size, all rows before the validation part are for training."
+            )
+        if self.test_size is not None and self.test_size < self.horizon:
+            raise ConfigError(
+                f"test_size must be at least horizon={self.horizon}, or no forecast can be tested, not "
+                f"{self.test_size}."
+            )
+
+    def split(self, data: "SeriesData") -> "SeriesSplit":
+        """Cuts a series into training, validation and test part, as these settings say; see `SeriesData.split`."""
+        return data.split(self.train_fraction, self.validation_fraction, test_size=self.test_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

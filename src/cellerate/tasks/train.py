@@ -104,7 +104,7 @@ def train_series(
     verbose: bool | None = None,
     **options: Any,
 ) -> SeriesRun:
-    """Trains a forecaster on time series, and judges it against naive forecasts.
+    """Trains a forecaster on time series, and judges it beside naive forecasts and a linear one.
 
     Args:
         data: CSV, Parquet or .npy files; one or several.
@@ -118,7 +118,8 @@ def train_series(
         options: The settings of the series, the model and the training, listed below.
 
     Returns:
-        The run: `training` has the best model and the history, `test` the errors on the test part.
+        The run: `training` has the best model and the history, `test` the figures of the test part
+        and a verdict (`tasks.series_errors.forecaster_report` lists them).
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.

@@ -62,7 +62,7 @@ class SeriesWorkload(Workload):
                 f"{', '.join(self._data.columns)}."
             )
         check_series_model(model, self._data, self._options, self._quantiles)
-        self._split = self._data.split(self._options.train_fraction, self._options.validation_fraction)
+        self._split = self._options.split(self._data)
         self.batch_size = self._options.batch_size
         self.fingerprint = self._data.fingerprint
         self.data = f"{self._data.rows:,} rows of a series, {', '.join(self._data.target_names)} to forecast"
@@ -180,11 +180,15 @@ def judged_parts(data: SeriesData, options: SeriesOptions) -> dict[Part, tuple[S
         DataError: No window fits into one of them.
     """
     train, validation = options.train_fraction, options.validation_fraction
-    split, known = data.split(train, validation), SEEN_BY_TRAINING[True]
+    split, known = options.split(data), SEEN_BY_TRAINING[True]
     fits = [count_windows(part, options) > 0 for part in (split.validation, split.test)]
     if all(fits):
         return {"validation": (split.validation, known), "test": (split.test, "")}
-    if fits[0]:
+    if options.test_size is not None and fits[1]:
+        half = options.test_size // 2
+        halves = data.split(test_size=half, validation_size=options.test_size - half)
+        words = " of the rows that training never saw"
+    elif fits[0]:
         halves, words = data.split(train, validation / 2), f" of training's validation part{known}"
     else:
         begin = min(1.0, train + validation)

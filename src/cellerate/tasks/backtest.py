@@ -1,0 +1,356 @@
+"""Backtests: what a forecaster would have said at many times of the past, held against what came.
+
+The origin rolls: each fold forecasts the rows from its origin on, from rows before it only, and the last fold ends with
+the data. One model for all folds is asked once, for all folds and series together. With `refit`, each fold has a model
+of its own, trained on what was known then.
+
+Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., section 5.10.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.errors import ConfigError, DataError
+from cellerate.runtime.forecasting import Example, row_times
+from cellerate.runtime.packed import PackedModel
+from cellerate.settings import check_counts, check_number, one_or_more
+from cellerate.tasks.baselines import Baselines
+from cellerate.tasks.forecasts import forecast_columns, forecast_table
+from cellerate.tasks.linear import fit_linear
+from cellerate.tasks.opening import Model, Opened, Path, forecaster_of, open_model
+from cellerate.tasks.series_errors import SeriesForecaster, add_errors, judging_of
+from cellerate.tasks.series_report import Judging, SeriesErrors
+
+if TYPE_CHECKING:
+    from cellerate.models.storage import TaskRecord
+
+# A Keras model holds its results for all of them in memory.
+_AT_ONCE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """One origin, and what was forecast from it.
+
+    Attributes:
+        number: From 1, in the order of time.
+        origin_time: The time (or the number) of the first row that is forecast, of the first series.
+        examples: One a series, with the truth.
+        figures: Those of `Backtest.figures`, of this fold alone.
+    """
+
+    number: int
+    origin_time: Any
+    examples: tuple[Example, ...]
+    figures: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backtest:
+    """What came of a backtest.
+
+    Attributes:
+        folds: The folds, in the order of time.
+        figures: Those of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
+            `by_series`, `verdict` and more, as `series_errors.forecaster_report` describes them.
+        horizon: Rows that each fold forecasts.
+        step: Rows from one origin to the next.
+        refit: Whether each fold has a model of its own.
+        left_out: Names of the series that are too short for any fold.
+        told: What the model knew of the folds, in a sentence.
+    """
+
+    folds: tuple[Fold, ...]
+    figures: Mapping[str, Any]
+    horizon: int
+    step: int
+    refit: bool
+    left_out: tuple[str, ...]
+    told: str
+
+    def record(self) -> dict[str, Any]:
+        """All figures as JSON values; `columns` has the forecasts."""
+        folds = [
+            {"fold": fold.number, "origin": time_text(fold.origin_time), **fold.figures}
+            for fold in self.folds
+        ]
+        settings = {"horizon": self.horizon, "step": self.step, "refit": self.refit, "told": self.told}
+        return {**settings, "left_out_series": list(self.left_out), **self.figures, "folds": folds}
+
+    def columns(self) -> dict[str, Any]:
+        """All forecasts as columns, with a row for each fold, series and time.
+
+        `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts, and for each
+        target `OT_true`, what came.
+        """
+        before, examples, after = self._beside()
+        return {**before, **forecast_columns(examples), **after}
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """`columns` as a table for people: its column names, and its rows."""
+        before, examples, after = self._beside()
+        names, rows = forecast_table(examples)
+        first, last = (zip(*columns.values(), strict=True) for columns in (before, after))
+        whole = [[*one, *row, *came] for one, row, came in zip(first, rows, last, strict=True)]
+        return [*before, *names, *after], whole
+
+    def _beside(self) -> tuple[dict[str, list[Any]], list[Example], dict[str, list[Any]]]:
+        """What stands before the columns of the forecasts, the forecasts, and what stands behind them."""
+        pairs = [(fold, example) for fold in self.folds for example in fold.examples]
+        before = {
+            "fold": [fold.number for fold, example in pairs for _ in example.times],
+            "origin": [time_text(example.times[0]) for _, example in pairs for _ in example.times],
+        }
+        truth = np.concatenate([example.truth for _, example in pairs if example.truth is not None])
+        after = {f"{name}_true": truth[:, n].tolist() for n, name in enumerate(pairs[0][1].targets)}
+        return before, [example for _, example in pairs], after
+
+
+@dataclasses.dataclass(frozen=True)
+class _Windows:
+    """The windows of all folds: (B,) the fold of each, its first row to forecast, and the series."""
+
+    folds: np.ndarray
+    origins: np.ndarray
+    series: tuple[str, ...]
+
+
+def backtest(
+    model: Model,
+    data: Path | Sequence[Path],
+    *,
+    record: "TaskRecord | None" = None,
+    folds: int = 20,
+    step: int | None = None,
+    refit: bool = False,
+    epochs: int | None = None,
+    max_seconds: float = 60.0,
+    baselines: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Backtest:
+    """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file, a Keras model with its record, or the result of `load`.
+        data: The series: tables, or one packed series.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        folds: How many origins.
+        step: Rows from one origin to the next; None for `horizon`, so that no row is forecast twice.
+        refit: Trains a model for each fold anew, from fresh weights, on the rows before its origin. Training the given
+            weights further would be faster, but they have seen rows that come later. Not for packed models.
+        epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
+        max_seconds: With `refit`, the most seconds of training a fold.
+        baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
+        progress: Called with how many folds are done, and of how many.
+
+    Returns:
+        The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the
+        first fold, with `refit` on those before each. MASE is scaled by the rows before the first fold.
+
+    Raises:
+        CellerateError: Anything wrong with the model or the data; or the series have too few rows.
+
+    Example:
+        >>> found = cellerate.backtest("ett.keras", "ETTh1.csv", folds=20)
+        >>> found.figures["verdict"]["sentence"]
+    """
+    check_counts(folds=folds)
+    check_number("step", step, at_least=1, whole=True, optional=True)
+    check_number("epochs", epochs, at_least=1, whole=True, optional=True)
+    check_number("max_seconds", max_seconds, above=0)
+    opened = open_model(model, record)
+    if refit and isinstance(opened, PackedModel):
+        raise ConfigError(
+            "refit=True trains a model for each fold, which a packed one cannot be: give the .keras file it was "
+            "packed from, or leave refit out."
+        )
+    forecaster = forecaster_of(opened)
+    series = forecaster.open(one_or_more(data))
+    step = step or forecaster.settings.horizon
+    windows, left_out = _windows(series, forecaster, folds, step)
+    about = judging_of(forecaster, series)
+    before = _before(series, windows, 0)
+    fitted = Baselines.fit(
+        before,
+        forecaster.settings.window,
+        forecaster.settings.horizon,
+        forecaster.options.season,
+        why_not_linear=None if baselines else "it was not asked for",
+    )
+    names = ["model", *fitted.names(forecaster.settings.window)]
+    scales = fitted.scales_of(windows.series, len(about.targets))
+    errors = SeriesErrors.zeros(windows.series, np.ones(len(windows.origins), int), names, about, scales)
+    made: list[np.ndarray] = []
+    if refit:
+        trainer = _trainer(opened, forecaster, epochs, max_seconds)
+        for fold in range(folds):
+            chosen = np.flatnonzero(windows.folds == fold)
+            known = _before(series, windows, fold)
+            linear = fit_linear(known, forecaster.settings.window, forecaster.settings.horizon, fitted.scales)
+            own = fitted if fitted.linear is None else dataclasses.replace(fitted, linear=linear)
+            made.append(_judge(trainer(known, fold), series, windows, chosen, own, errors))
+            if progress is not None:
+                progress(fold + 1, folds)
+        told = "each fold has a model of its own, which was trained on the rows before its origin only"
+    else:
+        for begin in range(0, len(windows.origins), _AT_ONCE):
+            chosen = np.arange(begin, min(begin + _AT_ONCE, len(windows.origins)))
+            made.append(_judge(forecaster, series, windows, chosen, fitted, errors))
+            if progress is not None:
+                progress(int(windows.folds[chosen[-1]]) + 1, folds)
+        told = _seen(forecaster, series, windows, folds)
+    every = _folds(forecaster, series, windows, np.concatenate(made), errors, about)
+    figures = errors.report(about)
+    if fitted.why_not_linear is not None:
+        figures["left_out"] = {"nlinear": fitted.why_not_linear}
+    if len(set(windows.series)) > 1:
+        figures["by_series"] = errors.ranking(about)
+    return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, told)
+
+
+def _windows(
+    data: SeriesData, forecaster: SeriesForecaster, folds: int, step: int
+) -> tuple[_Windows, tuple[str, ...]]:
+    """The windows of all folds, fold by fold, and the series that are too short for any.
+
+    Raises:
+        DataError: No series is long enough for the first fold.
+    """
+    window, horizon = forecaster.settings.window, forecaster.settings.horizon
+    # The last stretch of each series.
+    ends = {name: (first, stop) for first, stop, name in data.segments}
+    found: list[tuple[int, int, str]] = []
+    left_out = []
+    for name, (first, stop) in ends.items():
+        begins = [stop - horizon - (folds - 1 - fold) * step for fold in range(folds)]
+        fits = [(fold, origin, name) for fold, origin in enumerate(begins) if origin - window >= first]
+        found += fits
+        if not fits:
+            left_out.append(name)
+    found.sort(key=lambda one: one[0])
+    if not found or found[0][0] > 0:
+        longest = max(stop - first for first, stop in ends.values())
+        needed = window + horizon + (folds - 1) * step
+        most = (longest - window - horizon) // step + 1
+        which = "the series ends" if len(ends) == 1 else "the longest series ends"
+        raise DataError(
+            f"{which} with {longest:,} rows without a gap, but {folds} folds of horizon {horizon} every {step} rows "
+            f"need {needed:,} with a window of {window}: "
+            + (f"folds={most} is the most, or take a smaller step." if most > 0 else "give more rows.")
+        )
+    numbers, origins, names = zip(*found, strict=True)
+    return _Windows(np.array(numbers), np.array(origins, np.int64), names), tuple(left_out)
+
+
+def _before(data: SeriesData, windows: _Windows, fold: int) -> SeriesPart:
+    """The rows that are known at a fold: of the series that it forecasts, and of others before their first one."""
+    stops: dict[str, int] = {}
+    for number, origin, name in zip(windows.folds, windows.origins, windows.series, strict=True):
+        if number <= fold or name not in stops:
+            stops[name] = int(origin)
+    segments = tuple(
+        (first, min(stop, stops[name]), name)
+        for first, stop, name in data.segments
+        if name in stops and first < stops[name]
+    )
+    return dataclasses.replace(data, segments=segments).whole()
+
+
+def _judge(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    windows: _Windows,
+    chosen: np.ndarray,
+    baselines: Baselines,
+    errors: SeriesErrors,
+) -> np.ndarray:
+    """Forecasts some windows, adds their errors, and gives the forecasts."""
+    origins, settings = windows.origins[chosen], forecaster.settings
+    made = forecaster.forecast_at(data, origins)
+    past = _rows(data, origins, -settings.window, 0).astype(np.float64)
+    truth = _rows(data, origins, 0, settings.horizon).astype(np.float64)
+    add_errors(errors, chosen, made, truth, past, baselines, settings.quantiles)
+    return made
+
+
+def _rows(data: SeriesData, origins: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """(B, end - begin, targets) rows around origins, in the units of the data."""
+    places = origins[:, None] + np.arange(begin, end)
+    return np.asarray(data.values[places][..., list(data.target_columns)], np.float32)
+
+
+def _folds(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    windows: _Windows,
+    made: np.ndarray,
+    errors: SeriesErrors,
+    about: Judging,
+) -> tuple[Fold, ...]:
+    window, horizon = forecaster.settings.window, forecaster.settings.horizon
+    past = _rows(data, windows.origins, -window, 0)
+    truth = _rows(data, windows.origins, 0, horizon)
+    found = []
+    for number in range(int(windows.folds[-1]) + 1):
+        chosen = np.flatnonzero(windows.folds == number)
+        examples = tuple(
+            Example(
+                targets=data.target_names,
+                past_times=row_times(data, origin - window, origin),
+                past=past[place],
+                times=row_times(data, origin, origin + horizon),
+                truth=truth[place],
+                forecast=made[place],
+                quantiles=forecaster.settings.quantiles,
+                series=windows.series[place],
+            )
+            for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
+        )
+        figures = errors.only(chosen).report(about)
+        found.append(Fold(number + 1, examples[0].times[0], examples, figures))
+    return tuple(found)
+
+
+def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: _Windows, folds: int) -> str:
+    """What a model that was trained before knew of the folds."""
+    if forecaster.trained_on is None or data.fingerprint != forecaster.trained_on:
+        return (
+            "the data are not those of the training, so which of these rows the model has seen is not known"
+        )
+    begins = {name: len(data.values) for _, _, name in data.segments}
+    bounds = forecaster.options.split(data).test.bounds
+    firsts = [first for first, _, _ in data.segments]
+    for _, begin, _ in bounds:
+        name = data.segments[int(np.searchsorted(firsts, begin, side="right")) - 1][2]
+        begins[name] = min(begins[name], begin)
+    early = windows.origins < np.array([begins[name] for name in windows.series])
+    seen = len(np.unique(windows.folds[early]))
+    if not seen:
+        return "all folds lie in the part that training held out"
+    return (
+        f"{seen} of {folds} folds lie, wholly or partly, in rows that training or validation used, so the model looks "
+        "better than it is: take fewer folds, a smaller step, or refit=True"
+    )
+
+
+def _trainer(
+    opened: Opened, forecaster: SeriesForecaster, epochs: int | None, max_seconds: float
+) -> Callable[[SeriesPart, int], SeriesForecaster]:
+    """What trains the model of a fold on the rows before it."""
+    from cellerate.tasks.backtest_refit import Refit
+
+    assert not isinstance(opened, PackedModel)  # noqa: S101 (those were refused)
+    network, record, _ = opened
+    assert record is not None  # noqa: S101 (it is a forecaster)
+    return Refit(network, record.payload, forecaster, epochs, max_seconds)
+
+
+def time_text(time: Any) -> Any:
+    """A time as people write it, a row number or another number as it is."""
+    if isinstance(time, np.datetime64):
+        return str(time).replace("T", " ").removesuffix(".000000")
+    return time.item() if isinstance(time, np.generic) else time

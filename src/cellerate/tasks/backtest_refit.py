@@ -1,0 +1,87 @@
+"""Trains a forecaster anew for each fold of a backtest: the same network from fresh weights, on what was known then."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from cellerate.data.scaler import Scaler
+from cellerate.data.series import SeriesPart
+from cellerate.errors import DataError
+from cellerate.models.storage import TaskRecord, save_model
+from cellerate.tasks.series import series_loss
+from cellerate.tasks.series_batches import count_windows, series_sources
+from cellerate.tasks.series_errors import SeriesForecaster
+from cellerate.training.loop import train
+from cellerate.training.settings import TrainingSettings
+
+
+class Refit:
+    """Makes the forecaster of a fold.
+
+    Args:
+        network: The trained network; its weights are not used.
+        payload: Its task record.
+        forecaster: It, as a forecaster.
+        epochs: The most epochs; None for those of its training.
+        max_seconds: The most seconds of training.
+    """
+
+    def __init__(
+        self,
+        network: keras.Model,
+        payload: dict[str, Any],
+        forecaster: SeriesForecaster,
+        epochs: int | None,
+        max_seconds: float,
+    ) -> None:
+        self._network, self._payload, self._forecaster = network, payload, forecaster
+        known = {field.name for field in dataclasses.fields(TrainingSettings)}
+        told = {name: value for name, value in payload.get("training", {}).items() if name in known}
+        settings = TrainingSettings(**told)
+        self._settings = dataclasses.replace(
+            settings, epochs=epochs or settings.epochs, max_seconds=max_seconds, track=()
+        )
+
+    def __call__(self, part: SeriesPart, fold: int) -> SeriesForecaster:
+        """The forecaster that training on a part gives.
+
+        Args:
+            part: The rows before the fold. As many of them as in the model's own training, in proportion, are for
+                validation.
+            fold: Its number.
+
+        Raises:
+            DataError: No training window fits.
+        """
+        options, settings = self._forecaster.options, self._forecaster.settings
+        share = options.validation_fraction
+        if options.test_size is None:
+            share /= options.train_fraction + options.validation_fraction
+        split = part.data.split(1 - share, share)
+        if not count_windows(split.train, options, options.stride):
+            raise DataError(
+                f"fold {fold + 1} has {split.train.rows} rows to train on, and no window of {settings.window} and a "
+                f"horizon of {settings.horizon} fits: take fewer folds or a smaller step."
+            )
+        scaler = Scaler.fit(split.train)
+        network = keras.models.clone_model(self._network)
+        source, validation = series_sources(network, split, options, scaler, self._settings.seed)
+        record = TaskRecord("series", self._payload | {"scaler": scaler.to_config()})
+        with tempfile.TemporaryDirectory(prefix="cellerate-") as folder:
+            result = train(
+                network,
+                source,
+                output=Path(folder, "fold.keras"),
+                save=lambda trained, path: save_model(trained, path, record),
+                loss=series_loss(options.loss, settings.quantiles),
+                settings=self._settings,
+                validation=validation,
+            )
+        return dataclasses.replace(
+            self._forecaster,
+            predict=result.model.predict_on_batch,
+            settings=dataclasses.replace(settings, scaler=scaler),
+        )

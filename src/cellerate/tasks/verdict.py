@@ -1,0 +1,55 @@
+"""Whether a forecaster beats the forecasts that need no network, in one sentence, and what to try if it does not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cellerate.tasks.baselines import LABELS
+
+_NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MASE"}
+
+
+def verdict_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Holds a model against the best baseline.
+
+    It is better only if it has the lower MAE (with several targets: in standard deviations) and the lower MASE, if
+    that is known. The figure that is told is the one on which it fares worse.
+
+    Args:
+        report: The figures of `model` and of baselines by their names.
+
+    Returns:
+        `beats_baselines`, `best_baseline` (its name), `figure`, `model` and `baseline` (the values of that figure),
+        `change` (the model's over the baseline's, less 1) and the `sentence`.
+    """
+    names = [name for name in LABELS if name != "model" and name in report]
+    found: dict[str, Any] = {}
+    for figure in ("mae" if "mae" in report["model"] else "scaled_mae", "mase"):
+        if not all(figure in report[name] for name in ("model", *names)):
+            continue
+        best = min(names, key=lambda name: report[name][figure])
+        model, baseline = report["model"][figure], report[best][figure]
+        change = model / baseline - 1 if baseline else (0.0 if model == 0 else float("inf"))
+        if not found or change > found["change"] + 1e-9:
+            found = {
+                "beats_baselines": model < baseline,
+                "best_baseline": best,
+                "figure": figure,
+                "model": model,
+                "baseline": baseline,
+                "change": change,
+            }
+    return found | {"sentence": _sentence(found)}
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    figure, label = _NAMES[found["figure"]], LABELS[found["best_baseline"]]
+    values = f"{found['model']:.4g} against {found['baseline']:.4g}"
+    share = abs(100 * found["change"])
+    amount = f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %"
+    if found["beats_baselines"]:
+        return f"Better than every baseline: {figure} {amount} below that of {label} ({values})."
+    worse = f"{amount} above" if 0.05 <= share < float("inf") else "not below"
+    return (
+        f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: a longer window, "
+        f"calendar features, more training, a smaller model; or use {label} itself, which needs no model."
+    )

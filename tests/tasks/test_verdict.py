@@ -1,0 +1,50 @@
+import pytest
+
+from cellerate.tasks.verdict import verdict_of
+
+
+def report(model, **baselines):
+    return {"model": model, **baselines}
+
+
+def test_model_that_is_better_on_both_figures_says_by_how_much_below_the_best():
+    found = verdict_of(
+        report(
+            {"mae": 0.88, "mase": 0.5},
+            last_value={"mae": 2.0, "mase": 1.2},
+            nlinear={"mae": 1.0, "mase": 0.6},
+        )
+    )
+    assert found["beats_baselines"] is True
+    assert (found["best_baseline"], found["figure"]) == ("nlinear", "mae")
+    assert found["change"] == pytest.approx(-0.12)
+    assert found["sentence"] == "Better than every baseline: MAE 12 % below that of NLinear (0.88 against 1)."
+
+
+def test_model_that_is_worse_on_mase_alone_is_not_better():
+    found = verdict_of(
+        report(
+            {"mae": 0.9, "mase": 1.1},
+            last_value={"mae": 1.0, "mase": 1.5},
+            seasonal_naive={"mae": 2.0, "mase": 1.0},
+        )
+    )
+    assert found["beats_baselines"] is False
+    assert (found["best_baseline"], found["figure"]) == ("seasonal_naive", "mase")
+    assert found["sentence"].startswith(
+        "Not better than the baselines: MASE 10 % above that of seasonal naive (1.1 against 1). To try: a longer window"
+    )
+    assert "use seasonal naive itself" in found["sentence"]
+
+
+def test_model_of_several_targets_is_judged_in_standard_deviations():
+    found = verdict_of(report({"scaled_mae": 0.5}, last_value={"scaled_mae": 0.502}))
+    assert found["figure"] == "scaled_mae"
+    assert "MAE in standard deviations 0.4 % below" in found["sentence"]
+
+
+@pytest.mark.parametrize(("model", "baseline"), [(1.0, 1.0), (0.0, 0.0), (1.0, 0.0)])
+def test_model_that_is_no_better_is_not_called_better(model, baseline):
+    found = verdict_of(report({"mae": model}, last_value={"mae": baseline}))
+    assert found["beats_baselines"] is False
+    assert "MAE not below that of last value" in found["sentence"]
