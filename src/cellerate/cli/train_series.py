@@ -87,6 +87,7 @@ def train_series(
             overwrite=overwrite,
             display=training_display(quiet),
             reading=reading,
+            tell=None if quiet else note,
         )
     chart = None
     if plot is not None and not run.examples:
