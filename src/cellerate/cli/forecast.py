@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
-from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.output import emit_json, note, show, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.errors import ConfigError
@@ -99,7 +99,7 @@ def forecast(
             with progress_bar("forecasting", quiet) as progress:
                 done = forecast_files(model, data, output, **reading, progress=progress)
         for told in done.notes if not quiet else ():
-            note(told)
+            tell(told)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -116,7 +116,7 @@ def forecast(
         notes: list[str] = []
         examples = inference.forecast(model, data, **reading, progress=progress, tell=notes.append)
     for told in notes if not quiet else ():
-        note(told)
+        tell(told)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))
@@ -130,7 +130,11 @@ def forecast(
         shown = io.StringIO()
         table = csv.writer(shown, lineterminator="\n")
         table.writerow(columns)
-        table.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+        time = columns.index("time")
+        table.writerows(
+            [f"{v:.6g}" if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+            for row in rows
+        )
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
