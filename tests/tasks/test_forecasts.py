@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
+from cellerate.data.time_form import TimeForm
 from cellerate.runtime.forecasting import Example
 from cellerate.tasks.forecasts import (
     Naive,
-    daily_season,
     example_record,
     forecast_table,
 )
@@ -62,24 +62,6 @@ def test_naive_names_only_what_a_window_allows(season, window, names):
     assert Naive(4, season).names(window) == names
 
 
-@pytest.mark.parametrize(
-    ("step", "season"),
-    [
-        (HOUR, 24),
-        (minutes(15), 96),
-        (minutes(24 * 60), 7),
-        (minutes(12 * 60), 2),
-        (minutes(7 * 60), None),  # no whole number of rows
-        (minutes(2 * 24 * 60), None),
-        (minutes(0), None),
-        (1.0, None),
-        (None, None),
-    ],
-)
-def test_daily_season_of_a_step_in_rows(step, season):
-    assert daily_season(step) == season
-
-
 def test_forecast_table_of_one_series_has_a_row_a_time():
     columns, rows = forecast_table([example()])
     assert columns == ["time", "load", "price"]
@@ -112,3 +94,13 @@ def test_example_record_is_json():
         "load": 3.0,
         "price": 4.25,
     }
+
+
+def test_forecast_table_writes_dates_as_the_data_do():
+    form = TimeForm("text", "%d.%m.%Y %H:%M")
+    assert [row[0] for row in forecast_table([example(form=form)])[1]] == [
+        "28.02.2024 23:00",
+        "29.02.2024 00:00",
+    ]
+    epoch = TimeForm("epoch", unit="s", zone="UTC", whole=True)
+    assert [row[0] for row in forecast_table([example(form=epoch)])[1]] == [1_709_161_200, 1_709_164_800]

@@ -14,7 +14,6 @@ from cellerate.errors import ConfigError
 
 # Of more folds only the first ones are shown; --json has all.
 _MOST_FOLDS = 40
-_MOST_PANELS = 20
 
 
 def backtest(
@@ -82,7 +81,7 @@ def backtest(
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
         check_writable(output)
     if plot is not None:
-        from cellerate.report.charts import check_chart
+        from cellerate.report.charts import check_chart, draw_backtest
 
         check_chart(plot)
     if model.suffix != ".cell":
@@ -104,23 +103,13 @@ def backtest(
     if output is not None:
         _write(output, found)
     if plot is not None:
-        _draw(plot, found, f"{model.stem}: {folds} folds")
+        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: {folds} folds")
     if json:
         emit_json(found.record())
     else:
         _show(found, rank)
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
-
-
-def _draw(plot: Path, found: Any, title: str) -> None:
-    from cellerate.report.charts import draw_forecasts
-
-    every = [example for fold in found.folds for example in fold.examples]
-    some = every[:: -(-len(every) // _MOST_PANELS)]
-    draw_forecasts(plot, some, title)
-    if len(some) < len(every):
-        note(f"drawn: {len(some)} of {len(every):,} forecasts, spread over all folds")
 
 
 def _write(output: Path, found: Any) -> None:
@@ -137,7 +126,6 @@ def _write(output: Path, found: Any) -> None:
 
 def _show(found: Any, rank: int) -> None:
     from cellerate.format import aligned
-    from cellerate.tasks.backtest import time_text
     from cellerate.tasks.baselines import LABELS
 
     figures = found.folds[0].figures
@@ -148,7 +136,7 @@ def _show(found: Any, rank: int) -> None:
     rows = [["fold", "from", *(LABELS[name] for name in names)]]
     for fold in found.folds[:_MOST_FOLDS]:
         values = [shown(fold.figures[name][figure]) for name in names]
-        rows.append([str(fold.number), str(time_text(fold.origin_time)), *values])
+        rows.append([str(fold.number), str(fold.origin), *values])
     emit(
         f"{len(found.folds)} folds of {found.horizon} rows, every {found.step} rows: {in_options(found.told)}"
     )

@@ -3,13 +3,13 @@
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
-from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.output import emit_json, note, show, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.errors import ConfigError
@@ -37,6 +37,32 @@ def forecast(
             show_default=False,
         ),
     ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with missing values of these files: error, drop, ffill or interpolate; without it, as in "
+            "training.",
+            show_default=False,
+        ),
+    ] = None,
+    gaps: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with gaps: split, error or ignore; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    duplicates: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with rows of one time: error, first, last or mean; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
+    ] = None,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -60,6 +86,12 @@ def forecast(
     if processes > 1 and output is None:
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
+    reading: dict[str, Any] = {
+        "missing": missing,
+        "gaps": gaps,
+        "duplicates": duplicates,
+        "time_zone": time_zone,
+    }
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
@@ -69,7 +101,9 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, progress=progress)
+                done = forecast_files(model, data, output, **reading, progress=progress)
+        for told in done.notes if not quiet else ():
+            tell(told)
         tell_pass(done, json)
         return
     if plot is not None:
@@ -84,7 +118,10 @@ def forecast(
     if output is not None:
         check_writable(output)
     with progress_bar("forecasting", quiet) as progress:
-        examples = inference.forecast(model, data, progress=progress)
+        notes: list[str] = []
+        examples = inference.forecast(model, data, **reading, progress=progress, tell=notes.append)
+    for told in notes if not quiet else ():
+        tell(told)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))
@@ -101,7 +138,11 @@ def forecast(
         shown = io.StringIO()
         table = csv.writer(shown, lineterminator="\n")
         table.writerow(columns)
-        table.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+        time = columns.index("time")
+        table.writerows(
+            [f"{v:.6g}" if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+            for row in rows
+        )
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")

@@ -17,7 +17,7 @@ from cellerate.cli.options import (
     Resume,
     with_settings,
 )
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit, emit_json, note, tell
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -90,6 +90,7 @@ def train_series(
             overwrite=overwrite,
             display=training_display(quiet),
             reading=reading,
+            tell=None if quiet else tell,
         )
     chart = None
     if plot is not None and not run.examples:

@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cellerate.data.series_keys import JOINED_BY, series_of
 from cellerate.data.time_column import TimeParser
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 
@@ -32,12 +34,14 @@ class Block:
         times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
         series: (rows,) integers, the place of each row's id in `ids`; None without a series column.
         ids: The ids of series in this block as text, each once.
+        form: How the times are written, as far as the table was read; None for numbers of a `.npy` file.
     """
 
     numbers: np.ndarray
     times: np.ndarray | None
     series: np.ndarray | None
     ids: list[str] = dataclasses.field(default_factory=list)
+    form: TimeForm | None = None
 
 
 class Table(Protocol):
@@ -58,7 +62,7 @@ class Table(Protocol):
     parts: int
 
     def blocks(
-        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """The rows of a part in order."""
         ...
@@ -168,7 +172,7 @@ class NpyTable:
         self.parts = 1
 
     def blocks(
-        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """See `Table.blocks`. Here a time or series column always holds numbers."""
         del part
@@ -178,9 +182,11 @@ class NpyTable:
             block = self.values[first : first + rows]
             times = None if time is None else block[:, self.columns.index(time)].astype(np.float64)
             found = Block(block[:, places].astype(np.float64), times, None)
-            if series is not None:
-                ids, codes = np.unique(block[:, self.columns.index(series)], return_inverse=True)
-                found = dataclasses.replace(found, series=codes, ids=[_id_of(float(value)) for value in ids])
+            if series:
+                keys = block[:, [self.columns.index(name) for name in series]]
+                ids, codes = np.unique(keys, axis=0, return_inverse=True)
+                names = [JOINED_BY.join(_id_of(float(value)) for value in key) for key in ids]
+                found = dataclasses.replace(found, series=codes.reshape(-1), ids=names)
             yield found
 
 
@@ -205,13 +211,10 @@ class _ArrowTable:
         return 0
 
     def blocks(
-        self, numbers: Sequence[str], time: str | None, series: str | None, part: int
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """See `Table.blocks`."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        wanted = list(dict.fromkeys([*numbers, *[name for name in (time, series) if name is not None]]))
+        wanted = list(dict.fromkeys([*numbers, *([] if time is None else [time]), *series]))
         parser = TimeParser(self.path, time or "")
         row = self._first_row(part)
         for batch in self._batches(wanted, numbers, part):
@@ -219,18 +222,10 @@ class _ArrowTable:
             for place, name in enumerate(numbers):
                 values[:, place] = _as_float(batch.column(name), self.path, name, row)
             times = parser.parse(batch.column(time), row) if time is not None else None
-            found = Block(values, times, None)
-            if series is not None:
-                column = batch.column(series)
-                if column.null_count:
-                    place = row + column.is_null().to_pylist().index(True) + 1
-                    raise DataError(
-                        f"{self.path}: the series column {series!r} is empty in data row {place}."
-                    )
-                if not pa.types.is_dictionary(column.type):
-                    column = pc.dictionary_encode(column)
-                ids = pc.cast(column.dictionary, pa.string()).to_pylist()
-                found = dataclasses.replace(found, series=np.asarray(column.indices), ids=ids)
+            found = Block(values, times, None, form=parser.form)
+            if series:
+                codes, ids = series_of([batch.column(name) for name in series], series, self.path, row)
+                found = dataclasses.replace(found, series=codes, ids=ids)
             yield found
             row += batch.num_rows
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import ConfigError, DataError
-from cellerate.runtime.forecasting import Example, row_times
+from cellerate.runtime.forecasting import Example
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.series_ends import row_times
 from cellerate.settings import check_counts, check_number, one_or_more
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.forecasts import forecast_columns, forecast_table
@@ -48,6 +49,11 @@ class Fold:
     examples: tuple[Example, ...]
     figures: Mapping[str, Any]
 
+    @property
+    def origin(self) -> Any:
+        """`origin_time` as the data write it."""
+        return _written(self.examples[0])
+
 
 @dataclasses.dataclass(frozen=True)
 class Backtest:
@@ -74,10 +80,7 @@ class Backtest:
 
     def record(self) -> dict[str, Any]:
         """All figures as JSON values; `columns` has the forecasts."""
-        folds = [
-            {"fold": fold.number, "origin": time_text(fold.origin_time), **fold.figures}
-            for fold in self.folds
-        ]
+        folds = [{"fold": fold.number, "origin": fold.origin, **fold.figures} for fold in self.folds]
         settings = {"horizon": self.horizon, "step": self.step, "refit": self.refit, "told": self.told}
         return {**settings, "left_out_series": list(self.left_out), **self.figures, "folds": folds}
 
@@ -103,7 +106,7 @@ class Backtest:
         pairs = [(fold, example) for fold in self.folds for example in fold.examples]
         before = {
             "fold": [fold.number for fold, example in pairs for _ in example.times],
-            "origin": [time_text(example.times[0]) for _, example in pairs for _ in example.times],
+            "origin": [origin for _, example in pairs for origin in [_written(example)] * len(example.times)],
         }
         truth = np.concatenate([example.truth for _, example in pairs if example.truth is not None])
         after = {f"{name}_true": truth[:, n].tolist() for n, name in enumerate(pairs[0][1].targets)}
@@ -307,6 +310,7 @@ def _folds(
                 forecast=made[place],
                 quantiles=forecaster.settings.quantiles,
                 series=windows.series[place],
+                form=data.form,
             )
             for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
         )
@@ -349,8 +353,6 @@ def _trainer(
     return Refit(network, record.payload, forecaster, epochs, max_seconds)
 
 
-def time_text(time: Any) -> Any:
-    """A time as people write it, a row number or another number as it is."""
-    if isinstance(time, np.datetime64):
-        return str(time).replace("T", " ").removesuffix(".000000")
-    return time.item() if isinstance(time, np.generic) else time
+def _written(example: Example) -> Any:
+    """The first time of a forecast as the data write it, or the number of its row."""
+    return example.form.write(example.times[:1])[0]

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cellerate.data.frequency import season_of
 from cellerate.data.series import SeriesData, SeriesPart
-from cellerate.tasks.forecasts import Naive, daily_season
+from cellerate.tasks.forecasts import Naive
 from cellerate.tasks.linear import NLinear, fit_linear, scale_or_one
 from cellerate.tasks.metrics import in_sample_errors
 
@@ -23,8 +24,8 @@ LABELS = {
 
 
 def season_rows(season: int | None, data: SeriesData) -> int | None:
-    """Rows of a season: those that were chosen, else those of the times; None if neither is known."""
-    return season or daily_season(data.step)
+    """Rows of a season: those that were chosen, else those of the frequency; None if neither is known."""
+    return season or season_of(data.frequency)
 
 
 @dataclasses.dataclass(frozen=True)

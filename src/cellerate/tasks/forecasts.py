@@ -10,8 +10,6 @@ import numpy as np
 
 from cellerate.runtime.forecasting import Example
 
-_DAY = np.timedelta64(1, "D")
-
 
 class Naive:
     """Forecasts that need no model and that a model has to beat.
@@ -41,16 +39,6 @@ class Naive:
         return last[:, np.arange(self.horizon) % self.season]
 
 
-def daily_season(step: Any) -> int | None:
-    """Rows per day (per week, for daily rows) from the time step; None if there is no such whole number."""
-    if not isinstance(step, np.timedelta64) or step <= np.timedelta64(0):
-        return None
-    if step == _DAY:
-        return 7
-    rows = _DAY / step
-    return round(rows) if rows >= 2 and abs(rows - round(rows)) < 1e-9 else None
-
-
 def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
     """Forecasts as columns, with one row for each series and time.
 
@@ -67,18 +55,15 @@ def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if any(example.series for example in examples):
         columns["series"] = [example.series for example in examples for _ in example.times]
-    columns["time"] = np.concatenate([example.times for example in examples])
+    columns["time"] = first.form.column(np.concatenate([example.times for example in examples]))
     return columns | dict(zip(names, flat.T.astype(np.float64), strict=True))
 
 
 def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
     """Forecasts as a table for people: its column names, and one row for each series and time."""
     columns = forecast_columns(examples)
-    times = columns["time"]
-    if times.dtype.kind == "M":
-        columns["time"] = np.array(
-            [str(time).replace("T", " ").removesuffix(".000000") for time in times], object
-        )
+    times = np.concatenate([example.times for example in examples])
+    columns["time"] = examples[0].form.write(times)
     values = [column if isinstance(column, list) else column.tolist() for column in columns.values()]
     return list(columns), [list(row) for row in zip(*values, strict=True)]
 

@@ -19,6 +19,7 @@ from cellerate.runtime.device import check_implementation
 from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
+from cellerate.runtime.series_ends import left_out
 from cellerate.settings import check_choice, one_or_more
 from cellerate.tasks.opening import Model, Path, forecaster_of, open_model, record_for
 from cellerate.tasks.series_errors import evaluate_forecaster
@@ -135,7 +136,12 @@ def forecast(
     data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
+    missing: str | None = None,
+    gaps: str | None = None,
+    duplicates: str | None = None,
+    time_zone: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> "tuple[Example, ...]":
     """Forecasts what comes after the end of each series in files.
 
@@ -143,14 +149,21 @@ def forecast(
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        missing: What to do with missing values of these files: "error", "drop", "ffill" or "interpolate"; None for what
+            was done in training. So with the next three.
+        gaps: What to do with gaps: "split", "error" or "ignore".
+        duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
+        time_zone: The zone of times that say none.
         progress: Called now and then with how many series are done, and of how many.
+        tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
+            are too short to forecast.
 
     Returns:
-        For each series its name, the rows that were read (`past`, with `past_times`) and the `forecast` with its
-        `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+        For each series that is long enough its name, the rows that were read (`past`, with `past_times`) and the
+        `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
 
     Raises:
-        DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
+        DataError: A file cannot be used, or each series has fewer than `window` rows after its last gap.
         ModelError: The model is not a forecaster, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.
 
@@ -159,7 +172,15 @@ def forecast(
         (24, 1)
     """
     known = forecaster_of(open_model(model, record))
-    return forecast_ends(known.predict, known.open(one_or_more(data)), known.settings, progress)
+    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
+    series = known.open(
+        one_or_more(data), **{name: value for name, value in given.items() if value is not None}
+    )
+    if tell is not None:
+        for told in (*series.notes, left_out(series, known.settings.window)):
+            if told:
+                tell(told)
+    return forecast_ends(known.predict, series, known.settings, progress)
 
 
 def embed(

@@ -18,8 +18,8 @@ from cellerate.runtime.forecasting import (
     Example,
     ForecastSettings,
     reading_arguments,
-    row_times,
 )
+from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import (
@@ -37,7 +37,15 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
 
 # Settings of reading, which a packed series has of its own.
-_PACKED_SETTINGS = ("time_column", "series_column", "missing", "gaps")
+_PACKED_SETTINGS = (
+    "time_column",
+    "series_column",
+    "missing",
+    "gaps",
+    "duplicates",
+    "time_zone",
+    "frequency",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +121,7 @@ def train_on_series(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
 
@@ -128,6 +137,7 @@ def train_on_series(
         callbacks: Keras callbacks of your own; see `training.loop.train`.
         display: Shows the progress.
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
@@ -137,6 +147,9 @@ def train_on_series(
     check_start(output, resume=resume, overwrite=overwrite)
     data = _open(options, reading)
     _check_packed(data, options)
+    if tell is not None:
+        for told in data.notes:
+            tell(told)
     split = options.split(data)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
@@ -217,6 +230,8 @@ def _reading(options: SeriesOptions) -> dict[str, Any]:
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
     for name, value in (data.packed_with or {}).items():
+        if name == "series_column":
+            value = tuple(value if isinstance(value, list) else filter(None, [value]))
         if name in _PACKED_SETTINGS and getattr(options, name) not in (
             getattr(SeriesOptions(), name),
             value or "",
@@ -283,6 +298,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 past_times=row_times(data, start, middle),
                 past=rows[: options.window, targets],
                 times=row_times(data, middle, stop),
+                form=data.form,
                 truth=rows[options.window :, targets],
                 forecast=series_model.forecaster.forecast(data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,

@@ -58,14 +58,14 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options, trained_on(payload))
 
-    def open(self, paths: Sequence[Any]) -> SeriesData:
-        """Opens files as in training.
+    def open(self, paths: Sequence[Any], **changes: Any) -> SeriesData:
+        """Opens files as in training, but for some arguments of `open_series`.
 
         Raises:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **self.settings.reading)
+        data = open_series(paths, **{**self.settings.reading, **changes})
         self.check(data)
         return data
 
