@@ -95,14 +95,14 @@ def test_quantiles_have_their_coverage(path):
 def test_record_and_table_hold_every_fold_series_and_time(path):
     found = backtest(model(), path, folds=2)
     record = found.record()
-    assert [fold["origin"] for fold in record["folds"]] == ["2024-02-29 00:00:00", "2024-02-29 03:00:00"]
+    assert [fold["origin"] for fold in record["folds"]] == ["2024-02-29T00:00", "2024-02-29T03:00"]
     names, rows = found.table()
     assert names == ["fold", "origin", "series", "time", "price", "load", "price_true", "load_true"]
     assert list(found.columns()) == names
     assert len(rows) == 2 * 2 * HORIZON
     with path.open() as file:
         given = list(csv.DictReader(file))
-    assert rows[-1][:4] == [2, "2024-02-29 03:00:00", "s", "2024-02-29 05:00:00"]
+    assert rows[-1][:4] == [2, "2024-02-29T03:00", "s", "2024-02-29T05:00"]
     assert rows[-1][6:] == pytest.approx([float(given[-1]["price"]), float(given[-1]["load"])], rel=1e-6)
 
 
