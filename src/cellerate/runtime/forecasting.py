@@ -20,6 +20,7 @@ from cellerate.data.series_layout import Gaps, Missing
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.intervals import Calibration
 
 Predict = Callable[[np.ndarray], np.ndarray]
 """A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
@@ -42,6 +43,7 @@ class Example:
         forecast: (horizon, targets) or (horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
         series: The name of the series, or "".
+        intervals: By level, such as 0.8: (horizon, targets, 2), low and high. Empty without intervals.
     """
 
     targets: tuple[str, ...]
@@ -52,6 +54,7 @@ class Example:
     forecast: np.ndarray
     quantiles: tuple[float, ...]
     series: str = ""
+    intervals: Mapping[float, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,7 @@ class ForecastSettings:
         horizon: Rows it forecasts.
         quantiles: The Q quantiles, or empty.
         scaler: To and from the units of the data, for the features and then the targets that are not features.
+        calibration: What intervals are made of; None if the model was not calibrated.
     """
 
     reading: Mapping[str, Any]
@@ -71,6 +75,7 @@ class ForecastSettings:
     horizon: int
     quantiles: tuple[float, ...]
     scaler: Scaler
+    calibration: Calibration | None = None
 
 
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,12 +115,14 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
+        horizon, kept = _count(options, "horizon"), payload.get("calibration")
         return ForecastSettings(
             reading_arguments(options),
             _count(options, "window"),
-            _count(options, "horizon"),
+            horizon,
             _quantiles(payload["quantiles"]),
             scaler,
+            None if kept is None else Calibration.from_config(kept, horizon, len(targets)),
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -150,6 +157,32 @@ def forecast_windows(
     if made.ndim == 2:
         made = made[..., None]
     return scaler.inverse_transform(made, targets, quantiles=quantiles)
+
+
+def forecast_at(
+    predict: Predict, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
+) -> np.ndarray:
+    """Forecasts from rows of a series.
+
+    Args:
+        predict: The model.
+        data: The series.
+        settings: How the model reads it.
+        origins: (B,) int64, the first rows to forecast; the `window` rows before each are in one stretch.
+
+    Returns:
+        (B, horizon, targets), or (B, horizon, targets, Q), float64, in the units of the data.
+    """
+    rows = np.asarray(data.values[origins[:, None] + np.arange(-settings.window, 0)], np.float32)
+    features = list(data.feature_columns)
+    return forecast_windows(
+        predict,
+        rows[..., features],
+        settings.scaler,
+        features,
+        data.target_columns,
+        quantiles=bool(settings.quantiles),
+    )
 
 
 def forecast_ends(

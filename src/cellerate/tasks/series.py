@@ -20,7 +20,9 @@ from cellerate.runtime.forecasting import (
     reading_arguments,
     row_times,
 )
+from cellerate.runtime.intervals import Calibration
 from cellerate.tasks.forecasts import daily_season
+from cellerate.tasks.intervals import calibrate, judge_intervals
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import SeriesForecaster, judge_windows
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -44,6 +46,7 @@ class SeriesModel:
         options: The data settings it was trained with.
         quantiles: The Q quantiles, or empty.
         record: What the model file says about how it was made.
+        calibration: What intervals are made of, or None.
     """
 
     model: keras.Model
@@ -51,13 +54,19 @@ class SeriesModel:
     options: SeriesOptions
     quantiles: tuple[float, ...]
     record: dict[str, Any]
+    calibration: Calibration | None = None
 
     @property
     def forecaster(self) -> SeriesForecaster:
         """The model as one of those that only forecast."""
         options = self.options
         settings = ForecastSettings(
-            _reading(options), options.window, options.horizon, self.quantiles, self.scaler
+            _reading(options),
+            options.window,
+            options.horizon,
+            self.quantiles,
+            self.scaler,
+            self.calibration,
         )
         return SeriesForecaster(self.model.predict_on_batch, settings, options)
 
@@ -92,7 +101,9 @@ def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) ->
     """Like `load_series_model`, for a model that is already open and that messages call `path`."""
     known = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
     settings = known.settings
-    return SeriesModel(model, settings.scaler, known.options, settings.quantiles, record.payload)
+    return SeriesModel(
+        model, settings.scaler, known.options, settings.quantiles, record.payload, settings.calibration
+    )
 
 
 def train_on_series(
@@ -170,11 +181,21 @@ def train_on_series(
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
+    trained = SeriesModel(result.model, scaler, options, quantiles, payload)
+    calibration = None
+    if result.here and result.status != "interrupted":
+        with apart():
+            calibration = calibrate(trained.forecaster, split)
+        if calibration is not None:
+            payload["calibration"] = calibration.to_config()
+            save_model(result.model, output, TaskRecord("series", payload))
+            trained = dataclasses.replace(trained, calibration=calibration)
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
-        trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         with apart():
             judged = judge_windows(trained.forecaster, split.test)
             test = judged.report(split.test.data.target_names, quantiles)
+            if calibration is not None:
+                test["intervals"] = judge_intervals(trained.forecaster, split, calibration)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
 

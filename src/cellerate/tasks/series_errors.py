@@ -13,7 +13,13 @@ import numpy as np
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ModelError
-from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
+from cellerate.runtime.forecasting import (
+    ForecastSettings,
+    Predict,
+    forecast_at,
+    forecast_settings,
+    forecast_windows,
+)
 from cellerate.settings import check_choice
 from cellerate.tasks.forecasts import ERRORS, Naive, daily_season, window_errors
 from cellerate.tasks.settings import SeriesOptions
@@ -83,6 +89,10 @@ class SeriesForecaster:
             data.target_columns,
             quantiles=bool(self.settings.quantiles),
         )
+
+    def forecast_at(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
+        """Forecasts from rows: (B,) first rows to forecast to (B, horizon, targets[, Q]) in the units of the data."""
+        return forecast_at(self.predict, data, self.settings, origins)
 
 
 @dataclasses.dataclass(frozen=True)
