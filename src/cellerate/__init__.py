@@ -16,6 +16,7 @@ _EXPORTS = {
     "SamplingRules": "cellerate.kernels.decoder.sampling",
     "TaskRecord": "cellerate.models.storage",
     "accelerate": "cellerate.layers.accelerate",
+    "detect": "cellerate.tasks.detect",
     "disable": "cellerate.layers.accelerate",
     "distill": "cellerate.compress.distill",
     "embed": "cellerate.tasks.inference",

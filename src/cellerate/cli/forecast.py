@@ -33,6 +33,14 @@ def forecast(
     plot: Annotated[
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
+    level: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated.",
+            show_default=False,
+        ),
+    ] = None,
+    intervals: Annotated[bool, typer.Option(help="Give intervals around the forecasts.")] = True,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -49,10 +57,15 @@ def forecast(
 
         cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
 
+        cellerate forecast ett.cell ETTh1.csv --level 0.5 --level 0.9
+
         cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
     """
     from cellerate.files import check_writable, write_csv, write_parquet
 
+    if level and not intervals:
+        raise ConfigError("level is for intervals: leave it out with intervals=False.")
+    levels = (level or None) if intervals else ()
     if processes > 1 and output is None:
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
@@ -65,7 +78,7 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, progress=progress)
+                done = forecast_files(model, data, output, levels=levels, progress=progress)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -79,7 +92,7 @@ def forecast(
     if plot is not None:
         check_chart(plot)
     with progress_bar("forecasting", quiet) as progress:
-        examples = inference.forecast(model, data, progress=progress)
+        examples = inference.forecast(model, data, levels=levels, progress=progress)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))

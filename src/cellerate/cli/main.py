@@ -15,6 +15,7 @@ from cellerate import __version__
 from cellerate.cli import (
     bench,
     data,
+    detect,
     doctor,
     embed,
     env,
@@ -58,6 +59,7 @@ data_app.command("pack")(data.pack)
 app.add_typer(data_app, name="data")
 app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
+app.command("detect")(detect.detect)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
 app.command("plan")(plan.plan)

@@ -1,5 +1,6 @@
 """Charts as PNG files; the only module that needs matplotlib."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,56 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     axes.flat[0].legend(frameon=False, fontsize="small")
+    with atomic_write(path) as beside:
+        figure.savefig(beside, format="png", dpi=130)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AnomalyPanel:
+    """What `draw_anomalies` draws of one target of one series.
+
+    Attributes:
+        name: Of the series and the target.
+        times: (N,) times or row numbers.
+        values: (N,).
+        expected: (N,).
+        low: (N,) lower bounds of usual values.
+        high: (N,) upper bounds.
+        anomalies: (N,) bool.
+    """
+
+    name: str
+    times: np.ndarray
+    values: np.ndarray
+    expected: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    anomalies: np.ndarray
+
+
+def draw_anomalies(path: str | Path, panels: Sequence[AnomalyPanel], title: str) -> None:
+    """Draws series with their bounds and marks their anomalies; of more than 12 panels, those with the most.
+
+    Args:
+        path: The PNG file.
+        panels: At least one.
+        title: The title above all panels.
+
+    Raises:
+        CellerateError: See `check_chart`.
+    """
+    check_chart(path)
+    from matplotlib.figure import Figure
+
+    shown = sorted(panels, key=lambda panel: -int(panel.anomalies.sum()))[:12]
+    figure = Figure(figsize=(11, 2.6 * len(shown) + 0.6), layout="constrained")
+    figure.suptitle(title, parse_math=False)
+    for axis, panel in zip(figure.subplots(len(shown), 1, squeeze=False).flat, shown, strict=True):
+        axis.fill_between(panel.times, panel.low, panel.high, color="C0", alpha=0.25, label="usual")
+        axis.plot(panel.times, panel.values, color="0.45", linewidth=0.8, label="value")
+        marked = panel.anomalies
+        axis.plot(panel.times[marked], panel.values[marked], "o", color="C3", markersize=3, label="anomaly")
+        axis.set_title(panel.name, fontsize="small", loc="left", parse_math=False)
     with atomic_write(path) as beside:
         figure.savefig(beside, format="png", dpi=130)
 

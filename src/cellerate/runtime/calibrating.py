@@ -7,12 +7,19 @@ before a forecast are looked at.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import ConfigError
-from cellerate.runtime.forecasting import Example, ForecastSettings
+from cellerate.runtime.forecasting import (
+    Example,
+    ForecastSettings,
+    Predict,
+    forecast_at,
+    forecast_ends,
+)
 from cellerate.runtime.intervals import (
     LEVELS,
     Calibration,
@@ -34,6 +41,7 @@ MOST_WINDOWS = 4096
 _ORIGINS = 1 << 20
 _BATCH = 256
 _ROWS = 16_384
+_NONE = np.empty(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +86,46 @@ def score_origins(
         settings: How the model reads it.
         origins: (N,) at least one, each with `window` rows before and `horizon` rows from it on in one stretch.
     """
-    made, truths, spread, negative = [], [], [], []
-    for begin in range(0, len(origins), _BATCH):
-        some = origins[begin : begin + _BATCH]
-        past = windows_of(data, some, settings.window)
-        spread.append(window_scale(past))
-        negative.append((past < 0).any(axis=1))
-        truths.append(windows_of(data, some + settings.horizon, settings.horizon))
-        made.append(np.asarray(forecast_at(some), np.float64))
-    forecast, truth = np.concatenate(made), np.concatenate(truths)
-    scores = conformity_scores(truth, forecast, settings.quantiles)
-    return Scored(origins, forecast, truth, scores, np.concatenate(spread), np.concatenate(negative))
+    return _scored(data, settings, origins, *_forecast(forecast_at, data, settings, origins))
+
+
+def forecast_with_intervals(
+    predict: Predict,
+    data: SeriesData,
+    settings: ForecastSettings,
+    progress: Callable[[int, int], None] | None = None,
+    levels: Sequence[float] | None = None,
+) -> tuple[Example, ...]:
+    """`forecast_ends` with intervals; the arguments are its and those of `Intervals.of`."""
+    made = Intervals.of(data, settings, lambda origins: forecast_at(predict, data, settings, origins), levels)
+    examples = forecast_ends(predict, data, settings, progress)
+    return examples if made is None else made.around(examples)
+
+
+def score_rows(
+    forecast_at: ForecastAt,
+    data: SeriesData,
+    settings: ForecastSettings,
+    bounds: Sequence[tuple[int, int, int]],
+) -> tuple[Scored | None, np.ndarray, np.ndarray]:
+    """`score_origins` of all origins in some bounds, and how far all their rows are from what is expected, in one pass.
+
+    Returns:
+        The first, or None if no whole horizon fits; (R, targets) distances as of `row_forecasts`, and (R, targets)
+        `window_scale` there.
+    """
+    pieces = _pieces(bounds, settings)
+    origins, begins, ends, rows = _laid_out(pieces)
+    forecast, spread, negative = _forecast(forecast_at, data, settings, origins)
+    expected, spreads = _over_steps(
+        rows, origins, ends, point_of(forecast, settings.quantiles), spread, settings.horizon
+    )
+    whole = (origins >= begins) & (origins + settings.horizon <= ends)
+    found = None
+    if whole.any():
+        found = _scored(data, settings, origins[whole], forecast[whole], spread[whole], negative[whole])
+    truth = np.asarray(data.values[rows], np.float64)[:, list(data.target_columns)]
+    return found, np.abs(truth - expected), spreads
 
 
 def origins_of(part: SeriesPart, window: int, horizon: int) -> np.ndarray:
@@ -113,7 +150,9 @@ def newest_origins(data: SeriesData, settings: ForecastSettings) -> np.ndarray:
     dates = data.times.dtype.kind == "M"
     if dates != isinstance(calibration.until, int):
         return np.empty(0, np.int64)
-    until = np.datetime64(calibration.until, "us") if dates else float(calibration.until)
+    until: Any = calibration.until
+    if dates:
+        until = np.datetime64(until, "us")
     series = {name for _, _, name in data.segments}
     each = max(8, min(NEWEST, _ORIGINS // len(series)))
     left = dict.fromkeys(series, each)
@@ -229,18 +268,14 @@ def row_forecasts(
     Yields:
         Block by block (R,) rows, rising; (R, targets) expected values; and (R, targets) medians of `window_scale`.
     """
-    window, horizon = settings.window, settings.horizon
     pieces: list[tuple[int, int, int]] = []
     count = 0
-    for first, begin, stop in bounds:
-        begin = max(begin, first + window)
-        for row in range(begin, stop, _ROWS):
-            end = min(stop, row + _ROWS)
-            pieces.append((max(first + window, row - horizon + 1), row, end))
-            count += end - row
-            if count >= _ROWS:
-                yield _row_block(forecast_at, data, settings, pieces)
-                pieces, count = [], 0
+    for piece in _pieces(bounds, settings):
+        pieces.append(piece)
+        count += piece[2] - piece[0]
+        if count >= _ROWS:
+            yield _row_block(forecast_at, data, settings, pieces)
+            pieces, count = [], 0
     if pieces:
         yield _row_block(forecast_at, data, settings, pieces)
 
@@ -251,21 +286,75 @@ def _row_block(
     settings: ForecastSettings,
     pieces: Sequence[tuple[int, int, int]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows from the second to before the third number of each piece, forecast from origins from the first on."""
-    origins = np.concatenate([np.arange(first, stop, dtype=np.int64) for first, _, stop in pieces])
-    rows = np.concatenate([np.arange(begin, stop, dtype=np.int64) for _, begin, stop in pieces])
-    shape = (len(rows), settings.horizon, len(data.target_columns))
+    origins, _, ends, rows = _laid_out(pieces)
+    forecast, spread, _ = _forecast(forecast_at, data, settings, origins)
+    point = point_of(forecast, settings.quantiles)
+    return rows, *_over_steps(rows, origins, ends, point, spread, settings.horizon)
+
+
+def _pieces(bounds: Sequence[tuple[int, int, int]], settings: ForecastSettings) -> list[tuple[int, int, int]]:
+    """(first origin, first row, row after the last) of runs of rows; from that origin on, forecasts reach the row."""
+    found = []
+    for first, begin, stop in bounds:
+        earliest = first + settings.window
+        for row in range(max(begin, earliest), stop, _ROWS):
+            found.append((max(earliest, row - settings.horizon + 1), row, min(stop, row + _ROWS)))
+    return found
+
+
+def _laid_out(
+    pieces: Sequence[tuple[int, int, int]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The origins of pieces; of each the first row of its piece and the one after the last; and the rows."""
+    origins = [np.arange(first, stop, dtype=np.int64) for first, _, stop in pieces] or [_NONE]
+    rows = [np.arange(begin, stop, dtype=np.int64) for _, begin, stop in pieces] or [_NONE]
+    counts = [stop - first for first, _, stop in pieces]
+    begins, ends = (np.repeat([piece[at] for piece in pieces], counts) for at in (1, 2))
+    return np.concatenate(origins), begins, ends, np.concatenate(rows)
+
+
+def _over_steps(
+    rows: np.ndarray,
+    origins: np.ndarray,
+    ends: np.ndarray,
+    point: np.ndarray,
+    spread: np.ndarray,
+    horizon: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The medians, over all steps that reach a row, of forecasts (B, horizon, targets) and scales (B, targets)."""
+    shape = (len(rows), horizon, spread.shape[1])
     table, spreads = np.full(shape, np.nan), np.full(shape, np.nan)
-    # Origins rise, and those of one piece follow one another, so the end of the stretch is where a step may go.
-    ends = np.concatenate([np.full(stop - first, stop) for first, _, stop in pieces])
+    for step in range(horizon):
+        places = np.searchsorted(rows, origins + step)
+        fits = (origins + step < ends) & (places < len(rows))
+        fits[fits] = rows[places[fits]] == origins[fits] + step
+        table[places[fits], step] = point[fits, step]
+        spreads[places[fits], step] = spread[fits]
+    return np.nanmedian(table, axis=1), np.nanmedian(spreads, axis=1)
+
+
+def _forecast(
+    forecast_at: ForecastAt, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The forecasts from origins; of the windows before them the scale, and whether there is a value below 0."""
+    made, spread, negative = [], [], []
     for begin in range(0, len(origins), _BATCH):
-        some, end = origins[begin : begin + _BATCH], ends[begin : begin + _BATCH]
-        made = point_of(np.asarray(forecast_at(some), np.float64), settings.quantiles)
-        spread = window_scale(windows_of(data, some, settings.window))
-        for step in range(settings.horizon):
-            places = np.searchsorted(rows, some + step)
-            fits = (some + step < end) & (places < len(rows))
-            fits[fits] = rows[places[fits]] == some[fits] + step
-            table[places[fits], step] = made[fits, step]
-            spreads[places[fits], step] = spread[fits]
-    return rows, np.nanmedian(table, axis=1), np.nanmedian(spreads, axis=1)
+        some = origins[begin : begin + _BATCH]
+        past = windows_of(data, some, settings.window)
+        spread.append(window_scale(past))
+        negative.append((past < 0).any(axis=1))
+        made.append(np.asarray(forecast_at(some), np.float64))
+    return np.concatenate(made), np.concatenate(spread), np.concatenate(negative)
+
+
+def _scored(
+    data: SeriesData,
+    settings: ForecastSettings,
+    origins: np.ndarray,
+    forecast: np.ndarray,
+    spread: np.ndarray,
+    negative: np.ndarray,
+) -> Scored:
+    truth = windows_of(data, origins + settings.horizon, settings.horizon)
+    scores = conformity_scores(truth, forecast, settings.quantiles)
+    return Scored(origins, forecast, truth, scores, spread, negative)

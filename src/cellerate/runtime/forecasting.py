@@ -317,16 +317,14 @@ class Forecaster:
         )
         return made if given.ndim == 3 else made[0]
 
-    def forecast_files(
-        self, paths: Sequence[str | os.PathLike[str]], progress: Callable[[int, int], None] | None
-    ) -> tuple[Example, ...]:
-        """See `PackedModel.forecast_files`."""
-        return forecast_ends(
-            self.predict,
-            open_series([os.fspath(path) for path in paths], **self._settings.reading),
-            self._settings,
-            progress,
-        )
+    @property
+    def settings(self) -> ForecastSettings:
+        """How the model reads a series."""
+        return self._settings
+
+    def open(self, paths: Sequence[str | os.PathLike[str]]) -> SeriesData:
+        """Opens files as in training."""
+        return open_series([os.fspath(path) for path in paths], **self._settings.reading)
 
     def predict(self, scaled: np.ndarray) -> np.ndarray:
         """Forecasts of scaled windows; see `Predict`."""

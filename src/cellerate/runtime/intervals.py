@@ -1,13 +1,13 @@
 """Intervals around forecasts that hold a promised share of what comes: split conformal calibration in plain NumPy.
 
-A conformity score says how far the truth lay from a forecast. A quantile of the scores of windows that the model was not
-trained on is how far an interval has to reach. This module has the arithmetic and what of it is stored with a model;
-`runtime.calibrating` takes scores from a series.
+A conformity score says how far the truth lay from a forecast. A quantile of the scores of windows that the model was
+not trained on is how far an interval has to reach. This module has the arithmetic and what of it is stored with a
+model; `runtime.calibrating` takes scores from a series.
 
 Source:
     V. Vovk, A. Gammerman and G. Shafer, "Algorithmic Learning in a Random World", 2005. Y. Romano, E. Patterson and
-    E. Candès, "Conformalized Quantile Regression", 2019. R. Barber et al., "Conformal prediction beyond exchangeability",
-    2023, for calibrating on the newest data where they drift.
+    E. Candès, "Conformalized Quantile Regression", 2019. R. Barber et al., "Conformal prediction beyond
+    exchangeability", 2023, for calibrating on the newest data where they drift.
 """
 
 import dataclasses
@@ -73,7 +73,9 @@ class Calibration:
         Args:
             scores: (windows, horizon, targets).
             row_scores: (rows, targets).
-            floor: See the attributes; so for the others.
+            floor: See the attributes.
+            non_negative: See there.
+            until: See there.
 
         Returns:
             The calibration; None if there are too few scores for any level.
@@ -182,10 +184,11 @@ class Calibration:
             grid,
             _numbers(config["reach"], (len(given), horizon, targets), "reach"),
             _numbers(config["rows"], (len(given), targets), "rows"),
-            *counts,
-            floor,
-            np.array(signs),
-            until,
+            windows=counts[0],
+            scored_rows=counts[1],
+            floor=floor,
+            non_negative=np.array(signs),
+            until=until,
         )
 
 
@@ -235,7 +238,7 @@ def window_scale(past: np.ndarray) -> np.ndarray:
 
 
 def scale_floor(scales: np.ndarray) -> np.ndarray:
-    """(targets,) what to add to scales (B, targets): so that a window in which nothing happens promises no certainty."""
+    """(targets,) what to add to scales (B, targets): a window in which nothing happens promises no certainty."""
     middle = np.median(scales, axis=0)
     usual = np.where(middle > 0, middle, scales.mean(axis=0))
     return np.where(usual > 0, _FLOOR * usual, 1.0)

@@ -19,6 +19,7 @@ from cellerate.data.line_files import find_line_files, line_blocks
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
+from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecasting import forecast_ends, series_ends
 from cellerate.runtime.packed import PackedModel
@@ -139,6 +140,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
+    levels: Sequence[float] | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -148,6 +150,7 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
+        levels: The levels of intervals; see `cellerate.forecast`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
@@ -157,12 +160,18 @@ def forecast_files(
     forecaster, data = _open(model, paths)
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
-    about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    intervals = Intervals.of(
+        data, forecaster.settings, functools.partial(forecaster.forecast_at, data), levels
+    )
+    about: dict[str, Any] = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    about |= {} if intervals is None else {"levels": list(intervals.reach)}
     pieces = Pieces(Path(output), about, share)
     left, items = pieces.left(len(starts)), 0
     for number in left:
         some = dict(ends[starts[number] : starts[number] + _SERIES_A_PIECE])
         examples = forecast_ends(forecaster.predict, data, forecaster.settings, ends=some)
+        if intervals is not None:
+            examples = intervals.around(examples)
         pieces.write(number, forecast_columns(examples))
         items += len(some)
         if progress is not None:

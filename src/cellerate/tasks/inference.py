@@ -14,8 +14,8 @@ from cellerate.data.line_files import read_lines
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
+from cellerate.runtime.calibrating import forecast_with_intervals
 from cellerate.runtime.device import check_implementation
-from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.settings import check_choice, one_or_more
@@ -134,6 +134,7 @@ def forecast(
     data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
+    levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "tuple[Example, ...]":
     """Forecasts what comes after the end of each series in files.
@@ -142,13 +143,17 @@ def forecast(
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
+            in training. () for none.
         progress: Called now and then with how many series are done, and of how many.
 
     Returns:
         For each series its name, the rows that were read (`past`, with `past_times`) and the `forecast` with its
-        `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+        `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q). `intervals` has
+        for each level (horizon, targets, 2): low and high.
 
     Raises:
+        ConfigError: A level is out of range, or the model cannot give it.
         DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
         ModelError: The model is not a forecaster, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.
@@ -158,7 +163,9 @@ def forecast(
         (24, 1)
     """
     known = forecaster_of(open_model(model, record))
-    return forecast_ends(known.predict, known.open(one_or_more(data)), known.settings, progress)
+    return forecast_with_intervals(
+        known.predict, known.open(one_or_more(data)), known.settings, progress, levels
+    )
 
 
 def embed(

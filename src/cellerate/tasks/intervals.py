@@ -4,7 +4,6 @@ The test part is judged as forecasts are made: at each origin, intervals are cal
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from cellerate.runtime.calibrating import (
     NEWEST,
     Scored,
     origins_of,
-    row_forecasts,
     score_origins,
+    score_rows,
     thinned,
 )
 from cellerate.runtime.intervals import (
@@ -28,12 +27,13 @@ from cellerate.runtime.intervals import (
 )
 from cellerate.tasks.series_errors import SeriesForecaster
 
-# Windows of the validation and of the test part; of longer parts, so many are taken, spread evenly.
-_CALIBRATED = 32_768
-_JUDGED = 16_384
+# Windows of the validation and of the test part that are looked at; of longer parts, so many.
+_MOST = 8_192
+# And so many numbers of forecasts.
+_MOST_NUMBERS = 1 << 25
 
 
-def calibrate(model: SeriesForecaster, split: SeriesSplit) -> Calibration | None:
+def calibrate(model: SeriesForecaster, split: SeriesSplit) -> tuple[Calibration, Scored] | None:
     """Takes the scores of the validation part.
 
     With several series, scores are in scales of the window: one reach cannot be right for a series that sells two a
@@ -44,110 +44,100 @@ def calibrate(model: SeriesForecaster, split: SeriesSplit) -> Calibration | None
         split: Of the data that it was trained on.
 
     Returns:
-        What to keep with the model; None if the part has too few windows for any interval.
+        What to keep with the model, and the forecasts that it comes from; None if the part has too few windows for any
+        interval.
     """
     data, settings = split.train.data, model.settings
-    origins = thinned(origins_of(split.validation, settings.window, settings.horizon), _CALIBRATED)
-    if not len(origins):
+    bounds = _cut(split.validation.bounds, _most(model), settings.horizon)
+    usable = [one for one in bounds if max(one[1], one[0] + settings.window) < one[2]]
+    if not usable:
         return None
-    found = _score(model, data, origins)
+    found, off, spread = score_rows(lambda some: model.forecast_at(data, some), data, settings, usable)
+    if found is None:
+        return None
     several = len({name for _, _, name in data.segments}) > 1
     floor = scale_floor(found.spread) if several else None
-    scores = found.scores if floor is None else found.scores / (found.spread + floor)[:, None]
-    off = []
-    bounds = _cut(split.validation.bounds, _CALIBRATED)
-    for rows, expected, spread in row_forecasts(
-        lambda some: model.forecast_at(data, some), data, settings, bounds
-    ):
-        score = np.abs(_targets(data.values[rows], data) - expected)
-        off.append(score if floor is None else score / (spread + floor))
-    return Calibration.of(
-        scores,
-        np.concatenate(off),
+    made = Calibration.of(
+        found.scores if floor is None else found.scores / (found.spread + floor)[:, None],
+        off if floor is None else off / (spread + floor),
         floor=floor,
         non_negative=~(_negative(split.train) | _negative(split.validation)),
         until=_until(split.train),
     )
+    return None if made is None else (made, found)
 
 
 def judge_intervals(
-    model: SeriesForecaster, split: SeriesSplit, calibration: Calibration, levels: Sequence[float] = LEVELS
-) -> dict[str, dict[str, Any]]:
-    """The coverage of intervals on the test part, each calibrated on rows before its origin as `forecast` does it.
+    model: SeriesForecaster,
+    part: SeriesPart,
+    calibration: Calibration,
+    earlier: Scored | None = None,
+    levels: Sequence[float] = LEVELS,
+) -> dict[str, dict[str, float]]:
+    """The coverage of intervals on a part, each calibrated on rows before its origin as `forecast` does it.
 
     Intervals of a block as long as the horizon share one calibration, of what was known at the first of them.
 
     Args:
         model: The forecaster.
-        split: Of the data that it was trained on.
+        part: The rows to forecast.
         calibration: Of that model.
+        earlier: Scores of rows before the part that may be calibrated on, too.
         levels: Those that the calibration has no scores for are left out.
 
     Returns:
         See `interval_coverage`; empty if no window fits.
     """
-    data, settings = split.test.data, model.settings
+    data, settings = part.data, model.settings
     levels = [level for level in levels if level <= calibration.grid[-1]]
-    window, horizon = settings.window, settings.horizon
-    judged = origins_of(split.test, window, horizon)
-    if not len(judged) or not levels:
+    every = origins_of(part, settings.window, settings.horizon)
+    if not len(every) or not levels:
         return {}
-    earlier = origins_of(split.validation, window, horizon)
-    share = min(1.0, _JUDGED / max(len(judged), len(earlier), 1))
-    judged, earlier = (thinned(each, max(1, round(share * len(each)))) for each in (judged, earlier))
-    found = _score(model, data, np.concatenate([earlier, judged]))
-    scores = found.scores / calibration.divisor(found.spread)[:, None]
-    series = len({name for _, _, name in data.segments})
-    reach = _reach_of_test(data, calibration, found, scores, levels, len(earlier), horizon, series, share)
-    test = slice(len(earlier), None)
-    scale = calibration.divisor(found.spread[test])[:, None]
-    clipped = calibration.non_negative & ~found.negative[test]
+    judged = thinned(every, _most(model))
+    found = score_origins(lambda some: model.forecast_at(data, some), data, settings, judged)
+    reach = _reach_at(data, settings.horizon, calibration, found, earlier, levels, len(judged) / len(every))
+    scale = calibration.divisor(found.spread)[:, None]
+    clipped = calibration.non_negative & ~found.negative
     intervals = {
-        level: interval(found.forecast[test], settings.quantiles, one * scale, clipped)
+        level: interval(found.forecast, settings.quantiles, one * scale, clipped)
         for level, one in reach.items()
     }
-    return interval_coverage(found.truth[test], intervals)
+    return interval_coverage(found.truth, intervals)
 
 
-def _reach_of_test(
+def _reach_at(
     data: SeriesData,
+    horizon: int,
     calibration: Calibration,
     found: Scored,
-    scores: np.ndarray,
+    earlier: Scored | None,
     levels: Sequence[float],
-    earlier: int,
-    horizon: int,
-    series: int,
     share: float,
 ) -> dict[float, np.ndarray]:
-    """By level (N, horizon, targets) for the test origins, which are those after the first `earlier`."""
-    judged = found.origins[earlier:]
+    """By level (N, horizon, targets): how far intervals reach at each origin of `found`, a share of all origins."""
     kept = {level: calibration.reach_at(level) for level in levels}
-    reach = {level: np.repeat(one[None], len(judged), axis=0) for level, one in kept.items()}
-    if data.times is None or calibration.until is None:
+    reach = {level: np.repeat(one[None], len(found.origins), axis=0) for level, one in kept.items()}
+    if data.times is None or calibration.until is None or data.step is None:
         return reach
-    known = np.asarray(data.times[judged - 1])
-    complete = np.asarray(data.times[found.origins + horizon - 1])
+    both = [found] if earlier is None else [earlier, found]
+    scores = np.concatenate([one.scores / calibration.divisor(one.spread)[:, None] for one in both])
+    complete = np.asarray(data.times[np.concatenate([one.origins for one in both]) + horizon - 1])
     order = np.argsort(complete, kind="stable")
+    complete = complete[order]
+    known = np.asarray(data.times[found.origins - 1])
     moments = np.unique(known)
-    newest = max(1, round(share * NEWEST * series))
-    least = max(1, round(share * min(NEWEST, calibration.windows)))
+    least = share * min(NEWEST, calibration.windows)
     for begin in range(0, len(moments), horizon):
-        first = moments[begin]
-        last = moments[min(begin + horizon, len(moments)) - 1]
-        ready = order[: np.searchsorted(complete[order], first, side="right")][-newest:]
-        if len(ready) < least:
+        first, last = moments[begin], moments[min(begin + horizon, len(moments)) - 1]
+        low, high = np.searchsorted(complete, [first - NEWEST * data.step, first], side="right")
+        if high - low < least:
             continue
-        some = scores[thinned(np.sort(ready), MOST_WINDOWS)]
+        some = scores[thinned(order[low:high], MOST_WINDOWS)]
         block = (known >= first) & (known <= last)
         for level in levels:
             made = conformal_quantile(some, level)
             reach[level][block] = np.where(np.isfinite(made), made, kept[level])
     return reach
-
-
-def _score(model: SeriesForecaster, data: SeriesData, origins: np.ndarray) -> Scored:
-    return score_origins(lambda some: model.forecast_at(data, some), data, model.settings, origins)
 
 
 def _targets(rows: np.ndarray, data: SeriesData) -> np.ndarray:
@@ -171,8 +161,17 @@ def _until(part: SeriesPart) -> int | float | None:
     return int(last.astype("datetime64[us]").astype(np.int64)) if times.dtype.kind == "M" else float(last)
 
 
-def _cut(bounds: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
-    """Bounds with about so many rows at most: of stretches spread evenly, as many of the newest rows as there may be."""
-    kept = [bounds[place] for place in thinned(np.arange(len(bounds)), max(1, most // 64))]
-    each = max(64, most // len(kept))
+def _most(model: SeriesForecaster) -> int:
+    settings = model.settings
+    numbers = settings.horizon * len(settings.reading["targets"]) * max(1, len(settings.quantiles))
+    return max(1, min(_MOST, _MOST_NUMBERS // numbers))
+
+
+def _cut(bounds: Sequence[tuple[int, int, int]], most: int, horizon: int) -> list[tuple[int, int, int]]:
+    """Bounds with about so many rows at most: of stretches spread evenly, their newest rows."""
+    if not bounds:
+        return []
+    least = 2 * horizon
+    kept = [bounds[place] for place in thinned(np.arange(len(bounds)), max(1, most // least))]
+    each = max(least, most // len(kept))
     return [(first, max(begin, stop - each), stop) for first, begin, stop in kept]

@@ -182,20 +182,19 @@ def train_on_series(
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
     trained = SeriesModel(result.model, scaler, options, quantiles, payload)
-    calibration = None
+    calibrated = None
     if result.here and result.status != "interrupted":
         with apart():
-            calibration = calibrate(trained.forecaster, split)
-        if calibration is not None:
-            payload["calibration"] = calibration.to_config()
+            calibrated = calibrate(trained.forecaster, split)
+        if calibrated is not None:
+            payload["calibration"] = calibrated[0].to_config()
             save_model(result.model, output, TaskRecord("series", payload))
-            trained = dataclasses.replace(trained, calibration=calibration)
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         with apart():
             judged = judge_windows(trained.forecaster, split.test)
             test = judged.report(split.test.data.target_names, quantiles)
-            if calibration is not None:
-                test["intervals"] = judge_intervals(trained.forecaster, split, calibration)
+            if calibrated is not None:
+                test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
 
