@@ -30,6 +30,7 @@ _MOST_NUMBERS = 100_000
 _LARGEST = 1e30
 # A window in which hardly anything happens says little of what may; in medians of the scales of the windows.
 _FLOOR = 0.1
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,14 +137,14 @@ class Calibration:
         return np.ones(spread.shape) if self.floor is None else spread + self.floor
 
     def to_config(self) -> dict[str, Any]:
-        """A description for `from_config`, ready for JSON; numbers have six digits."""
+        """A description for `from_config`, ready for JSON; distances have six digits."""
         return {
             "grid": self.grid.tolist(),
-            "reach": _rounded(self.reach),
-            "rows": _rounded(self.rows),
+            "reach": _rounded_up(self.reach),
+            "rows": _rounded_up(self.rows),
             "windows": self.windows,
             "scored_rows": self.scored_rows,
-            "floor": None if self.floor is None else _rounded(self.floor),
+            "floor": None if self.floor is None else self.floor.tolist(),
             "non_negative": self.non_negative.tolist(),
             "until": self.until,
         }
@@ -260,6 +261,8 @@ def interval(
         (..., horizon, targets, 2): low and high.
     """
     low, high = _edges(np.asarray(forecast, np.float64), quantiles)
+    # A truth whose score is the reach lies on the edge, and rounding must not put it outside.
+    reach = reach + _ROUNDING * (np.abs(low) + np.abs(high) + np.abs(reach))
     low, high = low - reach, high + reach
     # Narrowed by more than its half, an interval is its middle.
     low, high = np.minimum(low, (low + high) / 2), np.maximum(high, (low + high) / 2)
@@ -308,8 +311,10 @@ def _rank(count: int, level: float) -> int:
     return max(1, math.ceil((count + 1) * level - 1e-9))
 
 
-def _rounded(values: np.ndarray) -> Any:
-    return np.array([float(f"{value:.6g}") for value in values.ravel()]).reshape(values.shape).tolist()
+def _rounded_up(values: np.ndarray) -> Any:
+    """Lists of numbers of six digits, none smaller than it was."""
+    digits = [float(f"{value + 5e-6 * abs(value):.6g}") for value in values.ravel()]
+    return np.array(digits).reshape(values.shape).tolist()
 
 
 def _numbers(values: Any, shape: tuple[int, ...], name: str) -> np.ndarray:
