@@ -130,7 +130,7 @@ def test_levels_are_those_asked_for_or_those_that_the_calibration_allows():
         given = settings(kept(windows=windows))
         (example,) = forecast_with_intervals(last_value(), data, given, levels=levels)
         assert list(example.intervals) == expected
-    with pytest.raises(ConfigError, match="enough for levels up to 0.9"):
+    with pytest.raises(ConfigError, match=r"enough for levels up to 0\.9"):
         forecast_with_intervals(last_value(), data, settings(kept(windows=10)), levels=[0.95])
 
 

@@ -126,7 +126,8 @@ def _reach_at(
     complete = complete[order]
     known = np.asarray(data.times[found.origins - 1])
     moments = np.unique(known)
-    least = share * min(NEWEST, calibration.windows)
+    # Between two parts, those windows are missing that would reach from one into the other.
+    least = max(1, share * (min(NEWEST, calibration.windows) - horizon))
     for begin in range(0, len(moments), horizon):
         first, last = moments[begin], moments[min(begin + horizon, len(moments)) - 1]
         low, high = np.searchsorted(complete, [first - NEWEST * data.step, first], side="right")
