@@ -17,6 +17,7 @@ _EXPORTS = {
     "TaskRecord": "cellerate.models.storage",
     "accelerate": "cellerate.layers.accelerate",
     "backtest": "cellerate.tasks.backtest",
+    "detect": "cellerate.tasks.detect",
     "disable": "cellerate.layers.accelerate",
     "distill": "cellerate.compress.distill",
     "embed": "cellerate.tasks.inference",

@@ -469,3 +469,41 @@ def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file"):
         train_on_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")
+
+
+# --- intervals
+
+
+@pytest.mark.parametrize("quantile", [(), (0.1, 0.5, 0.9)])
+def test_training_calibrates_intervals_that_a_packed_model_gives_too(quantile, data):
+    run = fit(data, quantile=quantile)
+    assert set(run.test["intervals"]) == {"0.8"}  # 24 - HORIZON + 1 windows are too few for 0.95 ...
+    assert 0 < run.test["intervals"]["0.8"]["coverage"] <= 1
+    (example,) = forecast(data.parent / "m.keras", data)
+    assert list(example.intervals) == [0.8]
+    low, high = np.moveaxis(example.intervals[0.8], -1, 0)
+    assert low.shape == (HORIZON, 1)
+    assert (low < high).all()
+    assert (low >= 0).all()
+    (none,) = forecast(data.parent / "m.keras", data, levels=())
+    assert none.intervals == {}
+    cellerate.pack(data.parent / "m.keras", data.parent / "m.cell")
+    (packed,) = cellerate.load(data.parent / "m.cell").forecast_files([data], levels=[0.5, 0.8])
+    np.testing.assert_allclose(packed.intervals[0.8], example.intervals[0.8], rtol=1e-4)
+    assert (np.ptp(packed.intervals[0.5], axis=-1) <= np.ptp(packed.intervals[0.8], axis=-1)).all()
+    found = cellerate.detect(data.parent / "m.cell", data, level=0.9)
+    assert len(found) == ROWS - WINDOW
+    assert found.anomaly.mean() < 0.5
+
+
+def test_model_without_or_with_a_damaged_calibration_forecasts_or_is_refused(data):
+    fit(data, validation_fraction=0.0)
+    (example,) = forecast(data.parent / "m.keras", data)
+    assert example.intervals == {}
+    with pytest.raises(ModelError, match="was not calibrated"):
+        cellerate.detect(data.parent / "m.keras", data)
+    model, record = load_model(data.parent / "m.keras")
+    damaged = TaskRecord("series", record.payload | {"calibration": {"reach": "much"}})
+    save_model(model, data.parent / "d.keras", damaged)
+    with pytest.raises(ModelError, match="is damaged: its calibration must have grid"):
+        forecast(data.parent / "d.keras", data)

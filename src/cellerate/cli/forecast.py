@@ -63,6 +63,14 @@ def forecast(
         str | None,
         typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
     ] = None,
+    level: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated.",
+            show_default=False,
+        ),
+    ] = None,
+    intervals: Annotated[bool, typer.Option(help="Give intervals around the forecasts.")] = True,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -79,10 +87,15 @@ def forecast(
 
         cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
 
+        cellerate forecast ett.cell ETTh1.csv --level 0.5 --level 0.9
+
         cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
     """
     from cellerate.files import check_writable, write_csv, write_parquet
 
+    if level and not intervals:
+        raise ConfigError("level is for intervals: leave it out with intervals=False.")
+    levels = (level or None) if intervals else ()
     if processes > 1 and output is None:
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
@@ -101,7 +114,7 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, **reading, progress=progress)
+                done = forecast_files(model, data, output, **reading, levels=levels, progress=progress)
         for told in done.notes if not quiet else ():
             tell(told)
         tell_pass(done, json)
@@ -119,7 +132,9 @@ def forecast(
         check_writable(output)
     with progress_bar("forecasting", quiet) as progress:
         notes: list[str] = []
-        examples = inference.forecast(model, data, **reading, progress=progress, tell=notes.append)
+        examples = inference.forecast(
+            model, data, **reading, levels=levels, progress=progress, tell=notes.append
+        )
     for told in notes if not quiet else ():
         tell(told)
     columns, rows = forecast_table(examples)

@@ -16,6 +16,7 @@ from cellerate.cli import (
     backtest,
     bench,
     data,
+    detect,
     doctor,
     embed,
     env,
@@ -59,6 +60,7 @@ data_app.command("pack")(data.pack)
 app.add_typer(data_app, name="data")
 app.command("generate")(generate.generate)
 app.command("forecast")(forecast.forecast)
+app.command("detect")(detect.detect)
 app.command("embed")(embed.embed)
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)

@@ -22,6 +22,7 @@ from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times, series_ends
 
 Predict = Callable[[np.ndarray], np.ndarray]
@@ -45,7 +46,7 @@ class Example:
         forecast: (horizon, targets) or (horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
         series: The name of the series, or "".
-        intervals: For each level, such as 0.8, the lowest and the highest value, (horizon, targets, 2); or empty.
+        intervals: By level, such as 0.8: (horizon, targets, 2), low and high. Empty without intervals.
         form: How the data write times.
     """
 
@@ -71,6 +72,7 @@ class ForecastSettings:
         horizon: Rows it forecasts.
         quantiles: The Q quantiles, or empty.
         scaler: To and from the units of the data, for the features and then the targets that are not features.
+        calibration: What intervals are made of; None if the model was not calibrated.
     """
 
     reading: Mapping[str, Any]
@@ -78,6 +80,7 @@ class ForecastSettings:
     horizon: int
     quantiles: tuple[float, ...]
     scaler: Scaler
+    calibration: Calibration | None = None
 
 
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,12 +127,14 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
+        horizon, kept = _count(options, "horizon"), payload.get("calibration")
         return ForecastSettings(
             reading_arguments(options),
             _count(options, "window"),
-            _count(options, "horizon"),
+            horizon,
             _quantiles(payload["quantiles"]),
             scaler,
+            None if kept is None else Calibration.from_config(kept, horizon, len(targets)),
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
@@ -164,6 +169,32 @@ def forecast_windows(
     if made.ndim == 2:
         made = made[..., None]
     return scaler.inverse_transform(made, targets, quantiles=quantiles)
+
+
+def forecast_at(
+    predict: Predict, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
+) -> np.ndarray:
+    """Forecasts from rows of a series.
+
+    Args:
+        predict: The model.
+        data: The series.
+        settings: How the model reads it.
+        origins: (B,) int64, the first rows to forecast; the `window` rows before each are in one stretch.
+
+    Returns:
+        (B, horizon, targets), or (B, horizon, targets, Q), float64, in the units of the data.
+    """
+    rows = np.asarray(data.values[origins[:, None] + np.arange(-settings.window, 0)], np.float32)
+    features = list(data.feature_columns)
+    return forecast_windows(
+        predict,
+        rows[..., features],
+        settings.scaler,
+        features,
+        data.target_columns,
+        quantiles=bool(settings.quantiles),
+    )
 
 
 def forecast_ends(
@@ -268,16 +299,14 @@ class Forecaster:
         )
         return made if given.ndim == 3 else made[0]
 
-    def forecast_files(
-        self, paths: Sequence[str | os.PathLike[str]], progress: Callable[[int, int], None] | None
-    ) -> tuple[Example, ...]:
-        """See `PackedModel.forecast_files`."""
-        return forecast_ends(
-            self.predict,
-            open_series([os.fspath(path) for path in paths], **self._settings.reading),
-            self._settings,
-            progress,
-        )
+    @property
+    def settings(self) -> ForecastSettings:
+        """How the model reads a series."""
+        return self._settings
+
+    def open(self, paths: Sequence[str | os.PathLike[str]]) -> SeriesData:
+        """Opens files as in training."""
+        return open_series([os.fspath(path) for path in paths], **self._settings.reading)
 
     def predict(self, scaled: np.ndarray) -> np.ndarray:
         """Forecasts of scaled windows; see `Predict`."""

@@ -199,12 +199,14 @@ class PackedModel(Recorded, NextTokenModel):
         self,
         paths: Sequence[str | os.PathLike[str]],
         *,
+        levels: Sequence[float] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
         """Forecasts what comes after the end of each series in files, which are read as in training.
 
         Args:
             paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
+            levels: The levels of intervals; see `cellerate.forecast`.
             progress: Called now and then with how many series are done, and of how many.
 
         Returns:
@@ -218,7 +220,10 @@ class PackedModel(Recorded, NextTokenModel):
         Example:
             >>> cellerate.load("ett.cell").forecast_files(["ETTh1.csv"])[0].forecast
         """
-        return self.forecaster.forecast_files(paths, progress)
+        from cellerate.runtime.calibrating import forecast_with_intervals
+
+        made = self.forecaster
+        return forecast_with_intervals(made.predict, made.open(paths), made.settings, progress, levels)
 
     def streams(self, count: int = 1) -> Streams:
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.

@@ -19,6 +19,7 @@ from cellerate.data.line_files import find_line_files, line_blocks
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
+from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.embedding import vector_column
 from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
@@ -150,6 +151,7 @@ def forecast_files(
     gaps: str | None = None,
     duplicates: str | None = None,
     time_zone: str | None = None,
+    levels: Sequence[float] | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -163,6 +165,7 @@ def forecast_files(
         gaps: See `missing`.
         duplicates: See `missing`.
         time_zone: See `missing`.
+        levels: The levels of intervals; see `cellerate.forecast`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
@@ -175,12 +178,18 @@ def forecast_files(
     )
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
-    about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    intervals = Intervals.of(
+        data, forecaster.settings, functools.partial(forecaster.forecast_at, data), levels
+    )
+    about: dict[str, Any] = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    about |= {} if intervals is None else {"levels": list(intervals.reach)}
     pieces = Pieces(Path(output), about, share)
     left, items = pieces.left(len(starts)), 0
     for number in left:
         some = dict(ends[starts[number] : starts[number] + _SERIES_A_PIECE])
         examples = forecast_ends(forecaster.predict, data, forecaster.settings, ends=some)
+        if intervals is not None:
+            examples = intervals.around(examples)
         pieces.write(number, forecast_columns(examples))
         items += len(some)
         if progress is not None:

@@ -43,7 +43,8 @@ def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
     """Forecasts as columns, with one row for each series and time.
 
     Returns:
-        `series` (a list; missing if no series has a name), `time`, and a column for each target or each quantile of it.
+        `series` (a list; missing if no series has a name), `time`, and for each target a column, or one for each
+        quantile of it, and two for each interval, such as `OT_low80` and `OT_high80`.
     """
     first = examples[0]
     names = [
@@ -52,11 +53,16 @@ def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
         for q in (first.quantiles or (None,))
     ]
     flat = np.concatenate([example.forecast.reshape(len(example.times), -1) for example in examples])
+    values = dict(zip(names, flat.T.astype(np.float64), strict=True))
+    for place, target in enumerate(first.targets):
+        for level in first.intervals:
+            both = np.concatenate([example.intervals[level][:, place] for example in examples])
+            values[f"{target}_low{100 * level:g}"], values[f"{target}_high{100 * level:g}"] = both.T
     columns: dict[str, Any] = {}
     if any(example.series for example in examples):
         columns["series"] = [example.series for example in examples for _ in example.times]
     columns["time"] = first.form.column(np.concatenate([example.times for example in examples]))
-    return columns | dict(zip(names, flat.T.astype(np.float64), strict=True))
+    return columns | values
 
 
 def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:

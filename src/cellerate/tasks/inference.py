@@ -15,8 +15,8 @@ from cellerate.data.line_files import read_lines
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
+from cellerate.runtime.calibrating import forecast_with_intervals
 from cellerate.runtime.device import check_implementation
-from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.runtime.series_ends import left_out
@@ -140,6 +140,7 @@ def forecast(
     gaps: str | None = None,
     duplicates: str | None = None,
     time_zone: str | None = None,
+    levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> "tuple[Example, ...]":
@@ -154,6 +155,8 @@ def forecast(
         gaps: What to do with gaps: "split", "error" or "ignore".
         duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
         time_zone: The zone of times that say none.
+        levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
+            in training. () for none.
         progress: Called now and then with how many series are done, and of how many.
         tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
             are too short to forecast.
@@ -161,8 +164,10 @@ def forecast(
     Returns:
         For each series that is long enough its name, the rows that were read (`past`, with `past_times`) and the
         `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+        `intervals` has for each level (horizon, targets, 2): low and high.
 
     Raises:
+        ConfigError: A level is out of range, or the model cannot give it.
         DataError: A file cannot be used, or each series has fewer than `window` rows after its last gap.
         ModelError: The model is not a forecaster, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.
@@ -180,7 +185,7 @@ def forecast(
         for told in (*series.notes, left_out(series, known.settings.window)):
             if told:
                 tell(told)
-    return forecast_ends(known.predict, series, known.settings, progress)
+    return forecast_with_intervals(known.predict, series, known.settings, progress, levels)
 
 
 def embed(

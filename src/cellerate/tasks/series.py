@@ -19,8 +19,10 @@ from cellerate.runtime.forecasting import (
     ForecastSettings,
     reading_arguments,
 )
+from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.baselines import Baselines, season_rows
+from cellerate.tasks.intervals import calibrate, judge_intervals
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import (
     JudgedPart,
@@ -58,6 +60,7 @@ class SeriesModel:
         options: The data settings it was trained with.
         quantiles: The Q quantiles, or empty.
         record: What the model file says about how it was made.
+        calibration: What intervals are made of, or None.
     """
 
     model: keras.Model
@@ -65,13 +68,19 @@ class SeriesModel:
     options: SeriesOptions
     quantiles: tuple[float, ...]
     record: dict[str, Any]
+    calibration: Calibration | None = None
 
     @property
     def forecaster(self) -> SeriesForecaster:
         """The model as one of those that only forecast."""
         options = self.options
         settings = ForecastSettings(
-            _reading(options), options.window, options.horizon, self.quantiles, self.scaler
+            _reading(options),
+            options.window,
+            options.horizon,
+            self.quantiles,
+            self.scaler,
+            self.calibration,
         )
         return SeriesForecaster(self.model.predict_on_batch, settings, options, trained_on(self.record))
 
@@ -106,7 +115,9 @@ def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) ->
     """Like `load_series_model`, for a model that is already open and that messages call `path`."""
     known = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
     settings = known.settings
-    return SeriesModel(model, settings.scaler, known.options, settings.quantiles, record.payload)
+    return SeriesModel(
+        model, settings.scaler, known.options, settings.quantiles, record.payload, settings.calibration
+    )
 
 
 def train_on_series(
@@ -189,10 +200,19 @@ def train_on_series(
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
+    trained = SeriesModel(result.model, scaler, options, quantiles, payload)
+    calibrated = None
+    if result.here and result.status != "interrupted":
+        with apart():
+            calibrated = calibrate(trained.forecaster, split)
+        if calibrated is not None:
+            payload["calibration"] = calibrated[0].to_config()
+            save_model(result.model, output, TaskRecord("series", payload))
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
-        trained = SeriesModel(result.model, scaler, options, quantiles, payload)
         with apart():
             test = _tested(trained.forecaster, split)
+            if calibrated is not None:
+                test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
 

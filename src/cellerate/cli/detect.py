@@ -1,0 +1,155 @@
+"""`cellerate detect`."""
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellerate.cli.backend import start_backend
+from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.running import progress_bar
+from cellerate.files import atomic_write, check_writable, write_csv, write_parquet
+
+if TYPE_CHECKING:
+    from cellerate.tasks.detect import Anomalies
+
+
+def detect(
+    model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
+    data: Annotated[
+        list[str],
+        typer.Argument(help="The series: CSV, Parquet, .npy or a packed series.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write every row and its score: *.csv, *.parquet or *.json.",
+            show_default=False,
+        ),
+    ] = None,
+    level: Annotated[float, typer.Option(help="The share of usual rows that are not to be found.")] = 0.99,
+    worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the series and its anomalies.", show_default=False)
+    ] = None,
+    backend: Backend = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Find rows of a series that the model did not expect.
+
+    A row is an anomaly if it is further from what was forecast for it than the share --level of the rows that were held
+    out in training.
+
+    Examples:
+        cellerate detect ett.keras ETTh1.csv -o anomalies.csv
+
+        cellerate detect ett.cell ETTh1.csv --level 0.999 --plot anomalies.png
+    """
+    from cellerate.tasks.detect import check_anomalies_path
+
+    if output is not None:
+        check_anomalies_path(output)
+        check_writable(output)
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
+    if model.suffix != ".cell":
+        start_backend(backend)
+    from cellerate.tasks import detect as task
+
+    with progress_bar("judging rows", quiet) as progress:
+        found = task.detect(model, data, level=level, progress=progress)
+    if output is not None:
+        _write(output, found)
+    if plot is not None:
+        _draw(plot, found, f"{model.stem}: {int(found.anomaly.sum()):,} anomalies")
+    shown = _rows(found, found.worst(worst))
+    count = int(found.anomaly.sum())
+    if json:
+        emit_json({"level": level, "rows": len(found), "anomalies": count, "worst": shown})
+    else:
+        emit(
+            f"{count:,} of {len(found):,} rows ({count / len(found):.2%}) are further from their forecast than "
+            f"{level:.6g} of the held-out rows were"
+        )
+        if shown:
+            _show(shown)
+    for target in filter(None, (output, plot)):
+        note(f"written: {target}")
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    names = [name for name in rows[0] if name != "anomaly"]
+    cells = [names] + [
+        [f"{row[name]:.5g}" if isinstance(row[name], float) else str(row[name]) for name in names]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        emit("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _rows(found: "Anomalies", places: Any) -> list[dict[str, Any]]:
+    """Some rows as values for people and JSON."""
+    columns = found.columns()
+    if columns["time"].dtype.kind == "M":
+        columns["time"] = columns["time"].astype(str)
+    return [
+        {
+            name: str(value).replace("T", " ").removesuffix(".000000") if name == "time" else value
+            for name, value in zip(columns, row, strict=True)
+        }
+        for row in zip(*(column[places].tolist() for column in columns.values()), strict=True)
+    ]
+
+
+def _write(path: Path, found: "Anomalies") -> None:
+    if path.suffix.lower() == ".parquet":
+        columns = found.columns()
+        write_parquet(
+            path,
+            {name: one.tolist() if one.dtype.kind == "O" else one for name, one in columns.items()},
+        )
+        return
+    import numpy as np
+
+    rows = _rows(found, np.arange(len(found)))
+    if path.suffix.lower() == ".csv":
+        write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
+        return
+    import json
+
+    with atomic_write(path) as beside:
+        beside.write_text(json.dumps({"level": found.level, "rows": rows}) + "\n")
+
+
+def _draw(path: Path, found: "Anomalies", title: str) -> None:
+    """One panel for each series and target."""
+    import numpy as np
+
+    from cellerate.report.charts import AnomalyPanel, draw_anomalies
+
+    same = (found.series[1:] == found.series[:-1]) & (found.target[1:] == found.target[:-1])
+    edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(found)]
+    panels = []
+    for first, stop in itertools.pairwise(edges):
+        rows = slice(first, stop)
+        panels.append(
+            AnomalyPanel(
+                " · ".join(filter(None, [found.series[first], found.target[first]])),
+                found.time[rows],
+                found.value[rows],
+                found.expected[rows],
+                found.low[rows],
+                found.high[rows],
+                found.anomaly[rows],
+            )
+        )
+    draw_anomalies(path, panels, title)

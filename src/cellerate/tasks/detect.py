@@ -1,0 +1,190 @@
+"""Finds rows of a series that a forecaster did not expect.
+
+A row is held against the median of all forecasts that reach it, of steps 1 to the horizon, each made from rows before
+it. A forecast of one step alone would follow a spike, a shift or a stuck sensor from the next row on.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cellerate.data.series import SeriesData
+from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.runtime.calibrating import row_forecasts
+from cellerate.runtime.intervals import check_level
+from cellerate.settings import one_or_more
+from cellerate.tasks.opening import Model, Path, forecaster_of, open_model
+
+if TYPE_CHECKING:
+    from cellerate.models.storage import TaskRecord
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Anomalies:
+    """How far each row of a table is from what was expected; N rows, series after series, target after target.
+
+    Attributes:
+        level: The share of usual rows whose score is at most 1.
+        series: (N,) the name of the series; "" without names.
+        time: (N,) times or row numbers.
+        target: (N,) the column.
+        value: (N,) in the units of the data; so for the next three.
+        expected: (N,) the median of the forecasts of this row.
+        low: (N,) and high: between them lie usual rows.
+        high: (N,).
+        score: (N,) the distance from `expected`, in distances that the share `level` of the held-out rows kept.
+        p_value: (N,) the share of held-out rows as far off or further, as far as they tell.
+    """
+
+    level: float
+    series: np.ndarray
+    time: np.ndarray
+    target: np.ndarray
+    value: np.ndarray
+    expected: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    score: np.ndarray
+    p_value: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @property
+    def anomaly(self) -> np.ndarray:
+        """(N,) bool: a score above 1."""
+        return self.score > 1
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns of a table, with `anomaly`; without `series` if none has a name."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "level"]
+        found = {name: getattr(self, name) for name in names} | {"anomaly": self.anomaly}
+        if not self.series.astype(bool).any():
+            del found["series"]
+        return found
+
+    def worst(self, count: int) -> np.ndarray:
+        """(at most count,) where the anomalies of the highest score stand, the highest first."""
+        order = np.argsort(-self.score, kind="stable")[:count]
+        return order[self.score[order] > 1]
+
+
+def detect(
+    model: Model,
+    data: Path | Sequence[Path],
+    *,
+    record: "TaskRecord | None" = None,
+    level: float = 0.99,
+    progress: Callable[[int, int], None] | None = None,
+) -> Anomalies:
+    """Finds rows of series that a forecaster did not expect.
+
+    The threshold comes from the validation part of the training. So about `1 - level` of the rows are found in data
+    that are as usual as that part; of the rows that the model was trained on, fewer.
+
+    Args:
+        model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
+        data: CSV, Parquet or .npy files, read as in training. Every row with `window` rows before it is judged.
+        record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        level: The share of usual rows that are not to be found.
+        progress: Called now and then with how many rows are done, and of how many.
+
+    Returns:
+        For each row and target: `series`, `time`, `target`, `value`, `expected`, `low`, `high`, `score` (above 1 for an
+        anomaly), `p_value` and `anomaly`, as arrays.
+
+    Raises:
+        ConfigError: The level is out of range, or too high for what the model was calibrated on.
+        DataError: A file cannot be used, or no series has more than `window` rows without a gap.
+        ModelError: The model is not a forecaster, or was not calibrated.
+
+    Example:
+        >>> found = cellerate.detect("ett.keras", "ETTh1.csv")
+        >>> found.time[found.anomaly]
+    """
+    check_level(level)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "this model"
+    known = forecaster_of(open_model(model, record), name)
+    settings = known.settings
+    if settings.calibration is None:
+        raise ModelError(
+            f"{name} was not calibrated, so nobody knows how far a usual row may be from its forecast. Train it with "
+            "`cellerate train series` and a validation part (validation_fraction)."
+        )
+    reach = settings.calibration.reach_at(level, rows=True)
+    series = known.open(one_or_more(data))
+    bounds = [(first, first, stop) for first, stop, _ in series.segments]
+    total = sum(max(0, stop - first - settings.window) for first, _, stop in bounds)
+    if not total:
+        raise DataError(
+            f"no row can be judged: the model reads {settings.window} rows before it, and no series has more than "
+            "those without a gap. Give more rows."
+        )
+    forecast = functools.partial(known.forecast_at, series)
+    blocks: list[tuple[np.ndarray, ...]] = []
+    done = 0
+    for rows, expected, spread in row_forecasts(forecast, series, settings, bounds):
+        divisor = settings.calibration.divisor(spread)
+        # Where all held-out rows were exact, any distance at all is an anomaly.
+        far = np.maximum(reach * divisor, np.finfo(np.float32).tiny)
+        value = np.asarray(series.values[rows], np.float64)[:, list(series.target_columns)]
+        off = np.abs(value - expected)
+        blocks.append((rows, value, expected, far, off / far, settings.calibration.p_values(off / divisor)))
+        done += len(rows)
+        if progress is not None:
+            progress(done, total)
+    return _table(series, level, *(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+
+
+def check_anomalies_path(path: str | os.PathLike[str]) -> None:
+    """Raises `ConfigError` for a path that is not *.csv, *.parquet or *.json."""
+    if os.path.splitext(path)[1].lower() not in (".csv", ".parquet", ".json"):  # noqa: PTH122
+        raise ConfigError(
+            f"output is {os.fspath(path)!r}; expected a name that ends in .csv, .parquet or .json."
+        )
+
+
+def _table(
+    data: SeriesData,
+    level: float,
+    rows: np.ndarray,
+    value: np.ndarray,
+    expected: np.ndarray,
+    far: np.ndarray,
+    score: np.ndarray,
+    p_value: np.ndarray,
+) -> Anomalies:
+    """Rows of (R, targets) numbers, target after target within each series."""
+    firsts = [first for first, _, _ in data.segments]
+    names = np.array([name for _, _, name in data.segments], object)
+    of = names[np.searchsorted(firsts, rows, side="right") - 1]
+    codes = {name: code for code, name in enumerate(dict.fromkeys(of.tolist()))}
+    targets = len(data.target_names)
+    order = np.lexsort(
+        (
+            np.repeat(rows, targets),
+            np.tile(np.arange(targets), len(rows)),
+            np.repeat([codes[name] for name in of], targets),
+        )
+    )
+
+    def flat(numbers: np.ndarray) -> Any:
+        return numbers.ravel()[order]
+
+    times = rows if data.times is None else np.asarray(data.times[rows])
+    return Anomalies(
+        level,
+        np.repeat(of, targets)[order],
+        np.repeat(times, targets)[order],
+        np.tile(np.array(data.target_names, object), len(rows))[order],
+        flat(value),
+        flat(expected),
+        flat(expected - far),
+        flat(expected + far),
+        flat(score),
+        flat(p_value),
+    )
