@@ -624,7 +624,7 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (
             ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--quantile", "2"],
             2,
-            "quantiles",
+            "--quantile must be ascending",
         ),
         (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "c.pdf"], 2, "c.pdf"),
         (
