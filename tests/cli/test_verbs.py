@@ -647,7 +647,7 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (
             ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--quantile", "2"],
             2,
-            "quantiles",
+            "--quantile must be ascending",
         ),
         (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "c.pdf"], 2, "c.pdf"),
         (["forecast", "absent.keras", "absent.csv", "--plot", "c.pdf"], 2, ".png or .svg, not 'c.pdf'"),
