@@ -37,6 +37,17 @@ def forecast(
             show_default=False,
         ),
     ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(help="The column of times; without it, as in training.", show_default=False),
+    ] = None,
+    series_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column that tells several series apart; may be given again; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
     missing: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +73,13 @@ def forecast(
     time_zone: Annotated[
         str | None,
         typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
+    ] = None,
+    frequency: Annotated[
+        str | None,
+        typer.Option(
+            help="How often there is a row: 15min, hour, day, business-day, week, month; without it, as in training.",
+            show_default=False,
+        ),
     ] = None,
     level: Annotated[
         list[float] | None,
@@ -100,11 +118,15 @@ def forecast(
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
     reading: dict[str, Any] = {
+        "time_column": time_column,
+        "series_column": series_column or None,
         "missing": missing,
         "gaps": gaps,
         "duplicates": duplicates,
         "time_zone": time_zone,
+        "frequency": frequency,
     }
+    reading = {name: value for name, value in reading.items() if value is not None}
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
@@ -114,7 +136,7 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, **reading, levels=levels, progress=progress)
+                done = forecast_files(model, data, output, reading=reading, levels=levels, progress=progress)
         for told in done.notes if not quiet else ():
             tell(told)
         tell_pass(done, json)

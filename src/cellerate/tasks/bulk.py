@@ -7,7 +7,7 @@ that have no results yet (`tasks.pieces`).
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
-    missing: str | None = None,
-    gaps: str | None = None,
-    duplicates: str | None = None,
-    time_zone: str | None = None,
+    reading: Mapping[str, Any] | None = None,
     levels: Sequence[float] | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -161,10 +158,7 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
-        missing: How these data are read; None for as in training. So with the next three.
-        gaps: See `missing`.
-        duplicates: See `missing`.
-        time_zone: See `missing`.
+        reading: The arguments of `open_series` in which these data are read otherwise than in training.
         levels: The levels of intervals; see `cellerate.forecast`.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
@@ -172,10 +166,7 @@ def forecast_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
-    forecaster, data = _open(
-        model, paths, **{name: value for name, value in given.items() if value is not None}
-    )
+    forecaster, data = _open(model, paths, **(reading or {}))
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(

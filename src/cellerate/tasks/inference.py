@@ -136,10 +136,13 @@ def forecast(
     data: Path | Sequence[Path],
     *,
     record: "TaskRecord | None" = None,
+    time_column: str | None = None,
+    series_column: Sequence[str] | str | None = None,
     missing: str | None = None,
     gaps: str | None = None,
     duplicates: str | None = None,
     time_zone: str | None = None,
+    frequency: str | None = None,
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -150,11 +153,13 @@ def forecast(
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        missing: What to do with missing values of these files: "error", "drop", "ffill" or "interpolate"; None for what
-            was done in training. So with the next three.
+        time_column: The column of times in these files; None for as in training. So with the next six.
+        series_column: The columns that tell series apart.
+        missing: What to do with missing values: "error", "drop", "ffill" or "interpolate".
         gaps: What to do with gaps: "split", "error" or "ignore".
         duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
         time_zone: The zone of times that say none.
+        frequency: How often there is a row.
         levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
             in training. () for none.
         progress: Called now and then with how many series are done, and of how many.
@@ -177,7 +182,8 @@ def forecast(
         (24, 1)
     """
     known = forecaster_of(open_model(model, record))
-    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
+    given = {"time_column": time_column, "series_column": series_column, "missing": missing, "gaps": gaps}
+    given |= {"duplicates": duplicates, "time_zone": time_zone, "frequency": frequency}
     series = known.open(
         one_or_more(data), **{name: value for name, value in given.items() if value is not None}
     )
