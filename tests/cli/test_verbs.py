@@ -105,7 +105,7 @@ def test_train_series_with_quantiles_forecasts_each_of_them_in_order(cellerate, 
     )
     assert code == 0
     assert set(json.loads(out)["test"]["coverage"]) == {"q0.1", "q0.5", "q0.9"}
-    code, out, _ = cellerate("forecast", "m.keras", "s.csv")
+    code, out, _ = cellerate("forecast", "m.keras", "s.csv", "--no-intervals")
     assert code == 0
     columns, *rows = csv.reader(io.StringIO(out))
     assert columns == ["time", "load_q0.1", "load_q0.5", "load_q0.9"]
@@ -410,7 +410,8 @@ def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
     )  # fmt: skip
     assert code == 0
     rows = list(csv.reader(io.StringIO(out)))
-    assert rows[0] == ["time", "load"]
+    assert rows[0] == ["time", "load", "load_low80", "load_high80"]
+    assert float(rows[1][2]) < float(rows[1][1]) < float(rows[1][3])
     assert [row[0] for row in rows[1:]] == ["2024-01-06 00:00:00", "2024-01-06 01:00:00"]
     written = list(csv.reader(io.StringIO((tmp_path / "f.csv").read_text())))
     assert written[0] == rows[0]
@@ -420,6 +421,10 @@ def test_forecast_prints_a_table_and_writes_the_same(cellerate, made, tmp_path):
     _, as_json, _ = cellerate("forecast", made / "series.keras", made / "s.csv", "--json")
     (found,) = json.loads(as_json)["forecasts"]
     assert [row["time"] for row in found["rows"]] == [row[0] for row in rows[1:]]
+    _, out, _ = cellerate("forecast", made / "series.keras", made / "s.csv", "--level", "0.5")
+    assert out.splitlines()[0] == "time,load,load_low50,load_high50"
+    _, out, _ = cellerate("forecast", made / "series.keras", made / "s.csv", "--no-intervals")
+    assert out.splitlines()[0] == "time,load"
 
 
 def test_forecast_table_quotes_the_names_of_series(cellerate, here, small):
@@ -431,7 +436,7 @@ def test_forecast_table_quotes_the_names_of_series(cellerate, here, small):
     cellerate(
         "train", "series", "many.csv", "-o", "m.keras", *small["series"], "--series-column", "shop", "-q"
     )
-    code, out, _ = cellerate("forecast", "m.keras", "many.csv")
+    code, out, _ = cellerate("forecast", "m.keras", "many.csv", "--no-intervals")
     assert code == 0
     found = list(csv.reader(io.StringIO(out)))
     assert {len(row) for row in found} == {3}

@@ -167,6 +167,7 @@ def brute_force(values, segments, predict):
 @pytest.mark.parametrize("block", [3, 16_384])
 def test_row_forecasts_are_medians_over_all_steps_that_reach_a_row(block, monkeypatch):
     monkeypatch.setattr(calibrating, "_ROWS", block)
+    monkeypatch.setattr(calibrating, "_BATCH", 5)
     segments = ((0, 20, "a"), (20, 24, "b"), (24, 40, "c"))
     data = series(np.random.default_rng(2).normal(size=40), segments)
     given = settings()

@@ -41,6 +41,7 @@ MOST_WINDOWS = 4096
 _ORIGINS = 1 << 20
 _BATCH = 256
 _ROWS = 16_384
+_NUMBERS = 1 << 23
 _NONE = np.empty(0, np.int64)
 
 
@@ -269,11 +270,11 @@ def row_forecasts(
         Block by block (R,) rows, rising; (R, targets) expected values; and (R, targets) medians of `window_scale`.
     """
     pieces: list[tuple[int, int, int]] = []
-    count = 0
-    for piece in _pieces(bounds, settings):
+    most, count = min(_ROWS, max(_BATCH, _NUMBERS // (settings.horizon * len(data.target_columns)))), 0
+    for piece in _pieces(bounds, settings, most):
         pieces.append(piece)
         count += piece[2] - piece[0]
-        if count >= _ROWS:
+        if count >= most:
             yield _row_block(forecast_at, data, settings, pieces)
             pieces, count = [], 0
     if pieces:
@@ -292,13 +293,15 @@ def _row_block(
     return rows, *_over_steps(rows, origins, ends, point, spread, settings.horizon)
 
 
-def _pieces(bounds: Sequence[tuple[int, int, int]], settings: ForecastSettings) -> list[tuple[int, int, int]]:
+def _pieces(
+    bounds: Sequence[tuple[int, int, int]], settings: ForecastSettings, most: int = _ROWS
+) -> list[tuple[int, int, int]]:
     """(first origin, first row, row after the last) of runs of rows; from that origin on, forecasts reach the row."""
     found = []
     for first, begin, stop in bounds:
         earliest = first + settings.window
-        for row in range(max(begin, earliest), stop, _ROWS):
-            found.append((max(earliest, row - settings.horizon + 1), row, min(stop, row + _ROWS)))
+        for row in range(max(begin, earliest), stop, most):
+            found.append((max(earliest, row - settings.horizon + 1), row, min(stop, row + most)))
     return found
 
 
@@ -343,7 +346,10 @@ def _forecast(
         past = windows_of(data, some, settings.window)
         spread.append(window_scale(past))
         negative.append((past < 0).any(axis=1))
-        made.append(np.asarray(forecast_at(some), np.float64))
+        # All batches but of a single one have the same size, since a Keras model is compiled for each.
+        short = _BATCH - len(some) if len(origins) > _BATCH else 0
+        full = np.concatenate([some, np.repeat(some[-1:], short)])
+        made.append(np.asarray(forecast_at(full), np.float64)[: len(some)])
     return np.concatenate(made), np.concatenate(spread), np.concatenate(negative)
 
 
