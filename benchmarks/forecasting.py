@@ -33,7 +33,7 @@ from forecasting_data import (
 from forecasting_peers import peers_python
 
 HERE = Path(__file__).parent
-BUDGET_S, QUICK_S = 30.0, 5.0
+BUDGET_S, QUICK_S = 45.0, 5.0
 SEEDS = (0, 1, 2)
 THREADS = 2
 START_S, ANSWER_S = 180.0, 300.0
@@ -71,11 +71,11 @@ GRIDS: dict[str, list[Settings]] = {
         {"batch_size": 256, "learning_rate": 1e-4},
     ),
     "neuralforecast-lstm": _grid(
-        {"windows_batch_size": 128, "learning_rate": 1e-3},
+        {"windows_batch_size": 128, "learning_rate": 1e-3, "val_check_steps": 50},
         {},
+        {"encoder_n_layers": 1, "encoder_hidden_size": 64},
         {"encoder_n_layers": 1, "encoder_hidden_size": 64, "scaler_type": "standard"},
-        {"encoder_n_layers": 1, "encoder_hidden_size": 64, "windows_batch_size": 64},
-        {"learning_rate": 3e-4},
+        {"encoder_n_layers": 1, "encoder_hidden_size": 64, "windows_batch_size": 32},
     ),
     "neuralforecast-nlinear": _grid(
         {"windows_batch_size": 1024, "learning_rate": 1e-4},

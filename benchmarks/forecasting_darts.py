@@ -98,15 +98,21 @@ def open_jobs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         model, told = fit("lstm", series, horizon, seed, budget_s, settings)
         weights = {name: value.numpy() for name, value in model.model.state_dict().items()}
         np.savez(into, **{name: value for name, value in weights.items() if name.startswith(("rnn", "fc"))})
-        # A loop of its own would be quicker for so few windows, but this is the one that Darts has.
-        kept.update(model=model, series=series[TRAIN + VALIDATION - WINDOW :], rows=read_series(folder, task))
+        kept.update(model=model, series=series, rows=read_series(folder, task))
         return told
 
     def backtest(
-        way: str, horizon: int, stride: int, batch: int, repeats: int, into: str | None = None
+        way: str,
+        horizon: int,
+        first: int,
+        stride: int,
+        batch: int,
+        repeats: int,
+        into: str | None = None,
     ) -> dict[str, Any]:
         """Times a backtest in memory; `historical_forecasts` makes the forecasts, `backtest` judges them, too."""
-        model, series, rows = kept["model"], kept["series"], kept["rows"]
+        model, rows = kept["model"], kept["rows"]
+        series = kept["series"][first - WINDOW :]
         seconds, found = [], []
         for _ in range(repeats):
             start = time.perf_counter()

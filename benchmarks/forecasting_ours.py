@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,24 +21,9 @@ from forecasting_data import (
 )
 from forecasting_worker import serve
 
-FORECAST_AT_ONCE = 1024
+# (origins, horizon) → forecasts and truth.
+Way = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 SPLIT = {"train_fraction": TRAIN / ROWS, "validation_fraction": VALIDATION / ROWS}
-
-
-def forecast_at(forecaster: Any, data: Any, origins: np.ndarray) -> np.ndarray:
-    """(origins, horizon, targets) in the units of the data, from the rows before each origin."""
-    made = []
-    for begin in range(0, len(origins), FORECAST_AT_ONCE):
-        some = origins[begin : begin + FORECAST_AT_ONCE]
-        made.append(forecaster.forecast(data, data.values[some[:, None] + np.arange(-WINDOW, 0)]))
-    return np.concatenate(made)
-
-
-def backtest(forecaster: Any, data: Any, origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Forecasts from every origin without training again, and the mean absolute error of each, (origins, targets)."""
-    made = forecast_at(forecaster, data, origins)
-    truth = truth_at(data.values, origins, horizon)[..., list(data.target_columns)]
-    return made, np.abs(made - truth).mean(axis=1)
 
 
 def keras_weights(found: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -127,7 +111,7 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
         forecaster = load_series_model(output).forecaster
         data = forecaster.open([folder / f"{task}.csv"])
         start = time.monotonic()
-        np.save(into, forecast_at(forecaster, data, test_origins(horizon)))
+        np.save(into, forecaster.forecast_at(data, test_origins(horizon)))
         return told | {"forecast_s": time.monotonic() - start}
 
     def begin(task: str, horizon: int, units: int, weights: str) -> dict[str, Any]:
@@ -150,27 +134,51 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
         with np.load(weights) as found:
             model.model.set_weights(keras_weights(dict(found)))
         cellerate.accelerate(model.model)
-        kept["keras"] = model.forecaster
-        kept["packed"] = forecaster_of(packed(model.model, TaskRecord("series", model.record)))
-        kept["data"] = model.forecaster.open([folder / f"{task}.csv"])
+        record = TaskRecord("series", model.record)
+        small = packed(model.model, record)
+        data = model.forecaster.open([folder / f"{task}.csv"])
+        kept["ways"] = {
+            "keras": in_memory(model.forecaster, data),
+            "packed": in_memory(forecaster_of(small), data),
+            "backtest": whole_call(model.model, record, folder / f"{task}.csv"),
+            "backtest packed": whole_call(small, None, folder / f"{task}.csv"),
+        }
         return {}
+
+    def in_memory(forecaster: Any, data: Any) -> Way:
+        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+            made = forecaster.forecast_at(data, origins)
+            truth = truth_at(data.values, origins, horizon)[..., list(data.target_columns)]
+            np.abs(made - truth).mean(axis=1)
+            return made, truth
+
+        return way
+
+    def whole_call(model: Any, record: Any, path: Path) -> Way:
+        def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+            step = int(origins[1] - origins[0])
+            found = cellerate.backtest(
+                model, path, record=record, folds=len(origins), step=step, baselines=False
+            )
+            examples = [fold.examples[0] for fold in found.folds]
+            return np.stack([one.forecast for one in examples]), np.stack([one.truth for one in examples])
+
+        return way
 
     def timed(
         way: str, horizon: int, origins: list[int], repeats: int, into: str | None = None
     ) -> dict[str, Any]:
-        """Times a backtest in memory: forecasts from each origin and their errors."""
-        data, asked = kept["data"], np.array(origins)
+        """Times a backtest: forecasts from each origin, and their errors."""
+        asked, work = np.array(origins), kept["ways"][way]
         seconds = []
         for _ in range(repeats):
             start = time.perf_counter()
-            made, _ = backtest(kept[way], data, asked, horizon)
+            made, truth = work(asked, horizon)
             seconds.append(time.perf_counter() - start)
         if into is not None:
-            truth = truth_at(data.values, asked, horizon)[..., list(data.target_columns)]
             np.savez(into, forecast=made, truth=truth, origins=asked)
         return {"seconds": seconds}
 
-    shutil.rmtree(folder / f"cache-{backend}", ignore_errors=True)
     core = native.num_threads() if native.why_unavailable() is None else None
     about = {"versions": {"cellerate": cellerate.__version__}, "threads": core}
     return {"train": train, "begin": begin, "backtest": timed}, about

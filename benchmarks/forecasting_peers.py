@@ -13,8 +13,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-from records import ROOT
-
+ROOT = Path(__file__).resolve().parents[1]
 PLACE = Path(os.environ.get("CELLERATE_BENCH_FORECASTERS", ROOT / "build" / "forecasters"))
 STAMP = "forecasters.json"
 

@@ -23,6 +23,8 @@ WAYS = {
     ("cellerate-torch", "keras"): "**Cellerate** on torch, MAE",
     ("cellerate-jax", "keras"): "**Cellerate** on jax, MAE",
     ("cellerate-torch", "packed"): "**Cellerate**, packed, MAE",
+    ("cellerate-torch", "backtest"): "`cellerate.backtest` on torch, from the file",
+    ("cellerate-torch", "backtest packed"): "`cellerate.backtest`, packed, from the file",
 }
 
 
