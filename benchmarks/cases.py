@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import compression
+import forecasting
+import forecasting_backtest
 import generation
 import inference
 import kernel
@@ -99,6 +101,16 @@ def series(quick: bool) -> dict[str, Any]:
     return found
 
 
+def forecasters(quick: bool) -> dict[str, Any]:
+    """Forecasts of ETTh1 beside Darts and NeuralForecast, all trained for the same time."""
+    return forecasting.run(DATA / "ETTh1.csv", quick=quick)
+
+
+def folds(quick: bool) -> dict[str, Any]:
+    """A backtest on ETTh1 beside Darts's with an equal model."""
+    return forecasting_backtest.run(DATA / "ETTh1.csv", quick=quick)
+
+
 def embed(quick: bool) -> dict[str, Any]:
     """How well held-out lines come back out of their vectors."""
     options = ["--units", "256", "--latent", "256", "--learning-rate", "0.003", "--clipnorm", "1"]
@@ -154,6 +166,8 @@ CASES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "serving": served,
     "scale": rows,
     "plan": plan,
+    "forecasting": forecasters,
+    "backtest": folds,
 }
 
 
@@ -177,6 +191,8 @@ EXPECTED_S: dict[str, int] = {
     "serving": 300,
     "scale": 500,
     "plan": 400,
+    "forecasting": 5400,
+    "backtest": 240,
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
 LONG = (
@@ -190,6 +206,8 @@ LONG = (
     "serving",
     "scale",
     "plan",
+    "forecasting",
+    "backtest",
 )
 """Cases that train models to the end to see how good they become, or run many; they run only by their names."""
 BENCH = tuple(name for name in CASES if name not in LONG)

@@ -18,6 +18,10 @@ def _programs(*names: str) -> tuple[str, ...]:
 
 
 _GENERATION = tuple(f"generation{part}" for part in ("", "_model", "_onnx", "_peers", "_runtimes", "_ways"))
+_FORECASTING = tuple(
+    f"forecasting{part}"
+    for part in ("", "_backtest", "_darts", "_data", "_neural", "_ours", "_peers", "_watch", "_worker")
+)
 _INFERENCE = tuple(f"inference{part}" for part in ("", "_models", "_peers"))
 
 MEASURED: dict[str, tuple[str, ...]] = {
@@ -41,6 +45,9 @@ MEASURED: dict[str, tuple[str, ...]] = {
     ),
     "scale": (*(f"src/cellerate/{room}" for room in ("data", "training", "tasks")), *_programs("scale")),
     "plan": (*_TRAINING, "src/cellerate/distributed", *_programs("planning")),
+    **dict.fromkeys(
+        ("forecasting", "backtest"), (*_TRAINING, *_PACKED, *_programs("contest", *_FORECASTING))
+    ),
     "smaller": (*_PACKED, "src/cellerate/models", *_programs("compression")),
 }
 """The files and folders that each case measures; a case that is not here measures everything."""

@@ -50,11 +50,13 @@ def source_of(record: Record, page: Path, name: str = "Record") -> str:
 
 def table(case: str, page: Path, folder: Path = RESULTS) -> str:
     """The tables of a case, one for each processor that it was measured on."""
-    found = [
-        f"{markdown(tables.TABLES[case](records[0]['result']))}\n\n{measured_on(records[0])}. "
-        f"{source_of(records[0], page)}; again with `make bench CASE={case}`."
-        for records in published(case, folder).values()
-    ]
+    found = []
+    for newest, *_ in published(case, folder).values():
+        note = tables.NOTES[case](newest["result"]) + "\n\n" if case in tables.NOTES else ""
+        found.append(
+            f"{markdown(tables.TABLES[case](newest['result']))}\n\n{note}{measured_on(newest)}. "
+            f"{source_of(newest, page)}; again with `make bench CASE={case}`."
+        )
     return "\n\n".join(found) or not_measured(page)
 
 

@@ -6,6 +6,7 @@ A module of its own because the headline takes from it the fastest way that Kera
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import forecasting_table
 from cellerate.format import short, size
 
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -239,6 +240,28 @@ def _series(result: Result) -> Iterator[Contest]:
     yield Contest("error of forecasts", entries, lambda value: f"{value:.3f} °C", higher_is_better=False)
 
 
+def _forecasting(result: Result) -> Iterator[Contest]:
+    for task, horizon, found in forecasting_table.contests(result):
+        entries = []
+        for name, records in found.items():
+            side = "ours" if forecasting_table.of_ours(name) else "other"
+            who = forecasting_table.NAMES.get(name, name).replace("*", "")
+            entries.append(Entry(side, who, "float32", forecasting_table.mean_of(records)))
+        what = f"error of forecasts, {forecasting_table.WORDS[task]}, {horizon} hours ahead"
+        yield Contest(what, entries, lambda value: f"{value:.4f} (MSE, scaled)", higher_is_better=False)
+
+
+def _backtest(result: Result) -> Iterator[Contest]:
+    for one in result["backtests"]:
+        entries = []
+        for record in one["records"]:
+            name, way = record["contestant"], record["way"]
+            side = "ours" if forecasting_table.of_ours(name) else "other"
+            told = forecasting_table.WAYS.get((name, way), f"{name}, {way}").replace("*", "")
+            entries.append(Entry(side, told, "float32", record["median_s"]))
+        yield Contest(f"backtest, {one['what']}", entries, milliseconds, higher_is_better=False)
+
+
 CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "kernel": _kernel,
     "step": lambda result: map(training, result["races"]),
@@ -251,6 +274,8 @@ CONTESTS: dict[str, Callable[[Result], Iterable[Contest]]] = {
     "loader": _loader,
     "scale": _scale,
     "series": _series,
+    "forecasting": _forecasting,
+    "backtest": _backtest,
 }
 """The cases in which somebody stands against us in the same precision, which is not what `optimize` is for."""
 

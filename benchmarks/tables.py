@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import forecasting_table
 from cellerate.format import percent, quantity, rounded, short
 from optimizing import factor
 from planning import planned
@@ -357,4 +358,11 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[list[str]]]] = {
     "serving": served,
     "plan": planned,
     "scale": scaled,
+    "forecasting": forecasting_table.forecasting,
+    "backtest": forecasting_table.backtest,
 }
+NOTES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "forecasting": forecasting_table.where_we_lose,
+    "backtest": forecasting_table.equal_models,
+}
+"""What a table says in a sentence below it."""

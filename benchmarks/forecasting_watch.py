@@ -1,0 +1,74 @@
+"""Trains a peer for so many seconds and keeps its best weights: a callback of Lightning, for Darts and NeuralForecast.
+
+Both can stop after a time by Lightning's own `max_time`; the callback does the same, keeps the best weights in memory
+in place of files, and counts.
+"""
+
+import copy
+import time
+from typing import Any
+
+from pytorch_lightning.callbacks import Callback
+
+
+class Watch(Callback):
+    """Ends a fit so many seconds after its first batch began, and gives the model the weights that validated best.
+
+    Args:
+        budget_s: Seconds, validation included.
+        monitor: What Lightning calls the validation loss.
+    """
+
+    def __init__(self, budget_s: float, monitor: str) -> None:
+        self.budget_s, self.monitor = budget_s, monitor
+        self.best, self.best_step, self.steps, self.validations = float("inf"), 0, 0, 0
+        self.trained_s = 0.0
+        self._began, self._weights = 0.0, None
+
+    def __deepcopy__(self, memo: Any) -> "Watch":
+        """NeuralForecast copies its models; this is the one that is asked afterwards."""
+        return self
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """The clock starts."""
+        self._began = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        """Lightning validates once more when it stops."""
+        self.steps += 1
+        if time.monotonic() - self._began >= self.budget_s:
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        """Keeps the weights if they are the best."""
+        self.validations += 1
+        loss = float(trainer.callback_metrics[self.monitor])
+        if loss < self.best:
+            self.best, self.best_step = loss, self.steps
+            self._weights = copy.deepcopy(module.state_dict())
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """Puts them back."""
+        self.trained_s = time.monotonic() - self._began
+        if self._weights is not None:
+            module.load_state_dict(self._weights)
+
+    def told(self) -> dict[str, Any]:
+        """What came of it, for the record."""
+        return {
+            "trained_s": self.trained_s,
+            "steps": self.steps,
+            "validations": self.validations,
+            "best_validation": self.best,
+            "best_step": self.best_step,
+        }
+
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+}
+"""What else a trainer is given: nothing that costs time and that nobody reads."""
