@@ -30,6 +30,14 @@ def forecast(
             show_default=False,
         ),
     ] = None,
+    future: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A table of the columns that are known in advance; without it, rows without targets at the end of the "
+            "series.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
@@ -49,6 +57,8 @@ def forecast(
 
         cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
 
+        cellerate forecast sales.cell sales.csv --future prices-of-next-week.csv
+
         cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
     """
     from cellerate.files import check_writable, write_csv, write_parquet
@@ -65,7 +75,7 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, progress=progress)
+                done = forecast_files(model, data, output, future=future or None, progress=progress)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -79,7 +89,7 @@ def forecast(
     if plot is not None:
         check_chart(plot)
     with progress_bar("forecasting", quiet) as progress:
-        examples = inference.forecast(model, data, progress=progress)
+        examples = inference.forecast(model, data, future=future or None, progress=progress)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))

@@ -43,6 +43,7 @@ class SeriesData:
         fingerprint: Hash of the files' content and of all settings.
         cached: Whether the matrix was already in the cache.
         packed_with: The settings of a packed series: time_column, series_column, missing, gaps, dtype; None for tables.
+        ahead: What is known of the rows after the last, a `data.future_rows.FutureRows`; None for nothing.
     """
 
     values: np.ndarray
@@ -55,6 +56,7 @@ class SeriesData:
     fingerprint: str
     cached: bool = False
     packed_with: Mapping[str, Any] | None = None
+    ahead: Any = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -70,6 +72,12 @@ class SeriesData:
     def rows(self) -> int:
         """The number of rows in segments; other rows are not used."""
         return sum(stop - first for first, stop, _ in self.segments)
+
+    def times_after(self, stop: int, count: int) -> np.ndarray:
+        """(count,) the times of the rows that follow row `stop - 1`, or their numbers."""
+        if self.times is None or self.step is None:
+            return stop + np.arange(count)
+        return np.asarray(self.times[stop - 1]) + self.step * np.arange(1, count + 1)
 
     def whole(self) -> "SeriesPart":
         """All rows as one part."""

@@ -139,6 +139,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
+    future: Sequence[_Path] | _Path | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -148,16 +149,19 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
+        future: A table of the columns that are known in advance; None for rows of the series without targets.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths)
+    known = None if future is None else one_or_more(future)
+    forecaster, data = _open(model, paths, known)
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
-    about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    about: dict[str, Any] = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    about |= {} if known is None else {"future": [_state(Path(path)) for path in known]}
     pieces = Pieces(Path(output), about, share)
     left, items = pieces.left(len(starts)), 0
     for number in left:
@@ -221,9 +225,11 @@ def judge_files(
     return result, {"task": "series", **figures}
 
 
-def _open(model: _Path, paths: Sequence[_Path] | _Path) -> tuple[SeriesForecaster, SeriesData]:
+def _open(
+    model: _Path, paths: Sequence[_Path] | _Path, future: Sequence[_Path] | None = None
+) -> tuple[SeriesForecaster, SeriesData]:
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(one_or_more(paths))
+    return forecaster, forecaster.open(one_or_more(paths), future)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

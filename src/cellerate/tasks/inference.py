@@ -133,6 +133,7 @@ def forecast(
     model: Model,
     data: Path | Sequence[Path],
     *,
+    future: Path | Sequence[Path] | None = None,
     record: "TaskRecord | None" = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> "tuple[Example, ...]":
@@ -141,6 +142,8 @@ def forecast(
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
+        future: A table of the columns that are known in advance, with the time of each row and its series; None takes
+            them from rows without targets at the end of the files.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         progress: Called now and then with how many series are done, and of how many.
 
@@ -158,7 +161,8 @@ def forecast(
         (24, 1)
     """
     known = forecaster_of(open_model(model, record))
-    return forecast_ends(known.predict, known.open(one_or_more(data)), known.settings, progress)
+    ahead = None if future is None else one_or_more(future)
+    return forecast_ends(known.predict, known.open(one_or_more(data), ahead), known.settings, progress)
 
 
 def embed(

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ModelError
-from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
+from cellerate.runtime.forecast_at import forecast_at, units_at
+from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings
 from cellerate.settings import check_choice
 from cellerate.tasks.forecasts import ERRORS, Naive, daily_season, window_errors
 from cellerate.tasks.settings import SeriesOptions
@@ -53,14 +54,18 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options)
 
-    def open(self, paths: Sequence[Any]) -> SeriesData:
+    def open(self, paths: Sequence[Any], future: Sequence[Any] | None = None) -> SeriesData:
         """Opens files as in training.
+
+        Args:
+            paths: The files.
+            future: A table of the columns that are known in advance; None for rows of the files without targets.
 
         Raises:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **self.settings.reading)
+        data = self.settings.open(paths, future)
         self.check(data)
         return data
 
@@ -72,17 +77,22 @@ class SeriesForecaster:
                 f"{', '.join(data.columns)}."
             )
 
-    def forecast(self, data: SeriesData, rows: np.ndarray) -> np.ndarray:
-        """Forecasts from raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
-        columns = list(data.feature_columns)
-        return forecast_windows(
-            self.predict,
-            rows[..., columns],
-            self.settings.scaler,
-            columns,
-            data.target_columns,
-            quantiles=bool(self.settings.quantiles),
-        )
+    def forecast_at(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
+        """Forecasts the rows from each origin on; see `runtime.forecast_at`.
+
+        Args:
+            data: The series.
+            origins: (B,) int64, the first row to forecast of each.
+
+        Returns:
+            (B, horizon, targets), or (B, horizon, targets, Q) with quantiles, in the units of the data.
+        """
+        return forecast_at(self.predict, data, self.settings, origins)
+
+    def target_scale(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
+        """The scale of the targets for each origin, (B, 1, targets); with one scale for all series, (targets,)."""
+        scale = units_at(data, self.settings, origins).scale[..., list(data.target_columns)]
+        return scale if scale.ndim == 1 else scale[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +181,6 @@ def judge_windows(
     data, settings, options = part.data, model.settings, model.options
     model.check(data)
     targets, quantiles = list(data.target_columns), settings.quantiles
-    scale = settings.scaler.scale[targets]
     naive = Naive(settings.horizon, options.season or daily_season(data.step))
     names = naive.names(settings.window)
     windows = np.array(
@@ -186,7 +195,9 @@ def judge_windows(
         past, future, weight = source.batch(0, index)
         real = weight > 0
         truth = future[real][..., targets].astype(np.float64)
-        made = model.forecast(data, past)[real]
+        origins = source.origins(0, index)[real]
+        made = model.forecast_at(data, origins)
+        scale = model.target_scale(data, origins)
         stretch = np.searchsorted(ends, np.arange(done, done + len(truth)), side="right")
         point = made
         if quantiles:
