@@ -146,7 +146,8 @@ def train_on_series(
         network, _ = load_model(model)
     else:
         network = model or _build(data, options, architecture, training.seed)
-    by_id = "series_id" in [tensor.name for tensor in network.inputs or ()]
+    # A model that is not built has none.
+    by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
     covariates = _covariates(data, split, options, scaler, by_id=by_id)
     check_series_model(network, data, options, quantiles, covariates)
     source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
