@@ -1,7 +1,10 @@
 """`cellerate forecast`."""
 
+import contextlib
 import csv
 import io
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +77,7 @@ def forecast(
                 start_backend(backend)
             from cellerate.tasks.bulk import forecast_files
 
-            with progress_bar("forecasting", quiet) as progress:
+            with _as_notes(), progress_bar("forecasting", quiet) as progress:
                 done = forecast_files(model, data, output, future=future or None, progress=progress)
         tell_pass(done, json)
         return
@@ -88,7 +91,7 @@ def forecast(
         check_writable(output)
     if plot is not None:
         check_chart(plot)
-    with progress_bar("forecasting", quiet) as progress:
+    with _as_notes(), progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(model, data, future=future or None, progress=progress)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
@@ -107,3 +110,11 @@ def forecast(
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
+
+
+@contextlib.contextmanager
+def _as_notes() -> Iterator[None]:
+    """Shows what Python would warn of as a line for people, such as a series that the model does not know."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: note(str(message))
+        yield
