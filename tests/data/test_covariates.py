@@ -6,7 +6,7 @@ import pytest
 from cellerate.data.calendar_features import Calendar
 from cellerate.data.covariate_batches import CovariateBatches
 from cellerate.data.covariates import Covariates
-from cellerate.data.gather import BlockPlan, FilePlan, WindowIndex, open_rows
+from cellerate.data.gather import BlockPlan, FilePlan, WindowIndex, open_rows, windows_at
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
 from cellerate.data.series_scaler import SeriesScaler
@@ -111,6 +111,20 @@ def test_windows_of_a_file_are_where_they_say(tmp_path, kind):
     read = [values[starts, 0] for values, starts in plan.locate(2, first, last)]
     # Each row of the file holds its own number.
     assert np.array_equal(np.concatenate(read), plan.where(2, first, last))
+
+
+def test_windows_of_a_large_file_are_those_of_its_array(tmp_path, monkeypatch):
+    monkeypatch.setattr("cellerate.data.gather.EXACT_BYTES", 100)
+    values = np.arange(600, dtype=np.float32).reshape(-1, 2)
+    np.save(tmp_path / "v.npy", values)
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    for starts in (np.array([200, 203, 201]), np.array([290, 0])):
+        expected = values[starts[:, None] + np.arange(7)]
+        assert np.array_equal(windows_at(mapped, starts, 7), expected)
+        with monkeypatch.context() as patched:
+            # Far apart, they are not read in one piece.
+            patched.setattr("cellerate.data.gather.MIXING_BYTES", 1)
+            assert np.array_equal(windows_at(mapped, starts, 7), expected)
 
 
 def test_description_gives_the_same_covariates_and_damage_raises(data):

@@ -334,6 +334,27 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
     return view[starts].view(rows.dtype).reshape(count, length, features)
 
 
+def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """Copies `length` rows from each start on; those of neighbours in a large file are read and not mapped.
+
+    Args:
+        values: (N, F) array or memory map.
+        starts: (k,) int64, valid first rows, at least one.
+        length: Rows to copy, at least 1.
+
+    Returns:
+        (k, length, F), a new array of the same dtype.
+    """
+    if mapped_root(values) is not None and values.nbytes > EXACT_BYTES:
+        first = int(starts.min())
+        count = int(starts.max()) + length - first
+        if count * values.shape[1] * values.dtype.itemsize <= MIXING_BYTES:
+            block = np.empty((count, values.shape[1]), values.dtype)
+            open_rows(values).read(first, block)
+            return take_windows(block, starts - first, 0, length)
+    return take_windows(values, starts, 0, length)
+
+
 def plan_windows(
     values: np.ndarray, index: WindowIndex, seed: int | None, shuffle: Shuffle, mixing: int
 ) -> Plan:

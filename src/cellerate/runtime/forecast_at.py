@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 
 from cellerate.data.covariates import Framing, Units
-from cellerate.data.gather import take_windows
+from cellerate.data.gather import windows_at
 from cellerate.data.series import SeriesData
 from cellerate.errors import DataError
 from cellerate.runtime.forecast_settings import ForecastSettings, Predict
@@ -38,7 +38,7 @@ def forecast_at(
     framing = _framing(data, settings)
     origins = np.asarray(origins, np.int64)
     framing.check(origins, settings.window)
-    past = take_windows(data.values, origins - settings.window, 0, settings.window)
+    past = windows_at(data.values, origins - settings.window, settings.window)
     units = framing.units(past, origins)
     inputs = framing.inputs(
         past,
@@ -58,7 +58,7 @@ def units_at(data: SeriesData, settings: ForecastSettings, origins: np.ndarray) 
     framing = _framing(data, settings)
     if settings.covariates.scaling is None:
         return framing.units(np.empty(0), origins)
-    return framing.units(take_windows(data.values, origins - settings.window, 0, settings.window), origins)
+    return framing.units(windows_at(data.values, origins - settings.window, settings.window), origins)
 
 
 def _framing(data: SeriesData, settings: ForecastSettings) -> Framing:
@@ -88,7 +88,7 @@ def _ahead(
     known = np.empty((len(origins), horizon, len(columns)), np.float32)
     inside = framing.inside(origins, horizon)
     if inside.any():
-        known[inside] = take_windows(data.values, origins[inside], 0, horizon)[..., columns]
+        known[inside] = windows_at(data.values, origins[inside], horizon)[..., columns]
     if not inside.all() and data.ahead is None:
         raise DataError(
             f"the model needs {', '.join(settings.covariates.future)} of the {horizon} rows to forecast, and the data "
