@@ -102,7 +102,7 @@ def open_known(
         reading: The other arguments of `open_series`.
         columns: The columns that are known in advance.
         future: A table that holds them; None for the rows of the series itself that have no targets.
-        more: More arguments of `open_series` for the series alone.
+        more: More arguments of `open_series`; all but `progress` are for both.
 
     Returns:
         The series; `ahead` looks up what comes after it.
@@ -113,8 +113,10 @@ def open_known(
     if not columns:
         return open_series(paths, **reading, **more)
     data = _without_trailing(paths, reading, more)
+    shared = {name: value for name, value in more.items() if name != "progress"}
     alone = {
         **reading,
+        **shared,
         "targets": list(columns),
         "features": list(columns),
         "missing": "drop",
@@ -129,7 +131,7 @@ def open_known(
 def _without_trailing(paths: _Paths, reading: Mapping[str, Any], more: Mapping[str, Any]) -> SeriesData:
     """The series without the rows at the end of each that have no targets."""
     missing = reading.get("missing", "error")
-    dropped = functools.partial(open_series, paths, **{**reading, "missing": "drop"})
+    dropped = functools.partial(open_series, paths, **{**reading, **more, "missing": "drop"})
     if missing == "drop":
         return open_series(paths, **reading, **more)
     if missing == "error":

@@ -45,7 +45,7 @@ class ForecastSettings:
         Args:
             paths: As `open_series` takes them.
             future: A table of the columns that are known in advance; None for rows of the files without targets.
-            more: More arguments of `open_series`, for the files alone.
+            more: More arguments of `open_series`.
 
         Raises:
             ConfigError: There is a table, and no column is known in advance.

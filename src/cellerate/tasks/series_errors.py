@@ -54,18 +54,19 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options)
 
-    def open(self, paths: Sequence[Any], future: Sequence[Any] | None = None) -> SeriesData:
+    def open(self, paths: Sequence[Any], future: Sequence[Any] | None = None, **more: Any) -> SeriesData:
         """Opens files as in training.
 
         Args:
             paths: The files.
             future: A table of the columns that are known in advance; None for rows of the files without targets.
+            more: More arguments of `open_series`.
 
         Raises:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = self.settings.open(paths, future)
+        data = self.settings.open(paths, future, **more)
         self.check(data)
         return data
 
