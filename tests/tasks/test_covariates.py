@@ -144,6 +144,10 @@ def test_unknown_series_is_forecast_at_its_own_size_and_told_of(made, tmp_path):
     with pytest.warns(UserWarning, match="'elsewhere'"):
         (example,) = forecast(made / "m.cell", ahead)
     assert 0 < example.forecast.min() < example.forecast.max() < 70 * 8
+    done = CliRunner().invoke(app, ["forecast", str(made / "m.cell"), str(ahead)])
+    assert done.exit_code == 0
+    assert done.stderr.count("'elsewhere'") == 1
+    assert "Warning" not in done.stderr
 
 
 def test_record_holds_no_covariates_of_a_model_without_any(tmp_path):

@@ -116,5 +116,6 @@ def forecast(
 def _as_notes() -> Iterator[None]:
     """Shows what Python would warn of as a line for people, such as a series that the model does not know."""
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: note(str(message))
         yield
