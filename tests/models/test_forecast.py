@@ -155,3 +155,48 @@ def test_forecast_model_with_a_size_of_zero_raises_config_error_naming_it(place)
     sizes[place] = 0
     with pytest.raises(ConfigError, match=("window", "features", "horizon", "targets")[place]):
         build_forecast_model(*sizes, target_columns=[3, 1])
+
+
+# --- what is known in advance, and whose series it is
+
+
+FUTURE = np.random.default_rng(1).normal(size=(4, 4, 3)).astype("float32")
+IDS = np.array([[0], [1], [2], [1]], "int32")
+
+
+def predicted(model, **inputs):
+    given = {"series": SERIES, "future": FUTURE, "series_id": IDS} | inputs
+    return np.asarray(model.predict_on_batch({name: given[name] for name in model.input}))
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.9)], ids=["point", "quantiles"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_model_with_covariates_learns_from_each_of_them(quantiles, policy):
+    model = stir(small(future=3, series=2, series_embedding=4, quantiles=quantiles, dtype_policy=policy), 0.5)
+    made = predicted(model)
+    assert made.shape == (4, 4, 2, *([3] if quantiles else []))
+    assert made.dtype == np.float32
+    if quantiles:
+        assert (np.diff(made, axis=-1) >= 0).all()
+    other = FUTURE.copy()
+    other[:, 2] += 1
+    changed = np.abs(predicted(model, future=other) - made).reshape(4, 4, -1).max(axis=2)
+    # What is known of a step counts for this step alone.
+    assert (changed[:, 2] > 1e-3).all()
+    assert (changed[:, [0, 1, 3]] == 0).all()
+    apart = np.abs(predicted(model, series_id=IDS[::-1].copy()) - made).reshape(4, -1).max(axis=1)
+    assert (apart > 1e-3).tolist() == [True, True, True, True]
+
+
+def test_untrained_model_with_covariates_repeats_the_last_value():
+    model = small(future=3, series=2, series_embedding=4)
+    last = np.repeat(SERIES[:, -1:, [3, 1]], 4, axis=1)
+    np.testing.assert_array_equal(predicted(model), last)
+
+
+def test_model_without_covariates_keeps_its_single_input_and_weights():
+    model = small(quantiles=(0.1, 0.5, 0.9))
+    assert not isinstance(model.input, dict)
+    names = [weight.path for weight in model.weights]
+    assert not any("future" in name or "series" in name for name in names)

@@ -211,7 +211,7 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
             np.testing.assert_allclose(mine.forecast, its.forecast, rtol=1e-4, atol=1e-5)
         # Spread over the windows of a batch, but for those that fill it up.
         batches = one._judged["validation"]
-        _, future, weight = batches[len(batches) // 2]
+        _, future, weight, _ = batches[len(batches) // 2]
         last = int((weight > 0).sum()) - 1
         for found, row in zip(here.forecasts, (0, last // 2, last), strict=True):
             np.testing.assert_allclose(found.truth, future[row, :, one._data.target_columns[0]], rtol=1e-6)
@@ -343,7 +343,7 @@ def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_b
     used, first_targets = {}, {}
     for part in ("validation", "test"):
         seen = set()
-        for past, future, weight in one._judged[part]:
+        for past, future, weight, _ in one._judged[part]:
             for x, y, counts in zip(past, future, weight, strict=True):
                 if counts:
                     seen |= {rows[tuple(row)] for row in (*x, *y)}

@@ -1,7 +1,10 @@
 """`cellerate forecast`."""
 
+import contextlib
 import csv
 import io
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +30,14 @@ def forecast(
             "--output",
             "-o",
             help="Also write the forecasts: *.csv, *.parquet, or a folder of Parquet files.",
+            show_default=False,
+        ),
+    ] = None,
+    future: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A table of the columns that are known in advance; without it, rows without targets at the end of the "
+            "series.",
             show_default=False,
         ),
     ] = None,
@@ -106,6 +117,7 @@ def forecast(
         cellerate forecast ett.cell ETTh1.csv -o tomorrow.csv --plot tomorrow.png
 
         cellerate forecast ett.cell ETTh1.csv --level 0.5 --level 0.9
+        cellerate forecast sales.cell sales.csv --future prices-of-next-week.csv
 
         cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
     """
@@ -135,8 +147,16 @@ def forecast(
                 start_backend(backend)
             from cellerate.tasks.bulk import forecast_files
 
-            with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, reading=reading, levels=levels, progress=progress)
+            with _as_notes(), progress_bar("forecasting", quiet) as progress:
+                done = forecast_files(
+                    model,
+                    data,
+                    output,
+                    future=future or None,
+                    reading=reading,
+                    levels=levels,
+                    progress=progress,
+                )
         for told in done.notes if not quiet else ():
             tell(told)
         tell_pass(done, json)
@@ -152,10 +172,10 @@ def forecast(
 
     if output is not None:
         check_writable(output)
-    with progress_bar("forecasting", quiet) as progress:
+    with _as_notes(), progress_bar("forecasting", quiet) as progress:
         notes: list[str] = []
         examples = inference.forecast(
-            model, data, **reading, levels=levels, progress=progress, tell=notes.append
+            model, data, future=future or None, **reading, levels=levels, progress=progress, tell=notes.append
         )
     for told in notes if not quiet else ():
         tell(told)
@@ -183,3 +203,12 @@ def forecast(
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
+
+
+@contextlib.contextmanager
+def _as_notes() -> Iterator[None]:
+    """Shows what Python would warn of as a line for people, such as a series that the model does not know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: note(str(message))
+        yield

@@ -146,6 +146,8 @@ def _parameter(field: Any, hint: Any, help_text: str, panel: str) -> inspect.Par
         hint, default, _ = _WRITTEN[field.name]
     elif typing.get_origin(hint) is Sequence:
         (entry,) = typing.get_args(hint)
+        # Lists of choices are none of typer's types; the record checks them.
+        entry = str if typing.get_origin(entry) is Literal else entry
         hint, default = list[entry], list(default or [])  # type: ignore[valid-type]
     if choices := field.metadata.get("choices"):
         help_text = f"{help_text.rstrip('.')}. Names: {', '.join(choices)}."

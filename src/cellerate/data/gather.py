@@ -158,6 +158,10 @@ class Plan(Protocol):
         """Rows and first rows, in order, in one or more parts; `shift` is added to every first row."""
         ...
 
+    def where(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """(last - first,) int64, where these windows begin in the whole array."""
+        ...
+
 
 class ArrayPlan:
     """Windows of an array in memory: in order, or by one permutation of all of them."""
@@ -168,15 +172,17 @@ class ArrayPlan:
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
         """See `Plan.locate`."""
+        yield self._values, self.where(epoch, first, last) + shift
+
+    def where(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """See `Plan.where`."""
         if self._seed is None:
-            numbers = np.arange(first, last)
-        else:
-            recent = self._recent
-            if recent is None or recent[0] != epoch:
-                seed = derive_seed(self._seed, epoch)
-                recent = self._recent = epoch, ShuffledRuns(Permutation(self._index.count, seed))
-            numbers = recent[1].run(first, last)
-        yield self._values, self._index.starts(numbers) + shift
+            return self._index.starts(np.arange(first, last))
+        recent = self._recent
+        if recent is None or recent[0] != epoch:
+            seed = derive_seed(self._seed, epoch)
+            recent = self._recent = epoch, ShuffledRuns(Permutation(self._index.count, seed))
+        return self._index.starts(recent[1].run(first, last))
 
 
 class FilePlan:
@@ -189,6 +195,10 @@ class FilePlan:
         """See `Plan.locate`."""
         loaded = _load(self._rows, self._index, list(self._index.pieces(first, last - first)), shift)
         yield loaded.values, loaded.starts(np.arange(last - first))
+
+    def where(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """See `Plan.where`."""
+        return self._index.starts(np.arange(first, last))
 
 
 class BlockPlan:
@@ -216,13 +226,24 @@ class BlockPlan:
 
     def locate(self, epoch: int, first: int, last: int, shift: int = 0) -> Iterator[Located]:
         """See `Plan.locate`."""
+        for loaded, numbers in self._located(epoch, first, last, shift):
+            yield loaded.values, loaded.starts(numbers)
+
+    def where(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """See `Plan.where`."""
+        return np.concatenate(
+            [loaded.places(numbers) for loaded, numbers in self._located(epoch, first, last, 0)]
+        )
+
+    def _located(
+        self, epoch: int, first: int, last: int, shift: int
+    ) -> Iterator[tuple["_Loaded", np.ndarray]]:
         size = self._group_blocks * self._block
         while first < last:
             group = min(first // size, self._groups - 1)
             stop = last if group == self._groups - 1 else min(last, (group + 1) * size)
             loaded, order = self._group(epoch, group, shift)
-            numbers = order.run(first - group * size, stop - group * size)
-            yield loaded.values, loaded.starts(numbers)
+            yield loaded, order.run(first - group * size, stop - group * size)
             first = stop
 
     def _group(self, epoch: int, group: int, shift: int) -> tuple["_Loaded", ShuffledRuns]:
@@ -255,19 +276,27 @@ class BlockPlan:
 
 
 class _Loaded:
-    """Rows of several pieces of a file, one after another, and where the windows lie in them."""
+    """Rows of several pieces of a file, one after another, and where the windows lie in them and in the file."""
 
-    def __init__(self, values: np.ndarray, row: np.ndarray, ends: np.ndarray, stride: int) -> None:
+    def __init__(
+        self, values: np.ndarray, row: np.ndarray, place: np.ndarray, ends: np.ndarray, stride: int
+    ) -> None:
         self.values, self._ends, self._stride = values, ends, stride
         self.count = int(ends[-1])
         before = np.concatenate(([0], ends[:-1]))
-        self._base = row - before * stride
+        self._base, self._place = row - before * stride, place - before * stride
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
+        return self._from(self._base, numbers)
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        return self._from(self._place, numbers)
+
+    def _from(self, base: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         if len(self._ends) == 1:
-            return numbers * self._stride + self._base[0]
+            return numbers * self._stride + base[0]
         piece = np.searchsorted(self._ends, numbers, side="right")
-        return self._base[piece] + numbers * self._stride
+        return base[piece] + numbers * self._stride
 
 
 def _load(rows: Rows, index: WindowIndex, pieces: list[tuple[int, int]], shift: int) -> _Loaded:
@@ -277,7 +306,8 @@ def _load(rows: Rows, index: WindowIndex, pieces: list[tuple[int, int]], shift: 
     values = np.empty((int(ends[-1]), rows.shape[1]), rows.dtype)
     for (first, _), length, end in zip(pieces, lengths, ends, strict=True):
         rows.read(first + shift, values[end - length : end])
-    return _Loaded(values, ends - lengths, np.cumsum(windows), index.stride)
+    places = np.array([first for first, _ in pieces], dtype=np.int64)
+    return _Loaded(values, ends - lengths, places, np.cumsum(windows), index.stride)
 
 
 def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int) -> np.ndarray:
@@ -302,6 +332,27 @@ def take_windows(rows: np.ndarray, starts: np.ndarray, offset: int, length: int)
     item = np.dtype((np.void, length * features * rows.dtype.itemsize))
     view = np.ndarray((len(rows) - length + 1,), item, buffer=rows.data, strides=rows.strides[:1])
     return view[starts].view(rows.dtype).reshape(count, length, features)
+
+
+def windows_at(values: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """Copies `length` rows from each start on; those of neighbours in a large file are read and not mapped.
+
+    Args:
+        values: (N, F) array or memory map.
+        starts: (k,) int64, valid first rows, at least one.
+        length: Rows to copy, at least 1.
+
+    Returns:
+        (k, length, F), a new array of the same dtype.
+    """
+    if mapped_root(values) is not None and values.nbytes > EXACT_BYTES:
+        first = int(starts.min())
+        count = int(starts.max()) + length - first
+        if count * values.shape[1] * values.dtype.itemsize <= MIXING_BYTES:
+            block = np.empty((count, values.shape[1]), values.dtype)
+            open_rows(values).read(first, block)
+            return take_windows(block, starts - first, 0, length)
+    return take_windows(values, starts, 0, length)
 
 
 def plan_windows(

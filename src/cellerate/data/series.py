@@ -50,6 +50,7 @@ class SeriesData:
         frequency: How often there is a row; None without times.
         form: How the tables wrote the times. Those of zones and offsets are instants in UTC in `times`.
         notes: What is to be told of how the tables were read.
+        ahead: What is known of the rows after the last, a `data.future_rows.FutureRows`; None for nothing.
     """
 
     values: np.ndarray
@@ -65,6 +66,7 @@ class SeriesData:
     frequency: Frequency | None = None
     form: TimeForm = dataclasses.field(default_factory=TimeForm)
     notes: tuple[str, ...] = ()
+    ahead: Any = None
 
     @property
     def feature_names(self) -> tuple[str, ...]:

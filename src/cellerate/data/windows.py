@@ -118,6 +118,12 @@ class WindowSource(GatheredBatches):
         """See `BatchSource.fingerprint`."""
         return source_fingerprint(self._settings, self._values, self._data_fingerprint)
 
+    def origins(self, epoch: int, index: int) -> np.ndarray:
+        """(B,) int64, the row of the whole array after each window of a batch; that of the last for its copies."""
+        first = index * self.batch_size
+        found = self._plan.where(epoch, first, min(first + self.batch_size, self._windows)) + self.window
+        return found[np.minimum(np.arange(self.batch_size), len(found) - 1)]
+
     def _read(self, epoch: int, first: int, last: int) -> Batch:
         xs, ys = [], []
         for rows, starts in self._plan.locate(epoch, first, last):

@@ -22,6 +22,8 @@ from cellerate.models.text import (
     seeded_lstm,
 )
 
+_STEP_UNITS = 32  # of the small head that sees what is known of a step in advance
+
 
 def build_forecast_model(
     window: int,
@@ -37,6 +39,9 @@ def build_forecast_model(
     recurrent_dropout: float = 0.0,
     quantiles: Sequence[float] | None = None,
     residual: bool = True,
+    future: int = 0,
+    series: int = 0,
+    series_embedding: int = 0,
     dtype_policy: Any = None,
     seed: int | None = None,
 ) -> keras.Model:
@@ -61,13 +66,19 @@ def build_forecast_model(
             have it; Cellerate's do.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
         residual: Whether to predict the difference from the last observed values.
+        future: K, the number of values that are known in advance of each step to predict; the model then has an
+            input "future" (B, horizon, K) beside "series". A small head sees a step's values and a summary of the
+            window, and what it says is added to each step.
+        series: The number of series that the model tells apart, if it has a `series_embedding`.
+        series_embedding: E, the size of the vector that stands for a series; the LSTM reads it with every step. The
+            model then has an input "series_id" (B, 1) int32, from 1 on; 0 stands for an unknown series.
         dtype_policy: A Keras dtype policy or its name, for the encoder; None is Keras's global one. The head,
             which is small, and the output are always float32.
         seed: Makes the initial weights and the dropout reproducible.
 
     Returns:
         A model named "forecast": (B, window, F) float32 → (B, horizon, targets) float32, or
-        (B, horizon, targets, Q) with quantiles.
+        (B, horizon, targets, Q) with quantiles. If it has several inputs, it takes a dictionary of them.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -83,9 +94,14 @@ def build_forecast_model(
     dtype = check_policy(dtype_policy)
     seeds = layer_seeds(seed)
 
-    series = keras.Input((window, features), dtype="float32", name="series")
+    inputs = {"series": keras.Input((window, features), dtype="float32", name="series")}
+    past = x = inputs["series"]
     layer = seeded_bidirectional if bidirectional else seeded_lstm
-    x = series
+    if series_embedding:
+        check_positive("series", series)
+        check_positive("series_embedding", series_embedding)
+        inputs["series_id"] = keras.Input((1,), dtype="int32", name="series_id")
+        x = _with_series(x, inputs["series_id"], window, series, series_embedding, seeds)
     for number, width in enumerate(widths, start=1):
         x = layer(
             width,
@@ -98,9 +114,14 @@ def build_forecast_model(
         if dropout:
             x = keras.layers.Dropout(dropout, seed=next(seeds), dtype=dtype, name=f"dropout_{number}")(x)
 
-    output = _head(x, horizon, targets, 1, seeds, name="center", kernel="zeros" if residual else None)
+    steps = None
+    if future:
+        check_positive("future", future)
+        inputs["future"] = keras.Input((horizon, future), dtype="float32", name="future")
+        steps = _steps(x, inputs["future"], horizon, seeds)
+    output = _head(x, horizon, targets, 1, seeds, steps, name="center", kernel="zeros" if residual else None)
     if residual:
-        last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(series)
+        last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(past)
         if columns != list(range(features)):
             last = ops.take(last, columns, axis=-1)
         last = keras.layers.Reshape((1, targets, 1), dtype="float32", name="last_value")(last)
@@ -108,8 +129,8 @@ def build_forecast_model(
     if levels is None:
         output = keras.layers.Reshape((horizon, targets), dtype="float32", name="forecast")(output)
     else:
-        output = _spread(x, output, levels, horizon, targets, seeds)
-    return keras.Model(series, output, name="forecast")
+        output = _spread(x, output, levels, horizon, targets, seeds, steps)
+    return keras.Model(inputs if len(inputs) > 1 else past, output, name="forecast")
 
 
 def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[int]:
@@ -123,22 +144,58 @@ def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[
     return found
 
 
+def _with_series(x: Any, ids: Any, window: int, series: int, size: int, seeds: Iterator[int | None]) -> Any:
+    """(B, window, F) and (B, 1) ids → (B, window, F + size), the vector of the series at each step."""
+    uniform = keras.initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
+    table = keras.layers.Embedding(
+        series + 1, size, embeddings_initializer=uniform, dtype="float32", name="series_embedding"
+    )
+    vector = keras.layers.Reshape((size,), dtype="float32", name="series_vector")(table(ids))
+    every = keras.layers.RepeatVector(window, dtype="float32", name="series_steps")(vector)
+    return keras.layers.Concatenate(axis=-1, dtype="float32", name="with_series")([x, every])
+
+
+def _steps(x: Any, future: Any, horizon: int, seeds: Iterator[int | None]) -> Any:
+    """The state (B, H) and what is known of each step (B, horizon, K) → (B, horizon, _STEP_UNITS), float32."""
+    summary = seeded_dense(_STEP_UNITS, seeds, name="summary", dtype="float32")(x)
+    every = keras.layers.RepeatVector(horizon, dtype="float32", name="summary_steps")(summary)
+    seen = keras.layers.Concatenate(axis=-1, dtype="float32", name="with_future")([every, future])
+    return seeded_dense(_STEP_UNITS, seeds, name="future_steps", activation="tanh", dtype="float32")(seen)
+
+
 def _head(
     x: Any,
     horizon: int,
     targets: int,
     depth: int,
     seeds: Iterator[int | None],
+    steps: Any = None,
     *,
     name: str,
     kernel: str | None = None,
+    activation: str | None = None,
     **arguments: Any,
 ) -> Any:
-    """(B, H) → (B, horizon, targets, depth), float32."""
+    """(B, H), and (B, horizon, S) where something is known in advance, → (B, horizon, targets, depth), float32."""
     if kernel is not None:
         arguments["kernel_initializer"] = kernel
-    flat = seeded_dense(horizon * targets * depth, seeds, name=name, dtype="float32", **arguments)(x)
-    return keras.layers.Reshape((horizon, targets, depth), dtype="float32", name=f"{name}_steps")(flat)
+    shape = (horizon, targets, depth)
+    inside = activation if steps is None else None
+    flat = seeded_dense(
+        horizon * targets * depth, seeds, name=name, dtype="float32", activation=inside, **arguments
+    )(x)
+    made = keras.layers.Reshape(shape, dtype="float32", name=f"{name}_steps")(flat)
+    if steps is None:
+        return made
+    # It begins at zero, so that an untrained model is what it would be without the future.
+    more = seeded_dense(
+        targets * depth, seeds, name=f"{name}_of_future", kernel_initializer="zeros", dtype="float32"
+    )(steps)
+    more = keras.layers.Reshape(shape, dtype="float32", name=f"{name}_of_future_steps")(more)
+    made = keras.layers.Add(dtype="float32", name=f"{name}_with_future")([made, more])
+    if activation is None:
+        return made
+    return keras.layers.Activation(activation, dtype="float32", name=f"{name}_{activation}")(made)
 
 
 def _spread(
@@ -148,19 +205,20 @@ def _spread(
     horizon: int,
     targets: int,
     seeds: Iterator[int | None],
+    steps: Any = None,
 ) -> Any:
     """Adds the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
     middle = min(range(len(levels)), key=lambda index: abs(levels[index] - 0.5))
     parts = [center]
     below, above = middle, len(levels) - 1 - middle
     # softplus(-1) is 0.3, about the gap between the quantiles of a standardised series.
-    gap = {"activation": "softplus", "bias_initializer": keras.initializers.Constant(-1.0)}
+    gap: dict[str, Any] = {"activation": "softplus", "bias_initializer": keras.initializers.Constant(-1.0)}
     if below:
-        gaps = _head(x, horizon, targets, below, seeds, name="gaps_below", **gap)
+        gaps = _head(x, horizon, targets, below, seeds, steps, name="gaps_below", **gap)
         distance = ops.flip(ops.cumsum(gaps, axis=-1), axis=-1)
         parts.insert(0, keras.layers.Subtract(dtype="float32", name="below")([center, distance]))
     if above:
-        gaps = _head(x, horizon, targets, above, seeds, name="gaps_above", **gap)
+        gaps = _head(x, horizon, targets, above, seeds, steps, name="gaps_above", **gap)
         distance = ops.cumsum(gaps, axis=-1)
         parts.append(keras.layers.Add(dtype="float32", name="above")([center, distance]))
     if len(parts) == 1:

@@ -13,13 +13,8 @@ import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import ConfigError
-from cellerate.runtime.forecasting import (
-    Example,
-    ForecastSettings,
-    Predict,
-    forecast_at,
-    forecast_ends,
-)
+from cellerate.runtime.forecast_at import forecast_at
+from cellerate.runtime.forecasting import Example, ForecastSettings, Predict, forecast_ends
 from cellerate.runtime.intervals import (
     LEVELS,
     Calibration,

@@ -13,8 +13,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from cellerate.data.covariates import Covariates, Inputs
 from cellerate.data.scaler import Scaler
-from cellerate.data.series import SeriesData, open_series
+from cellerate.data.series import SeriesData
 from cellerate.data.series_build import Storage
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
@@ -22,11 +23,23 @@ from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.forecast_at import forecast_at
+from cellerate.runtime.forecast_rows import RowForecaster
+from cellerate.runtime.forecast_settings import ForecastSettings, Predict
 from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times, series_ends
 
-Predict = Callable[[np.ndarray], np.ndarray]
-"""A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
+__all__ = [
+    "Example",
+    "ForecastSettings",
+    "Forecaster",
+    "Predict",
+    "forecast_ends",
+    "forecast_settings",
+    "reading_arguments",
+    "row_times",
+    "series_ends",
+]
 
 _MOST_ROWS = 2**31 - 1
 # A Keras model holds its results for all of them in memory.
@@ -62,34 +75,15 @@ class Example:
     form: TimeForm = dataclasses.field(default_factory=TimeForm)
 
 
-@dataclasses.dataclass(frozen=True)
-class ForecastSettings:
-    """How a forecaster was trained to read a series.
-
-    Attributes:
-        reading: The arguments of `open_series` beside the paths.
-        window: Rows it sees.
-        horizon: Rows it forecasts.
-        quantiles: The Q quantiles, or empty.
-        scaler: To and from the units of the data, for the features and then the targets that are not features.
-        calibration: What intervals are made of; None if the model was not calibrated.
-    """
-
-    reading: Mapping[str, Any]
-    window: int
-    horizon: int
-    quantiles: tuple[float, ...]
-    scaler: Scaler
-    calibration: Calibration | None = None
-
-
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `open_series` beside the paths, from a training's options as plain values."""
     names = ("time_column", "missing", "gaps")
     later = {"duplicates": "error", "time_zone": None, "frequency": None}
     return {
         "targets": options["target"],
-        "features": options["feature"] or None,
+        "features": list(dict.fromkeys([*options["feature"], *options.get("future", ())]))
+        if options["feature"]
+        else None,
         "dtype": options["storage"],
         "series_column": _series_columns(options),
         **{name: options[name] for name in names},
@@ -134,6 +128,7 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
             horizon,
             _quantiles(payload["quantiles"]),
             scaler,
+            Covariates.from_config(payload.get("covariates"), scaler),
             None if kept is None else Calibration.from_config(kept, horizon, len(targets)),
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -141,60 +136,6 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
         raise ModelError(
             f"the task record of {model} is damaged: {reason}. Train the model again."
         ) from error
-
-
-def forecast_windows(
-    predict: Predict,
-    rows: np.ndarray,
-    scaler: Scaler,
-    features: Sequence[int],
-    targets: Sequence[int],
-    *,
-    quantiles: bool,
-) -> np.ndarray:
-    """Forecasts in the units of the data.
-
-    Args:
-        predict: The model; with a single target it may leave the last axis out.
-        rows: (B, window, features) in the units of the data.
-        scaler: The scaler of all columns.
-        features: Where the features are among the scaler's columns.
-        targets: Where the targets are among them.
-        quantiles: Whether the model forecasts quantiles.
-
-    Returns:
-        (B, horizon, targets), or (B, horizon, targets, Q), float64.
-    """
-    made = np.asarray(predict(scaler.transform(rows, list(features))), np.float32)
-    if made.ndim == 2:
-        made = made[..., None]
-    return scaler.inverse_transform(made, targets, quantiles=quantiles)
-
-
-def forecast_at(
-    predict: Predict, data: SeriesData, settings: ForecastSettings, origins: np.ndarray
-) -> np.ndarray:
-    """Forecasts from rows of a series.
-
-    Args:
-        predict: The model.
-        data: The series.
-        settings: How the model reads it.
-        origins: (B,) int64, the first rows to forecast; the `window` rows before each are in one stretch.
-
-    Returns:
-        (B, horizon, targets), or (B, horizon, targets, Q), float64, in the units of the data.
-    """
-    rows = np.asarray(data.values[origins[:, None] + np.arange(-settings.window, 0)], np.float32)
-    features = list(data.feature_columns)
-    return forecast_windows(
-        predict,
-        rows[..., features],
-        settings.scaler,
-        features,
-        data.target_columns,
-        quantiles=bool(settings.quantiles),
-    )
 
 
 def forecast_ends(
@@ -223,15 +164,12 @@ def forecast_ends(
     window = settings.window
     ends = series_ends(data, window) if ends is None else ends
     rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for stop in ends.values()])
-    features, targets = list(data.feature_columns), list(data.target_columns)
+    targets = list(data.target_columns)
+    origins = np.array(list(ends.values()), np.int64)
     parts = []
     for begin in range(0, len(rows), _SERIES_AT_ONCE):
-        some = rows[begin : begin + _SERIES_AT_ONCE, :, features]
-        parts.append(
-            forecast_windows(
-                predict, some, settings.scaler, features, targets, quantiles=bool(settings.quantiles)
-            )
-        )
+        some = origins[begin : begin + _SERIES_AT_ONCE]
+        parts.append(forecast_at(predict, data, settings, some))
         if progress is not None:
             progress(begin + len(some), len(rows))
     made = np.concatenate(parts)
@@ -273,30 +211,38 @@ class Forecaster:
         self._targets = [columns[name] for name in settings.reading["targets"]]
         program = engine.program
         shapes: list[Any] = [program.nodes[number].options["shape"] for number in program.inputs.values()]
-        fits = (
-            len(shapes) == len(program.outputs) == 1
-            and len(shapes[0]) == 3
-            and shapes[0][1] in (-1, settings.window)
-            and shapes[0][2] == len(self._features)
+        wanted = settings.covariates.input_shapes(len(self._features), settings.window, settings.horizon)
+        fits = len(program.outputs) == 1 and (
+            # The only input may have any name.
+            _shape_fits(shapes[0], wanted["series"])
+            if len(shapes) == len(wanted) == 1
+            else set(program.inputs) == set(wanted)
+            and all(map(_shape_fits, shapes, [wanted[name] for name in program.inputs]))
         )
         if not fits:
+            told = ", ".join(f"{name} {(-1, *shape)}" for name, shape in wanted.items())
+            told = f"one input {(-1, *wanted['series'])}" if len(wanted) == 1 else f"the inputs {told}"
             raise ModelError(
-                f"this packed model does not fit its record: expected one input (-1, {settings.window}, "
-                f"{len(self._features)}) and one output, got {len(program.outputs)} outputs and the inputs "
-                f"{shapes!s:.80}. Pack the trained model again."
+                f"this packed model does not fit its record: expected {told} and one output, got "
+                f"{len(program.outputs)} outputs and the inputs {shapes!s:.80}. Pack the trained model again."
             )
+        self._rows = RowForecaster(
+            self.predict,
+            settings.scaler,
+            settings.covariates,
+            window=settings.window,
+            horizon=settings.horizon,
+            features=self._features,
+            targets=self._targets,
+            quantiles=bool(settings.quantiles),
+        )
 
-    def forecast(self, rows: Any) -> np.ndarray:
+    def forecast(
+        self, rows: Any, future: Any = None, times: Any = None, series: str | Sequence[str] | None = None
+    ) -> np.ndarray:
         """See `PackedModel.forecast`."""
         given = self._checked(rows)
-        made = forecast_windows(
-            self.predict,
-            given if given.ndim == 3 else given[None],
-            self._settings.scaler,
-            range(len(self._features)),
-            self._targets,
-            quantiles=bool(self._settings.quantiles),
-        )
+        made = self._rows.forecast(given if given.ndim == 3 else given[None], future, times, series)
         return made if given.ndim == 3 else made[0]
 
     @property
@@ -304,11 +250,16 @@ class Forecaster:
         """How the model reads a series."""
         return self._settings
 
-    def open(self, paths: Sequence[str | os.PathLike[str]]) -> SeriesData:
-        """Opens files as in training."""
-        return open_series([os.fspath(path) for path in paths], **self._settings.reading)
+    def open(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        future: Sequence[str | os.PathLike[str]] | None = None,
+    ) -> SeriesData:
+        """Opens files as in training; see `ForecastSettings.open`."""
+        known = None if future is None else [os.fspath(path) for path in future]
+        return self._settings.open([os.fspath(path) for path in paths], known)
 
-    def predict(self, scaled: np.ndarray) -> np.ndarray:
+    def predict(self, scaled: Inputs) -> np.ndarray:
         """Forecasts of scaled windows; see `Predict`."""
         (made,) = self._engine.run(scaled).values()
         quantiles, targets = self._settings.quantiles, len(self._targets)
@@ -356,6 +307,14 @@ class Forecaster:
                 "that are too large for float32."
             )
         return last
+
+
+def _shape_fits(shape: Sequence[int], row: Sequence[int]) -> bool:
+    """Whether an input has the shape that rows have; any number of steps may do."""
+    return len(shape) == len(row) + 1 and all(
+        found == wanted or (axis == 0 and found == -1)
+        for axis, (found, wanted) in enumerate(zip(shape[1:], row, strict=True))
+    )
 
 
 def _names(options: Mapping[str, Any], name: str) -> list[str]:

@@ -176,30 +176,46 @@ class PackedModel(Recorded, NextTokenModel):
         """
         return self._embedder.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
 
-    def forecast(self, rows: Any) -> np.ndarray:
+    def forecast(
+        self,
+        rows: Any,
+        *,
+        future: Any = None,
+        times: Any = None,
+        series: str | Sequence[str] | None = None,
+    ) -> np.ndarray:
         """Forecasts what comes after rows of a series, with a packed model of `train series`.
 
         Args:
             rows: (T, features) or (B, T, features), in the units of the data, with the features of the training;
                 the last `window` of the T rows are used.
+            future: (horizon, K) or (B, horizon, K), the K columns that are known in advance (`future` of the
+                training), in the units of the data; only for a model that has some.
+            times: (T,) or (B, T) datetime64, whose last ones are the times of the window and of the horizon; only for
+                a model that sees a calendar.
+            series: The name of the series, or of each of the B; only for a model that tells series apart. Without it,
+                or with a name that is not of the training, it is forecast as an unknown one.
 
         Returns:
             (horizon, targets) or (B, horizon, targets), with quantiles (..., Q); float64, in the same units.
 
         Raises:
-            DataError: `rows` has the wrong shape or type, too few rows, or a number that is NaN or infinite.
+            ConfigError: An argument is for another kind of model.
+            DataError: An array has the wrong shape or type, too few rows, or a number that is NaN or infinite, or one
+                that the model needs is missing.
             ModelError: This is not a forecaster, or its record is damaged.
 
         Example:
             >>> cellerate.load("ett.cell").forecast(readings[-96:])
         """
-        return self.forecaster.forecast(rows)
+        return self.forecaster.forecast(rows, future, times, series)
 
     def forecast_files(
         self,
         paths: Sequence[str | os.PathLike[str]],
         *,
         levels: Sequence[float] | None = None,
+        future: Sequence[str | os.PathLike[str]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
         """Forecasts what comes after the end of each series in files, which are read as in training.
@@ -207,6 +223,8 @@ class PackedModel(Recorded, NextTokenModel):
         Args:
             paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
             levels: The levels of intervals; see `cellerate.forecast`.
+            future: A table of the columns that are known in advance, with the time of each row and its series; None
+                takes them from rows without targets at the end of the files.
             progress: Called now and then with how many series are done, and of how many.
 
         Returns:
@@ -223,7 +241,9 @@ class PackedModel(Recorded, NextTokenModel):
         from cellerate.runtime.calibrating import forecast_with_intervals
 
         made = self.forecaster
-        return forecast_with_intervals(made.predict, made.open(paths), made.settings, progress, levels)
+        return forecast_with_intervals(
+            made.predict, made.open(paths, future), made.settings, progress, levels
+        )
 
     def streams(self, count: int = 1) -> Streams:
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.

@@ -9,6 +9,7 @@ import keras
 
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesPart
+from cellerate.data.series_scaler import SeriesScaler
 from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.tasks.series import series_loss
@@ -68,8 +69,13 @@ class Refit:
             )
         scaler = Scaler.fit(split.train)
         network = keras.models.clone_model(self._network)
-        source, validation = series_sources(network, split, options, scaler, self._settings.seed)
-        record = TaskRecord("series", self._payload | {"scaler": scaler.to_config()})
+        covariates = settings.covariates
+        if covariates.scaling is not None:
+            covariates = dataclasses.replace(covariates, scaling=SeriesScaler.fit(split.train, scaler))
+        source, validation = series_sources(network, split, options, scaler, self._settings.seed, covariates)
+        told = {"scaler": scaler.to_config()}
+        told |= {} if covariates.plain else {"covariates": covariates.to_config()}
+        record = TaskRecord("series", self._payload | told)
         with tempfile.TemporaryDirectory(prefix="cellerate-") as folder:
             result = train(
                 network,
@@ -83,5 +89,5 @@ class Refit:
         return dataclasses.replace(
             self._forecaster,
             predict=result.model.predict_on_batch,
-            settings=dataclasses.replace(settings, scaler=scaler),
+            settings=dataclasses.replace(settings, scaler=scaler, covariates=covariates, calibration=None),
         )

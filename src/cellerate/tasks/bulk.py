@@ -149,6 +149,7 @@ def forecast_files(
     *,
     reading: Mapping[str, Any] | None = None,
     levels: Sequence[float] | None = None,
+    future: Sequence[_Path] | _Path | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -160,19 +161,22 @@ def forecast_files(
         output: The folder to write.
         reading: The arguments of `open_series` in which these data are read otherwise than in training.
         levels: The levels of intervals; see `cellerate.forecast`.
+        future: A table of the columns that are known in advance; None for rows of the series without targets.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths, **(reading or {}))
+    known = None if future is None else one_or_more(future)
+    forecaster, data = _open(model, paths, known, **(reading or {}))
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(
         data, forecaster.settings, functools.partial(forecaster.forecast_at, data), levels
     )
     about: dict[str, Any] = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
+    about |= {} if known is None else {"future": [_state(Path(path)) for path in known]}
     about |= {} if intervals is None else {"levels": list(intervals.reach)}
     pieces = Pieces(Path(output), about, share)
     left, items = pieces.left(len(starts)), 0
@@ -254,10 +258,10 @@ def judge_files(
 
 
 def _open(
-    model: _Path, paths: Sequence[_Path] | _Path, **changes: Any
+    model: _Path, paths: Sequence[_Path] | _Path, future: Sequence[_Path] | None = None, **changes: Any
 ) -> tuple[SeriesForecaster, SeriesData]:
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(one_or_more(paths), **changes)
+    return forecaster, forecaster.open(one_or_more(paths), future, **changes)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

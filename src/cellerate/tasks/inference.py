@@ -135,6 +135,7 @@ def forecast(
     model: Model,
     data: Path | Sequence[Path],
     *,
+    future: Path | Sequence[Path] | None = None,
     record: "TaskRecord | None" = None,
     time_column: str | None = None,
     series_column: Sequence[str] | str | None = None,
@@ -152,6 +153,8 @@ def forecast(
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
+        future: A table of the columns that are known in advance, with the time of each row and its series; None takes
+            them from rows without targets at the end of the files.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         time_column: The column of times in these files; None for as in training. So with the next six.
         series_column: The columns that tell series apart.
@@ -184,8 +187,9 @@ def forecast(
     known = forecaster_of(open_model(model, record))
     given = {"time_column": time_column, "series_column": series_column, "missing": missing, "gaps": gaps}
     given |= {"duplicates": duplicates, "time_zone": time_zone, "frequency": frequency}
+    ahead = None if future is None else one_or_more(future)
     series = known.open(
-        one_or_more(data), **{name: value for name, value in given.items() if value is not None}
+        one_or_more(data), ahead, **{name: value for name, value in given.items() if value is not None}
     )
     if tell is not None:
         for told in (*series.notes, left_out(series, known.settings.window)):

@@ -8,8 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.data.calendar_features import make_calendar
+from cellerate.data.covariates import NO_COVARIATES, Covariates
+from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
-from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit, open_series
+from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
+from cellerate.data.series_scaler import SeriesScaler
 from cellerate.errors import ConfigError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
@@ -59,6 +63,7 @@ class SeriesModel:
         scaler: Converts to and from the units of the data.
         options: The data settings it was trained with.
         quantiles: The Q quantiles, or empty.
+        covariates: What it sees beside the features.
         record: What the model file says about how it was made.
         calibration: What intervals are made of, or None.
     """
@@ -68,6 +73,7 @@ class SeriesModel:
     options: SeriesOptions
     quantiles: tuple[float, ...]
     record: dict[str, Any]
+    covariates: Covariates = NO_COVARIATES
     calibration: Calibration | None = None
 
     @property
@@ -80,6 +86,7 @@ class SeriesModel:
             options.horizon,
             self.quantiles,
             self.scaler,
+            self.covariates,
             self.calibration,
         )
         return SeriesForecaster(self.model.predict_on_batch, settings, options, trained_on(self.record))
@@ -116,7 +123,13 @@ def series_model_of(path: str | Path, model: keras.Model, record: TaskRecord) ->
     known = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
     settings = known.settings
     return SeriesModel(
-        model, settings.scaler, known.options, settings.quantiles, record.payload, settings.calibration
+        model,
+        settings.scaler,
+        known.options,
+        settings.quantiles,
+        record.payload,
+        settings.covariates,
+        settings.calibration,
     )
 
 
@@ -168,14 +181,18 @@ def train_on_series(
         network, _ = load_model(model)
     else:
         network = model or _build(data, options, architecture, training.seed)
-    check_series_model(network, data, options, quantiles)
-    source, validation = series_sources(network, split, options, scaler, training.seed)
+    # A model that is not built has none.
+    by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
+    covariates = _covariates(data, split, options, scaler, by_id=by_id)
+    check_series_model(network, data, options, quantiles, covariates)
+    source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
     payload = {
         "options": _plain_options(options, data),
         "quantiles": list(quantiles),
         "scaler": scaler.to_config(),
         "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(_names(data))},
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
+        **({} if covariates.plain else {"covariates": covariates.to_config()}),
     }
     result = train(
         network,
@@ -187,7 +204,7 @@ def train_on_series(
         settings=training,
         validation=validation,
         identity={
-            **({} if model is not None else dataclasses.asdict(architecture)),
+            **({} if model is not None else _identity(architecture)),
             "window": options.window,
             "horizon": options.horizon,
             "batch_size": options.batch_size,
@@ -200,7 +217,7 @@ def train_on_series(
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
-    trained = SeriesModel(result.model, scaler, options, quantiles, payload)
+    trained = SeriesModel(result.model, scaler, options, quantiles, payload, covariates)
     calibrated = None
     if result.here and result.status != "interrupted":
         with apart():
@@ -240,7 +257,7 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
 def _open(options: SeriesOptions, reading: Callable[[int, int], None] | None = None) -> SeriesData:
     if not options.target:
         raise ConfigError("no target is named: give the column to forecast (target), or several.")
-    return open_series(options.paths, **_reading(options), progress=reading)
+    return open_known(options.paths, _reading(options), options.future, progress=reading)
 
 
 def _reading(options: SeriesOptions) -> dict[str, Any]:
@@ -284,6 +301,13 @@ def _build(
 ) -> keras.Model:
     settings = dataclasses.asdict(architecture)
     quantiles = settings.pop("quantile")
+    calendar = make_calendar(options.calendar, options.holidays, data.times)
+    width = 0 if calendar is None else calendar.width
+    if architecture.series_embedding and len(_names(data)) < 2:
+        raise ConfigError(
+            "series_embedding is for several series, and the data hold one: name the column that tells series apart "
+            "(series_column), or leave series_embedding out."
+        )
     inside = all(column in data.feature_columns for column in data.target_columns)
     # The model cannot continue a target that it does not see.
     settings["residual"] = settings["residual"] and inside
@@ -292,18 +316,41 @@ def _build(
     )
     return build_forecast_model(
         options.window,
-        len(data.feature_columns),
+        len(data.feature_columns) + width,
         options.horizon,
         len(data.target_columns),
         target_columns=list(places),
         quantiles=list(quantiles) or None,
+        future=len(options.future) + width,
+        series=len(_names(data)),
         seed=seed,
         **settings,
     )
 
 
+def _covariates(
+    data: SeriesData, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, *, by_id: bool
+) -> Covariates:
+    """What the model sees beside the features; `by_id` if it has an input for the id of the series."""
+    return Covariates(
+        tuple(options.future),
+        make_calendar(options.calendar, options.holidays, data.times),
+        tuple(_names(data)) if by_id else None,
+        SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
+    )
+
+
+def _identity(architecture: ForecastArchitecture) -> dict[str, Any]:
+    """What tells one architecture from another; a run that began before there were embeddings goes on."""
+    settings = dataclasses.asdict(architecture)
+    if not settings["series_embedding"]:
+        del settings["series_embedding"]
+    return settings
+
+
 def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
     options, data = series_model.options, part.data
+    forecaster = series_model.forecaster
     span = options.window + options.horizon
     firsts, stops = np.array(part.spans(options.window)).T
     ends = np.maximum(0, stops - firsts - span + 1).cumsum()  # windows in each stretch and all before it
@@ -323,7 +370,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 times=row_times(data, middle, stop),
                 form=data.form,
                 truth=rows[options.window :, targets],
-                forecast=series_model.forecaster.forecast(data, rows[None, : options.window])[0],
+                forecast=forecaster.forecast_at(data, np.array([middle]))[0],
                 quantiles=series_model.quantiles,
                 series=next(name for first, last, name in data.segments if first <= start < last),
             )

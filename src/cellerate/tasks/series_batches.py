@@ -9,6 +9,8 @@ import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.changed import ChangedBatches, MeanOverItems
+from cellerate.data.covariate_batches import CovariateBatches
+from cellerate.data.covariates import Covariates
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.windows import SeriesBatches
@@ -19,12 +21,20 @@ from cellerate.tasks.settings import SeriesOptions
 
 
 def series_sources(
-    model: keras.Model, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, seed: int
+    model: keras.Model,
+    split: SeriesSplit,
+    options: SeriesOptions,
+    scaler: Scaler,
+    seed: int,
+    covariates: Covariates,
 ) -> tuple[BatchSource, BatchSource | None]:
     """The training batches, and the validation batches or None if no validation window fits."""
     common: dict[str, Any] = {"window": options.window, "horizon": options.horizon, "scaler": scaler}
+    batches: type[SeriesBatches] = SeriesBatches
+    if not covariates.plain:
+        batches, common = CovariateBatches, {**common, "covariates": covariates}
     count = count_windows(split.train, options, options.stride)
-    source: BatchSource = SeriesBatches(
+    source: BatchSource = batches(
         split.train,
         batch_size=max(1, min(options.batch_size, count)),
         stride=options.stride,
@@ -36,7 +46,7 @@ def series_sources(
         source = _OneTarget(source)
     if not held:
         return source, None
-    plain = SeriesBatches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
+    plain = batches(split.validation, batch_size=options.batch_size, drop_last=False, **common)
     judging: BatchSource = MeanOverItems(plain, held)
     return source, _OneTarget(judging) if len(model.output_shape) == 2 else judging
 
@@ -50,14 +60,19 @@ def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> 
 
 
 def check_series_model(
-    model: keras.Model, data: SeriesData, options: SeriesOptions, quantiles: tuple[float, ...]
+    model: keras.Model,
+    data: SeriesData,
+    options: SeriesOptions,
+    quantiles: tuple[float, ...],
+    covariates: Covariates,
 ) -> None:
     """Raises `ModelError` if the model does not map windows of the series to forecasts."""
-    features, targets = len(data.feature_columns), len(data.target_columns)
+    targets = len(data.target_columns)
+    expected = covariates.input_shapes(len(data.feature_columns), options.window, options.horizon)
     if functional_graph(model) is None:
         raise ModelError(
             f"the model {model.name!r} has no graph to read. Build it as a Functional or Sequential model that "
-            f"begins with keras.Input(({options.window}, {features}))."
+            f"begins with keras.Input({expected['series']})."
         )
     wanted: list[tuple[int, ...]] = (
         [(options.horizon, targets, len(quantiles))] if quantiles else [(options.horizon, targets)]
@@ -65,22 +80,39 @@ def check_series_model(
     if targets == 1 and not quantiles:
         wanted.append((options.horizon,))
     given = [tuple(tensor.shape) for tensor in model.inputs]
+    # The only input may have any name.
+    names = [tensor.name for tensor in model.inputs] if len(expected) > 1 else list(expected)
     made = model.output_shape
     fits = (
-        len(given) == 1
-        and len(given[0]) == 3
-        and given[0][0] is None
-        and given[0][1] in (None, options.window)
-        and given[0][2] == features
+        sorted(names) == sorted(expected)
+        and len(given) == len(names)
+        and all(_shape_fits(shape, expected[name]) for name, shape in zip(names, given, strict=True))
         and isinstance(made, tuple)
         and tuple(made[1:]) in wanted
     )
     if not fits:
+        told = [
+            f"{name + ' ' if len(expected) > 1 else ''}(None, {', '.join(map(str, shape))})"
+            for name, shape in expected.items()
+        ]
+        inputs = f"one input {told[0]}" if len(told) == 1 else f"the inputs {', '.join(told)}"
         raise ModelError(
-            f"the model does not fit the series: expected one input (None, {options.window}, {features}) and one "
+            f"the model does not fit the series: expected {inputs} and one "
             f"output (None, {', '.join(map(str, wanted[0]))}); it has inputs {given} and output {made}. Change "
             "window, horizon, target or feature, or the model."
         )
+
+
+def _shape_fits(shape: tuple[int | None, ...], row: tuple[int, ...]) -> bool:
+    """Whether an input has the shape that rows have; any number of steps may do."""
+    return (
+        len(shape) == len(row) + 1
+        and shape[0] is None
+        and all(
+            found == wanted or (axis == 0 and found is None)
+            for axis, (found, wanted) in enumerate(zip(shape[1:], row, strict=True))
+        )
+    )
 
 
 class _OneTarget(ChangedBatches):

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.gather import WindowIndex
-from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
+from cellerate.runtime.forecast_at import forecast_at, units_at
+from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings
 from cellerate.settings import check_choice
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.metrics import covered, pinball_losses, window_errors
@@ -58,15 +59,20 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options, trained_on(payload))
 
-    def open(self, paths: Sequence[Any], **changes: Any) -> SeriesData:
+    def open(self, paths: Sequence[Any], future: Sequence[Any] | None = None, **changes: Any) -> SeriesData:
         """Opens files as in training, but for some arguments of `open_series`.
+
+        Args:
+            paths: The files.
+            future: A table of the columns that are known in advance; None for rows of the files without targets.
+            changes: Those arguments.
 
         Raises:
             ConfigError: A packed series was packed otherwise.
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **{**self.settings.reading, **changes})
+        data = self.settings.open(paths, future, **changes)
         for name, value in changes.items():
             if data.packed_with is not None and data.packed_with.get(name) != value:
                 raise ConfigError(
@@ -84,30 +90,22 @@ class SeriesForecaster:
                 f"{', '.join(data.columns)}."
             )
 
-    def forecast(self, data: SeriesData, rows: np.ndarray) -> np.ndarray:
-        """Forecasts from raw rows (B, window, columns): (B, horizon, targets[, Q]) in the units of the data."""
-        columns = list(data.feature_columns)
-        return forecast_windows(
-            self.predict,
-            rows[..., columns],
-            self.settings.scaler,
-            columns,
-            data.target_columns,
-            quantiles=bool(self.settings.quantiles),
-        )
-
     def forecast_at(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
-        """Forecasts the rows from `origins` on, from the window before each.
+        """Forecasts the rows from each origin on; see `runtime.forecast_at`.
 
         Args:
             data: The series.
-            origins: (B,) int64 the numbers of the first rows to forecast; the window before each is in one stretch.
+            origins: (B,) int64, the first row to forecast of each.
 
         Returns:
-            (B, horizon, targets), or (B, horizon, targets, Q), in the units of the data.
+            (B, horizon, targets), or (B, horizon, targets, Q) with quantiles, in the units of the data.
         """
-        rows = np.asarray(origins)[:, None] + np.arange(-self.settings.window, 0)
-        return self.forecast(data, np.asarray(data.values[rows], np.float32))
+        return forecast_at(self.predict, data, self.settings, origins)
+
+    def target_scale(self, data: SeriesData, origins: np.ndarray) -> np.ndarray:
+        """The scale of the targets for each origin, (B, 1, targets); with one scale for all series, (targets,)."""
+        scale = units_at(data, self.settings, origins).scale[..., list(data.target_columns)]
+        return scale if scale.ndim == 1 else scale[:, None]
 
 
 @dataclasses.dataclass(frozen=True)

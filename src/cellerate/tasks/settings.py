@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from cellerate.data.calendar_features import CalendarPart as Calendar
+from cellerate.data.calendar_features import check_calendar
 from cellerate.data.decoding import check_codec
 from cellerate.errors import ConfigError
 from cellerate.settings import check_choice, check_counts, check_number
@@ -22,6 +24,7 @@ Gaps = Literal["split", "error", "ignore"]
 Duplicates = Literal["error", "first", "last", "mean"]
 Storage = Literal["float32", "float16"]
 Loss = Literal["mse", "mae", "huber"]
+Scaling = Literal["global", "series"]
 Padding = Literal["right", "left"]
 _TRAIN_FRACTION = 0.7
 
@@ -122,6 +125,11 @@ class SeriesOptions:
             are then for training.
         season: Rows per season, for the seasonal naive forecast; without it, found from the frequency.
         loss: What training minimises: "mse", "mae" or "huber"; quantiles have their own loss.
+        future: Columns whose values are known in advance, such as a price or the weather forecast; the model sees
+            them of the rows to forecast, too.
+        calendar: What the model sees of the times, before and after: "hour", "weekday", "day", "month", "holiday".
+        holidays: The country whose holidays count, such as "DE" or "US", or a part of one, such as "DE-BY".
+        scaling: Whether values are scaled as in all series together, "global", or as in each "series" by itself.
     """
 
     paths: Sequence[str | Path] = ()
@@ -144,6 +152,10 @@ class SeriesOptions:
     test_size: int | None = None
     season: int | None = None
     loss: Loss = "mse"
+    future: Sequence[str] = ()
+    calendar: Sequence[Calendar] = ()
+    holidays: str | None = None
+    scaling: Scaling = "global"
 
     def __post_init__(self) -> None:
         """Checks every field.
@@ -159,6 +171,13 @@ class SeriesOptions:
         check_choice("duplicates", self.duplicates, get_args(Duplicates))
         check_choice("storage", self.storage, get_args(Storage))
         check_choice("loss", self.loss, get_args(Loss))
+        check_choice("scaling", self.scaling, get_args(Scaling))
+        check_calendar(self.calendar, self.holidays)
+        for name in self.future:
+            if name in self.target:
+                raise ConfigError(
+                    f"future names {name!r}, which is a target: its values are not known in advance. Leave it out."
+                )
         check_counts(window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size)
         check_number("train_fraction", self.train_fraction, above=0, at_most=1)
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
@@ -191,6 +210,8 @@ class ForecastArchitecture:
         dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
         residual: Whether the model forecasts the change from the last observed value.
+        series_embedding: Size of the vector that stands for each series, from which the model learns what is its own;
+            without it, all series are alike to the model.
     """
 
     units: int = 64
@@ -199,6 +220,15 @@ class ForecastArchitecture:
     dropout: float = 0.1
     quantile: Sequence[float] = ()
     residual: bool = True
+    series_embedding: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the size of the embedding.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+        check_number("series_embedding", self.series_embedding, at_least=0, whole=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 from cellerate.data.batches import BatchSource
-from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.data.covariates import Inputs
+from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use, predict_uses
@@ -17,7 +18,6 @@ from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample
-from cellerate.runtime.forecasting import forecast_windows, reading_arguments
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.series import series_loss, series_model_of
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
@@ -54,14 +54,16 @@ class SeriesWorkload(Workload):
         super().__init__(model, record, seed)
         known = series_model_of(path, model, record)
         self._scaler, self._quantiles = known.scaler, known.quantiles
+        self._forecaster = known.forecaster
+        self._covariates = self._forecaster.settings.covariates
         self._options = dataclasses.replace(known.options, paths=tuple(data))
-        self._data = open_series(data, **reading_arguments(dataclasses.asdict(self._options)))
+        self._data = self._forecaster.settings.open(data)
         if self._data.columns != self._scaler.columns:
             raise ModelError(
                 f"{path} was trained on the columns {', '.join(self._scaler.columns)}, the data have "
                 f"{', '.join(self._data.columns)}."
             )
-        check_series_model(model, self._data, self._options, self._quantiles)
+        check_series_model(model, self._data, self._options, self._quantiles, self._covariates)
         self._split = self._options.split(self._data)
         self.batch_size = self._options.batch_size
         self.fingerprint = self._data.fingerprint
@@ -72,8 +74,10 @@ class SeriesWorkload(Workload):
             rows = min(_ROWS, count_windows(part, self._options))
             windows = raw_windows(part, self._options.window, self._options.horizon, rows)
             chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
-            self._judged[name] = [windows.batch(0, int(index)) for index in chosen]
-            count = int(sum((weight > 0).sum() for _, _, weight in self._judged[name]))
+            self._judged[name] = [
+                (*windows.batch(0, int(index)), windows.origins(0, int(index))) for index in chosen
+            ]
+            count = int(sum((weight > 0).sum() for _, _, weight, _ in self._judged[name]))
             sources[name] = f"{count:,} windows of the {name} part{words}"
         self.metric = Metric(
             name="mean absolute error",
@@ -93,7 +97,7 @@ class SeriesWorkload(Workload):
 
     def _sources(self, model: keras.Model, batch_size: int) -> tuple[BatchSource, BatchSource | None]:
         options = dataclasses.replace(self._options, batch_size=batch_size)
-        return series_sources(model, self._split, options, self._scaler, self.seed)
+        return series_sources(model, self._split, options, self._scaler, self.seed, self._covariates)
 
     def loss(self, model: keras.Model) -> keras.losses.Loss:
         """Gives the loss the model was trained with."""
@@ -105,12 +109,11 @@ class SeriesWorkload(Workload):
         If quantiles are forecast, it is the error of the median.
         """
         targets = list(self._data.target_columns)
-        scale = self._scaler.scale[targets]
-        predict = _predict(model)
         found = []
-        for past, future, weight in self._judged[part]:
-            made = self._forecast(predict, past)
+        for _, future, weight, origins in self._judged[part]:
+            made = self._forecast(_predict(model), origins)
             point = made[..., self._middle()] if self._quantiles else made
+            scale = self._forecaster.target_scale(self._data, origins)
             error = np.abs(point - future[..., targets]) / scale
             found.append(error.mean(axis=(1, 2))[weight > 0])
         return judged(np.concatenate(found))
@@ -118,17 +121,9 @@ class SeriesWorkload(Workload):
     def _middle(self) -> int:
         return int(np.argmin(np.abs(np.array(self._quantiles) - 0.5)))
 
-    def _forecast(self, predict: Callable[[np.ndarray], Any], past: np.ndarray) -> np.ndarray:
-        """(B, window, columns) → (B, horizon, targets[, Q]), both in the units of the data."""
-        columns = list(self._data.feature_columns)
-        return forecast_windows(
-            predict,
-            past[..., columns],
-            self._scaler,
-            columns,
-            list(self._data.target_columns),
-            quantiles=bool(self._quantiles),
-        )
+    def _forecast(self, predict: Callable[[Inputs], Any], origins: np.ndarray) -> np.ndarray:
+        """(B,) first rows to forecast → (B, horizon, targets[, Q]) in the units of the data."""
+        return dataclasses.replace(self._forecaster, predict=predict).forecast_at(self._data, origins)
 
     def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
         """`predict` and `predict_on_batch`, with one window and with 256."""
@@ -139,17 +134,32 @@ class SeriesWorkload(Workload):
         one, many = self._inputs(1), self._inputs(_ROWS)
         return Use("packed", lambda: model.predict(one), lambda: model.predict(many), _ROWS)
 
-    def _inputs(self, rows: int) -> np.ndarray:
-        columns = list(self._data.feature_columns)
-        past = self._judged["validation"][0][0][..., columns]
-        return self._scaler.transform(np.resize(past, (rows, *past.shape[1:])), columns)
+    def _inputs(self, rows: int) -> Inputs:
+        origins = self._judged["validation"][0][3]
+        given: list[Inputs] = []
+
+        def read(inputs: Inputs) -> np.ndarray:
+            given.append(inputs)
+            row = (self._options.horizon, len(self._data.target_columns))
+            return np.zeros((len(origins), *row, *([len(self._quantiles)] if self._quantiles else [])))
+
+        # What a forecast gives to its model.
+        self._forecast(read, origins)
+
+        def resized(part: np.ndarray) -> np.ndarray:
+            return np.resize(part, (rows, *part.shape[1:]))
+
+        (inputs,) = given
+        if isinstance(inputs, dict):
+            return {name: resized(part) for name, part in inputs.items()}
+        return resized(inputs)
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """Forecasts for windows spread over the validation part."""
         batches = self._judged["validation"]
-        past, future, weight = batches[len(batches) // 2]
+        past, future, weight, origins = batches[len(batches) // 2]
         rows = np.linspace(0, int((weight > 0).sum()) - 1, _SAMPLES).astype(int)
-        made = self._forecast(_predict(packed or model), past)
+        made = self._forecast(_predict(packed or model), origins)
         target = self._data.target_columns[0]
         shown = min(past.shape[1], _PAST_HORIZONS * self._options.horizon)
         samples = []
@@ -217,7 +227,7 @@ def _apart(part: SeriesPart, options: SeriesOptions) -> SeriesPart:
     return dataclasses.replace(part, bounds=tuple(bounds))
 
 
-def _predict(model: keras.Model | Predictor) -> Callable[[np.ndarray], Any]:
+def _predict(model: keras.Model | Predictor) -> Callable[[Any], Any]:
     return model.predict_on_batch if isinstance(model, keras.Model) else model.predict
 
 
