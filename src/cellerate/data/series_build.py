@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from cellerate.data.batches import digest
-from cellerate.data.file_digest import file_digest
 from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
 from cellerate.data.series_pack import PackedSeries, describe, open_packed
@@ -145,7 +144,9 @@ def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps
     """A hash of the content of tables and of how they are packed."""
     settings = {
         "version": 2,
-        "files": [file_digest(table.path) for table in tables],
+        "files": [table.digest() for table in tables],
+        # How a file is written is found again each time, or said; it decides what is read.
+        "reading": [dict(table.reading) for table in tables if table.reading],
         "table": tables[0].columns,
         "columns": dataclasses.asdict(columns),
         "missing": missing,

@@ -8,6 +8,7 @@ from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import Columns, Progress
+from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
 
@@ -23,12 +24,13 @@ def pack_series(
     gaps: Gaps = "split",
     dtype: Storage = "float32",
     names: Sequence[str] | None = None,
+    table: TableOptions | None = None,
     progress: Progress | None = None,
 ) -> PackedSeries:
     """Packs tables. A process that was killed is continued by the same call; what is packed already is only opened.
 
     Args:
-        paths: CSV, Parquet or `.npy` files, folders or patterns.
+        paths: Tables in files, folders or patterns.
         output: The folder to make, named `*.series`.
         columns: Which columns of numbers; None for all.
         time_column: See `open_series`.
@@ -37,6 +39,7 @@ def pack_series(
         gaps: See `open_series`.
         dtype: See `open_series`.
         names: See `open_series`.
+        table: See `open_series`.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Raises:
@@ -48,7 +51,7 @@ def pack_series(
     if output.suffix != SUFFIX:
         raise ConfigError(f"a packed series is a folder named *{SUFFIX}, not {output.name!r}.")
     check_packing(missing, gaps, dtype)
-    tables = open_tables(find_tables(paths), names)
+    tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     chosen = choose_columns(first.path, first.columns, first.kinds, [], columns, time_column, series_column)
     read = Columns(chosen.values, chosen.time, chosen.series)

@@ -120,7 +120,8 @@ class Reader:
                 if done.part == 0:
                     done.file_starts.append(done.rows)
                 columns = self._columns
-                for block in table.blocks(columns.values, columns.time, columns.series, done.part):
+                keys = [columns.series] if isinstance(columns.series, str) else list(columns.series or ())
+                for block in table.blocks(columns.values, columns.time, keys, done.part):
                     if len(block.numbers):
                         self._take(block, table, files)
                         self._progress(done.rows, total)
@@ -147,7 +148,7 @@ class Reader:
         """How a message names a row, by its number in the order of reading."""
         starts = self.done.file_starts
         file = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{self._tables[file].path}, data row {row - starts[file] + 1}"
+        return self._tables[file].place(row - starts[file])
 
     def _take(self, block: Block, table: Table, files: Sequence[BinaryIO]) -> None:
         done, count = self.done, len(block.numbers)

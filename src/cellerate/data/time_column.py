@@ -21,7 +21,8 @@ _TIME_FORMATS = (
 class TimeParser:
     """Turns a time column into numbers; the look of its first value decides the format of all."""
 
-    def __init__(self, path: Path, column: str) -> None:
+    def __init__(self, path: Path, column: str, *, date_order: str = "auto") -> None:
+        del date_order
         self._path, self._column = path, column
         self._format: str | None = None
 

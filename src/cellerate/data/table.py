@@ -1,0 +1,91 @@
+"""What every table is, whatever its file's format: named columns that are read in blocks of rows."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Kind = Literal["number", "time", "other"]
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-")
+KEY_SEPARATOR = " / "
+"""Joins the values of several key columns to the id of a series."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Some rows of a table.
+
+    Attributes:
+        numbers: (rows, columns asked for) float64, NaN where a value is missing.
+        times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
+        series: (rows,) integers, the place of each row's id in `ids`; None without a series column.
+        ids: The ids of series in this block as text, each once.
+    """
+
+    numbers: np.ndarray
+    times: np.ndarray | None
+    series: np.ndarray | None
+    ids: list[str] = dataclasses.field(default_factory=list)
+
+
+class Table(Protocol):
+    """A table that is read in blocks.
+
+    Attributes:
+        path: The file; of a table in memory, what messages call it.
+        columns: All names, in order.
+        kinds: What each column seems to hold, judging by its type or its first block.
+        rows: The number of rows if the file says so, else None.
+        parts: How many parts it has that can be read each by itself, at least 1.
+        reading: What of the way it is read is not in its content: JSON values, empty for the plain way.
+        read_as: The same in words, "" for the plain way.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    kinds: dict[str, Kind]
+    rows: int | None
+    parts: int
+    reading: Mapping[str, Any]
+    read_as: str
+
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
+    ) -> Iterator[Block]:
+        """The rows of a part in order.
+
+        Args:
+            numbers: Columns of numbers.
+            time: The column of times, or None.
+            series: The columns whose values together are the id of a row's series; empty for none.
+            part: Which part, from 0.
+        """
+        ...
+
+    def digest(self) -> str:
+        """A hash of its content."""
+        ...
+
+    def place(self, row: int) -> str:
+        """How messages name a row, counted from 0 over all parts."""
+        ...
+
+
+class TableFile:
+    """What tables in files have in common."""
+
+    path: Path
+    reading: Mapping[str, Any] = {}
+    read_as = ""
+
+    def digest(self) -> str:
+        """See `Table.digest`."""
+        from cellerate.data.file_digest import file_digest
+
+        return file_digest(self.path)
+
+    def place(self, row: int) -> str:
+        """See `Table.place`."""
+        return f"{self.path}, data row {row + 1}"
