@@ -126,7 +126,13 @@ def clean() -> list[Odd]:
         text("plain", rows(NUMBERS), **plain),
         text("line ends of Windows", rows(NUMBERS, end="\r\n"), **plain),
         text("no line end at the end", rows(NUMBERS).rstrip("\n"), **plain),
-        text("German", german, **plain, arguments={"time_column": "Datum"}, told="';' between columns, ',' decimal"),
+        text(
+            "German",
+            german,
+            **plain,
+            arguments={"time_column": "Datum"},
+            told="';' between columns, ',' decimal",
+        ),
         text(
             "German with thousands",
             rows(("1.234,56", "2.345,6", "12.345", "1.234.567,89"), separator=";"),
@@ -173,7 +179,11 @@ def clean() -> list[Odd]:
             options={"decimal": "."},
             told="';' between columns, ',' for thousands",
         ),
-        text("three decimals in a plain file", rows(("1.234", "2.345", "3.456", "4.567")), values=(1.234, 2.345, 3.456, 4.567)),
+        text(
+            "three decimals in a plain file",
+            rows(("1.234", "2.345", "3.456", "4.567")),
+            values=(1.234, 2.345, 3.456, 4.567),
+        ),
         text("byte-order mark", rows(NUMBERS), "utf-8-sig", **plain),
         text("UTF-16", rows(NUMBERS), "utf-16", **plain, told="UTF-16"),
         text("UTF-16 without a mark", rows(NUMBERS), "utf-16-le", **plain, told="UTF-16-LE"),
@@ -192,7 +202,13 @@ def clean() -> list[Odd]:
             arguments={"targets": ["1"], "time_column": "0"},
             told="no header, so the columns are 0 to 1",
         ),
-        text("no header, with names", rows(NUMBERS, header=""), **plain, arguments={"names": ["date", "y"]}, told="no header, so the columns are date to y"),
+        text(
+            "no header, with names",
+            rows(NUMBERS, header=""),
+            **plain,
+            arguments={"names": ["date", "y"]},
+            told="no header, so the columns are date to y",
+        ),
         text(
             "numbers as names, said",
             "1,2\n3,4\n5,6\n",
@@ -200,21 +216,59 @@ def clean() -> list[Odd]:
             arguments={"targets": ["2"]},
             options={"header": "yes"},
         ),
-        text("quoted line ends", 'date,y,note\n2024-01-01,1,"a\nb"\n2024-01-02,2,"c"\n', values=(1, 2), times=DAYS[:2]),
-        text("quoted separators", 'date;y;note\n2024-01-01;1,5;"a;b"\n2024-01-02;2;"c"\n', values=(1.5, 2), told="';' between columns, ',' decimal"),
+        text(
+            "quoted line ends",
+            'date,y,note\n2024-01-01,1,"a\nb"\n2024-01-02,2,"c"\n',
+            values=(1, 2),
+            times=DAYS[:2],
+        ),
+        text(
+            "quoted separators",
+            'date;y;note\n2024-01-01;1,5;"a;b"\n2024-01-02;2;"c"\n',
+            values=(1.5, 2),
+            told="';' between columns, ',' decimal",
+        ),
         text("blank lines inside", rows(NUMBERS).replace("\n2024-01-03", "\n\n2024-01-03"), **plain),
-        text("trailing separators", "date,y,,\n2024-01-01,1,,\n2024-01-02,2,,\n", values=(1, 2), times=DAYS[:2]),
+        text(
+            "trailing separators", "date,y,,\n2024-01-01,1,,\n2024-01-02,2,,\n", values=(1, 2), times=DAYS[:2]
+        ),
         text("an index without a name", ",date,y\n0,2024-01-01,1\n1,2024-01-02,2\n", values=(1, 2)),
         text("blanks around values", rows(tuple(f" {value} " for value in NUMBERS)), **plain),
         text("boolean columns", "date,y,open\n2024-01-01,1,true\n2024-01-02,2,false\n", values=(1, 2)),
-        text("two time columns", "date,sent,y\n2024-01-01,2024-02-01,1\n2024-01-02,2024-02-02,2\n", values=(1, 2), times=DAYS[:2]),
+        text(
+            "two time columns",
+            "date,sent,y\n2024-01-01,2024-02-01,1\n2024-01-02,2024-02-02,2\n",
+            values=(1, 2),
+            times=DAYS[:2],
+        ),
         text("a comment, left out", "# from the scale\n" + rows(NUMBERS), **plain, options={"skip_lines": 1}),
         text("1e5", rows(("1e5", "2E5", "3e+5", "4e-1")), values=(1e5, 2e5, 3e5, 0.4)),
         Odd("gzip", "t.csv.gz", gzip.compress(rows(NUMBERS).encode()), **plain),
-        Odd("JSON lines", "t.jsonl", "\n".join(json.dumps({"date": d, "y": v}) for d, v in zip(DAYS, VALUES, strict=True)).encode(), **plain),
+        Odd(
+            "JSON lines",
+            "t.jsonl",
+            "\n".join(json.dumps({"date": d, "y": v}) for d, v in zip(DAYS, VALUES, strict=True)).encode(),
+            **plain,
+        ),
         Odd("Arrow file", "t.arrow", arrow_file(), **plain),
-        Odd("Excel", "t.xlsx", workbook([["date", "y"], *([np.datetime64(d).astype(object), v] for d, v in zip(DAYS, VALUES, strict=True))]), **plain),
-        Odd("Excel of two sheets", "t.xlsx", workbook([["y"], [1], [2]], ("a", "b")), values=(1, 2), told="the sheet 'a', the first of 2"),
+        Odd(
+            "Excel",
+            "t.xlsx",
+            workbook(
+                [
+                    ["date", "y"],
+                    *([np.datetime64(d).astype(object), v] for d, v in zip(DAYS, VALUES, strict=True)),
+                ]
+            ),
+            **plain,
+        ),
+        Odd(
+            "Excel of two sheets",
+            "t.xlsx",
+            workbook([["y"], [1], [2]], ("a", "b")),
+            values=(1, 2),
+            told="the sheet 'a', the first of 2",
+        ),
         text(
             "wide",
             "date,north,south\n2024-01-01,1,10\n2024-01-02,2,20\n2024-01-03,3,30\n",
@@ -222,50 +276,158 @@ def clean() -> list[Odd]:
             arguments={"targets": [], "wide": True},
             series=("north", "south"),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def refused() -> list[Odd]:
     """Files that are refused."""
     return [
-        text("1,234 and no more", rows(("1,234", "2,345", "3,456", "4,567"), separator=";"), words=r"'1,234', which is 1\.234 or 1234.*decimal=','.*decimal='\.'"),
-        text("1.234 and no more", rows(("1.234", "2.345", "3.456", "4.567"), separator=";"), words=r"'1\.234', which is 1\.234 or 1234.*decimal='\.'.*decimal=','"),
-        text("whole numbers, and 1.234 far below", "y;z\n" + "1;2\n" * 20_000 + "1.234;2\n", words=r"'1\.234', which is 1\.234 or 1234"),
-        text("numbers in two ways", "y;z\n1,5;2.5\n3,5;1.5\n", words=r"numbers in two ways: '1,5' in column 1 and '2.5' in column 2.*decimal="),
-        text("thousands below the sample", "y,z\n" + "1.5,2\n" * 20_000 + '"1,234.5",2\n', words=r"'1,234\.5' in data row 20001.*thousands=','"),
-        text("a decimal comma below the sample", "y;z\n" + "1;2\n" * 20_000 + "1,5;2\n", words=r"'1,5' in data row 20001.*decimal=','"),
-        text("two rows of numbers", "1,2\n3,4\n5,6\n", arguments={"targets": ["1"]}, words=r"names of the columns or values.*header='yes' or header='no'"),
+        text(
+            "1,234 and no more",
+            rows(("1,234", "2,345", "3,456", "4,567"), separator=";"),
+            words=r"'1,234', which is 1\.234 or 1234.*decimal=','.*decimal='\.'",
+        ),
+        text(
+            "1.234 and no more",
+            rows(("1.234", "2.345", "3.456", "4.567"), separator=";"),
+            words=r"'1\.234', which is 1\.234 or 1234.*decimal='\.'.*decimal=','",
+        ),
+        text(
+            "whole numbers, and 1.234 far below",
+            "y;z\n" + "1;2\n" * 20_000 + "1.234;2\n",
+            words=r"'1\.234', which is 1\.234 or 1234",
+        ),
+        text(
+            "numbers in two ways",
+            "y;z\n1,5;2.5\n3,5;1.5\n",
+            words=r"numbers in two ways: '1,5' in column 1 and '2.5' in column 2.*decimal=",
+        ),
+        text(
+            "thousands below the sample",
+            "y,z\n" + "1.5,2\n" * 20_000 + '"1,234.5",2\n',
+            words=r"'1,234\.5' in data row 20001.*thousands=','",
+        ),
+        text(
+            "a decimal comma below the sample",
+            "y;z\n" + "1;2\n" * 20_000 + "1,5;2\n",
+            words=r"'1,5' in data row 20001.*decimal=','",
+        ),
+        text(
+            "two rows of numbers",
+            "1,2\n3,4\n5,6\n",
+            arguments={"targets": ["1"]},
+            words=r"names of the columns or values.*header='yes' or header='no'",
+        ),
         text("empty", "", words="is empty"),
         text("blank", "\n\n \n", words="is empty"),
         text("a header only", "date,y\n", words="no rows"),
-        text("a short row", "date,y\n2024-01-01,1\n2024-01-02\n", words=r"cannot be read as CSV.*Expected 2 columns, got 1"),
+        text(
+            "a short row",
+            "date,y\n2024-01-01,1\n2024-01-02\n",
+            words=r"cannot be read as CSV.*Expected 2 columns, got 1",
+        ),
         text("a long row", "date,y\n2024-01-01,1\n2024-01-02,2,3\n", words=r"Expected 2 columns, got 3"),
-        text("trailing separators in rows only", "date,y\n2024-01-01,1,\n2024-01-02,2,\n", words=r"Expected 2 columns, got 3"),
+        text(
+            "trailing separators in rows only",
+            "date,y\n2024-01-01,1,\n2024-01-02,2,\n",
+            words=r"Expected 2 columns, got 3",
+        ),
         text("zero bytes", "date,y\n2024-01-01,1\0\0\n", words="no text: it holds byte 0 at offset 19"),
-        text("1e308", rows(("1", "1e308", "3", "4")), words=r"data row 2: column 'y' holds 1e\+308, too large for float32"),
+        text(
+            "1e308",
+            rows(("1", "1e308", "3", "4")),
+            words=r"data row 2: column 'y' holds 1e\+308, too large for float32",
+        ),
         text("inf", rows(("1", "inf", "3", "4")), words=r"data row 2: column 'y' has no value.*missing="),
-        text("percent signs", rows(("1%", "2%", "3%", "4%")), words=r"holds '1%' in data row 1, which is no number.*Take the sign out"),
-        text("currency", rows(("€1", "€2", "€3", "€4")), words=r"holds '€1' in data row 1, which is no number"),
-        text("a boolean target", rows(("true", "false", "true", "true")), words=r"holds 'true' in data row 1, which is no number"),
-        text("a word among numbers", rows(("1", "2", "closed", "4")), words=r"column 'y' holds 'closed' in data row 3"),
+        text(
+            "percent signs",
+            rows(("1%", "2%", "3%", "4%")),
+            words=r"holds '1%' in data row 1, which is no number.*Take the sign out",
+        ),
+        text(
+            "currency", rows(("€1", "€2", "€3", "€4")), words=r"holds '€1' in data row 1, which is no number"
+        ),
+        text(
+            "a boolean target",
+            rows(("true", "false", "true", "true")),
+            words=r"holds 'true' in data row 1, which is no number",
+        ),
+        text(
+            "a word among numbers",
+            rows(("1", "2", "closed", "4")),
+            words=r"column 'y' holds 'closed' in data row 3",
+        ),
         text("two columns of one name", "date,y,y\n2024-01-01,1,2\n", words="more than one column named 'y'"),
-        text("a comment at the top", "# from the scale\n" + rows(NUMBERS), words=r"begins with the comment '# from the scale'.*skip_lines=1"),
-        text("blank lines at the top", "\n\n" + rows(NUMBERS), words=r"begins with an empty line.*line 3.*skip_lines=2"),
-        text("a title at the top", "Sales of the year\n" + rows(NUMBERS), words=r"begins with the line 'Sales of the year'.*skip_lines=1"),
+        text(
+            "a comment at the top",
+            "# from the scale\n" + rows(NUMBERS),
+            words=r"begins with the comment '# from the scale'.*skip_lines=1",
+        ),
+        text(
+            "blank lines at the top",
+            "\n\n" + rows(NUMBERS),
+            words=r"begins with an empty line.*line 3.*skip_lines=2",
+        ),
+        text(
+            "a title at the top",
+            "Sales of the year\n" + rows(NUMBERS),
+            words=r"begins with the line 'Sales of the year'.*skip_lines=1",
+        ),
         text("Excel's own first line", "sep=;\n" + rows(NUMBERS, separator=";"), words=r"skip_lines=1"),
         text("a web page", "<!DOCTYPE html>\n<html><body>404</body></html>\n", words="is a web page"),
         text("JSON under another name", '[{"y": 1}]\n', words=r"is JSON, no CSV.*\*\.jsonl"),
-        text("a file in another encoding", rows(NUMBERS), "utf-16", options={"encoding": "utf-8"}, words=r"is not utf-8.*encoding"),
-        Odd("Excel under another name", "t.csv", workbook([["y"], [1]]), words=r"an Excel file or another archive; name it \*\.xlsx"),
+        text(
+            "a file in another encoding",
+            rows(NUMBERS),
+            "utf-16",
+            options={"encoding": "utf-8"},
+            words=r"is not utf-8.*encoding",
+        ),
+        Odd(
+            "Excel under another name",
+            "t.csv",
+            workbook([["y"], [1]]),
+            words=r"an Excel file or another archive; name it \*\.xlsx",
+        ),
         Odd("no Excel file", "t.xlsx", b"date,y\n", words="cannot be read as an Excel file"),
-        Odd("a sheet that is not there", "t.xlsx", workbook([["y"], [1]]), options={"sheet": "Sales"}, words="has the sheets 'Sheet1'"),
-        Odd("a compressed file under another name", "t.csv", gzip.compress(b"y\n1\n"), words=r"no CSV file but compressed; name it \*\.csv\.gz"),
+        Odd(
+            "a sheet that is not there",
+            "t.xlsx",
+            workbook([["y"], [1]]),
+            options={"sheet": "Sales"},
+            words="has the sheets 'Sheet1'",
+        ),
+        Odd(
+            "a compressed file under another name",
+            "t.csv",
+            gzip.compress(b"y\n1\n"),
+            words=r"no CSV file but compressed; name it \*\.csv\.gz",
+        ),
         Odd("no JSON", "t.jsonl", b"y\n1\n", words="cannot be read as JSON lines"),
-        Odd("JSON lines of two kinds", "t.jsonl", b'{"y": 1}\n{"y": "two"}\n', words="values of one kind in each field"),
-        text("an empty time", rows(NUMBERS, ("2024-01-01", "", "2024-01-03", "2024-01-04")), words="time column 'date' is empty in data row 2"),
-        text("a wide table of words", "date,a\n2024-01-01,x\n", arguments={"targets": [], "wide": True}, words="no column of numbers"),
-        text("a hole in a wide table", "date,a,b\n2024-01-01,1,2\n2024-01-02,,3\n", arguments={"targets": [], "wide": True}, words=r"data row 2, series 'a'.* has no value"),
-    ]  # fmt: skip
+        Odd(
+            "JSON lines of two kinds",
+            "t.jsonl",
+            b'{"y": 1}\n{"y": "two"}\n',
+            words="values of one kind in each field",
+        ),
+        text(
+            "an empty time",
+            rows(NUMBERS, ("2024-01-01", "", "2024-01-03", "2024-01-04")),
+            words="time column 'date' is empty in data row 2",
+        ),
+        text(
+            "a wide table of words",
+            "date,a\n2024-01-01,x\n",
+            arguments={"targets": [], "wide": True},
+            words="no column of numbers",
+        ),
+        text(
+            "a hole in a wide table",
+            "date,a,b\n2024-01-01,1,2\n2024-01-02,,3\n",
+            arguments={"targets": [], "wide": True},
+            words=r"data row 2, series 'a'.* has no value",
+        ),
+    ]
 
 
 def timed() -> list[Odd]:
@@ -304,7 +466,9 @@ def timed() -> list[Odd]:
         of("yyyymmdd", tuple(day.replace("-", "") for day in DAYS), DAYS),
         of("epoch seconds", tuple(map(str, epoch)), written(hours)),
         of("epoch milliseconds", tuple(map(str, 1000 * epoch)), written(hours)),
-        of("US dates", ("01/12/2024", "01/13/2024", "01/14/2024"), ("2024-01-12", "2024-01-13", "2024-01-14")),
+        of(
+            "US dates", ("01/12/2024", "01/13/2024", "01/14/2024"), ("2024-01-12", "2024-01-13", "2024-01-14")
+        ),
         of("dates with the day first", ("12/01/2024", "13/01/2024"), ("2024-01-12", "2024-01-13")),
         of(
             "US dates that are said to be",
@@ -313,14 +477,31 @@ def timed() -> list[Odd]:
             options={"date_order": "mdy"},
         ),
         of("dates of two readings", ("01/02/2024", "01/03/2024"), words=r"date_order"),
-        of("dates in two ways", ("2024-01-01", "02.01.2024", "2024-01-03"), words=r"'02\.01\.2024' in data row 2"),
+        of(
+            "dates in two ways",
+            ("2024-01-01", "02.01.2024", "2024-01-03"),
+            words=r"'02\.01\.2024' in data row 2",
+        ),
         of("clock change with zones", change, changed),
         of("clock change without zones", twice, words=r"twice"),
         of("descending rows", tuple(reversed(DAYS)), DAYS, values=(3, 2, 1, 0)),
         of("duplicates", ("2024-01-01", "2024-01-01", "2024-01-02"), words=r"twice"),
-        text("M5-like", m5(), values=(*range(4), *range(10, 14)) * 2, arguments={"targets": ["sold"], "series_column": ["store", "item"]}, series=("CA_1 / food", "CA_1 / toys", "TX_1 / food", "TX_1 / toys"), needs_time=True),
-        text("a month column", "month,y\n" + "\n".join(map(",".join, zip(months, ten, strict=True))), values=tuple(range(10)), times=firsts, needs_time=True),
-    ]  # fmt: skip
+        text(
+            "M5-like",
+            m5(),
+            values=(*range(4), *range(10, 14)) * 2,
+            arguments={"targets": ["sold"], "series_column": ["store", "item"]},
+            series=("CA_1 / food", "CA_1 / toys", "TX_1 / food", "TX_1 / toys"),
+            needs_time=True,
+        ),
+        text(
+            "a month column",
+            "month,y\n" + "\n".join(map(",".join, zip(months, ten, strict=True))),
+            values=tuple(range(10)),
+            times=firsts,
+            needs_time=True,
+        ),
+    ]
 
 
 MAKERS: tuple[Callable[[], list[Odd]], ...] = (clean, refused, timed)

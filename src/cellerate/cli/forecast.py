@@ -8,19 +8,25 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit_json, note, show
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.cli.tables import spoken
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 
 
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
         list[str],
-        typer.Argument(help="The series so far: CSV, Parquet, .npy or a packed series.", show_default=False),
+        typer.Argument(
+            help="The series so far: tables of any format, or a packed series.", show_default=False
+        ),
     ],
+    table: TableOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +71,7 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, progress=progress)
+                done = forecast_files(model, data, output, table=spoken(table, quiet), progress=progress)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -79,7 +85,7 @@ def forecast(
     if plot is not None:
         check_chart(plot)
     with progress_bar("forecasting", quiet) as progress:
-        examples = inference.forecast(model, data, progress=progress)
+        examples = inference.forecast(model, data, progress=progress, **vars(spoken(table, quiet)))
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))
@@ -91,9 +97,9 @@ def forecast(
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:
         shown = io.StringIO()
-        table = csv.writer(shown, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+        writer = csv.writer(shown, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")

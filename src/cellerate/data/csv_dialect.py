@@ -307,10 +307,8 @@ def _marks(
     else:
         both = len(decimals) > 1 or len(points) > 1 or bool(set(decimals) & set(points))
         if both:
-            shown = " and ".join(
-                f"{value!r} in column {int(column) + 1}"
-                for column, value in sorted(marks.seen.values(), key=lambda one: int(one[0]))[:3]
-            )
+            found = sorted(marks.seen.values(), key=lambda one: int(one[0]))
+            shown = " and ".join(f"{value!r} in column {int(place) + 1}" for place, value in found[:3])
             raise DataError(
                 f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='.' or decimal=','); "
                 "then values that do not fit are refused by their row."

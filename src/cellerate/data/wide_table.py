@@ -1,5 +1,6 @@
 """Wide tables: each column of numbers is a series of its own, beside one column of times."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,13 @@ class WideTable:
         for block in self._table.blocks(self._names, time, [], part):
             times = None if block.times is None else np.repeat(block.times, count)
             codes = np.tile(np.arange(count), len(block.numbers))
-            yield Block(block.numbers.reshape(-1, 1), times, codes, list(self._names))
+            yield dataclasses.replace(
+                block,
+                numbers=block.numbers.reshape(-1, 1),
+                times=times,
+                series=codes,
+                ids=list(self._names),
+            )
 
     def digest(self) -> str:
         """See `Table.digest`."""

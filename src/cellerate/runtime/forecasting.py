@@ -7,7 +7,6 @@ CSV and Parquet files need pyarrow.
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -17,9 +16,11 @@ from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_build import Storage
 from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
+from cellerate.runtime.named_rows import by_name
 
 Predict = Callable[[np.ndarray], np.ndarray]
 """A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
@@ -76,7 +77,10 @@ class ForecastSettings:
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `open_series` beside the paths, from a training's options as plain values."""
     names = ("time_column", "series_column", "missing", "gaps")
+    # Models of earlier versions know nothing of wide tables.
+    wide = {"wide": True} if options.get("wide", False) else {}
     return {
+        **wide,
         "targets": options["target"],
         "features": options["feature"] or None,
         "dtype": options["storage"],
@@ -104,6 +108,8 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(kind))}, got {options[name]!r:.40}"
                 )
+        if not isinstance(options.get("wide", False), bool):
+            raise ValueError(f"wide must be true or false, got {options['wide']!r:.40}")
         for name in ("time_column", "series_column"):
             if not isinstance(options[name], str | None):
                 raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
@@ -285,12 +291,15 @@ class Forecaster:
         return made if given.ndim == 3 else made[0]
 
     def forecast_files(
-        self, paths: Sequence[str | os.PathLike[str]], progress: Callable[[int, int], None] | None
+        self,
+        paths: Any,
+        progress: Callable[[int, int], None] | None,
+        table: TableOptions | None = None,
     ) -> tuple[Example, ...]:
         """See `PackedModel.forecast_files`."""
         return forecast_ends(
             self.predict,
-            open_series([os.fspath(path) for path in paths], **self._settings.reading),
+            open_series(paths, **self._settings.reading, table=table),
             self._settings,
             progress,
         )
@@ -317,7 +326,8 @@ class Forecaster:
             f"features {', '.join(self._features):.200}"
         )
         try:
-            array = np.asarray(rows)
+            named = by_name(rows, self._features)
+            array = np.asarray(rows) if named is None else named
         except ValueError as error:
             raise DataError(f"rows must be {wanted}; got rows of different lengths.") from error
         if array.dtype.kind not in "fiu":

@@ -181,7 +181,8 @@ class PackedModel(Recorded, NextTokenModel):
 
         Args:
             rows: (T, features) or (B, T, features), in the units of the data, with the features of the training;
-                the last `window` of the T rows are used.
+                the last `window` of the T rows are used. Of a frame (pandas, polars, Arrow, a dict of columns) the
+                features are taken by name, and a list of frames is B windows.
 
         Returns:
             (horizon, targets) or (B, horizon, targets), with quantiles (..., Q); float64, in the same units.
@@ -197,14 +198,14 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast_files(
         self,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Any,
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
-        """Forecasts what comes after the end of each series in files, which are read as in training.
+        """Forecasts what comes after the end of each series in files or frames, which are read as in training.
 
         Args:
-            paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
+            paths: Tables, in files or frames; the last `window` rows of each series are used.
             progress: Called now and then with how many series are done, and of how many.
 
         Returns:

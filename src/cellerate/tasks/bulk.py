@@ -17,6 +17,7 @@ from cellerate.data.decoding import Errors
 from cellerate.data.file_digest import file_digest
 from cellerate.data.line_files import find_line_files, line_blocks
 from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 from cellerate.runtime.embedding import vector_column
@@ -139,6 +140,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
+    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -148,13 +150,14 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
+        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths)
+    forecaster, data = _open(model, paths, table)
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
@@ -176,6 +179,7 @@ def judge_files(
     output: _Path,
     *,
     part: str = "all",
+    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Pass, dict[str, Any] | None]:
@@ -188,6 +192,7 @@ def judge_files(
         paths: The series: tables, or a packed series.
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out.
+        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
 
@@ -197,7 +202,7 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths)
+    forecaster, data = _open(model, paths, table)
     settings = forecaster.settings
     judged = part_of(forecaster, data, part)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
@@ -216,14 +221,14 @@ def judge_files(
     result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before)
     if result.done < result.pieces:
         return result, None
-    table = pieces.read(len(cut))
-    figures = _summed(table, settings.quantiles).report(data.target_names, settings.quantiles)
+    found_all = pieces.read(len(cut))
+    figures = _summed(found_all, settings.quantiles).report(data.target_names, settings.quantiles)
     return result, {"task": "series", **figures}
 
 
-def _open(model: _Path, paths: Sequence[_Path] | _Path) -> tuple[SeriesForecaster, SeriesData]:
+def _open(model: _Path, paths: Any, table: TableOptions | None) -> tuple[SeriesForecaster, SeriesData]:
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(one_or_more(paths))
+    return forecaster, forecaster.open(paths, table)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

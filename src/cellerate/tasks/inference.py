@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from cellerate.data.line_files import read_lines
+from cellerate.data.line_files import line_list, read_lines
+from cellerate.data.paths import check_paths
+from cellerate.data.table_options import TableOptions
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
@@ -18,14 +20,14 @@ from cellerate.runtime.device import check_implementation
 from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
-from cellerate.settings import check_choice, one_or_more
-from cellerate.tasks.opening import Model, Path, forecaster_of, open_model, record_for
+from cellerate.settings import check_choice, record_of, takes_fields_of
+from cellerate.tasks.forecast_frame import Forecasts
+from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
 from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
-    from cellerate.runtime.forecasting import Example
 
 Errors = Literal["strict", "replace"]
 
@@ -129,24 +131,29 @@ def generate(
     return "".join(pieces)
 
 
+@takes_fields_of(TableOptions)
 def forecast(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
     record: "TaskRecord | None" = None,
     progress: Callable[[int, int], None] | None = None,
-) -> "tuple[Example, ...]":
-    """Forecasts what comes after the end of each series in files.
+    **options: Any,
+) -> Forecasts:
+    """Forecasts what comes after the end of each series in files or frames.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
-        data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
+        data: Tables, read as in training: files, or frames of pandas, polars, Arrow or NumPy, whose columns are taken
+            by name. The last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         progress: Called now and then with how many series are done, and of how many.
+        options: How the tables are written, where that is not to be found out; listed below.
 
     Returns:
-        For each series its name, the rows that were read (`past`, with `past_times`) and the `forecast` with its
-        `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+        `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
+        An entry has the name of the series, the rows that were read (`past`, with `past_times`) and the `forecast` with
+        its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
 
     Raises:
         DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
@@ -156,14 +163,16 @@ def forecast(
     Example:
         >>> cellerate.forecast("ett.keras", "ETTh1.csv")[0].forecast.shape
         (24, 1)
+        >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
-    return forecast_ends(known.predict, known.open(one_or_more(data)), known.settings, progress)
+    rows = known.open(data, record_of(TableOptions, options))
+    return Forecasts(forecast_ends(known.predict, rows, known.settings, progress))
 
 
 def embed(
     model: Model,
-    lines: Sequence[str] | Path,
+    lines: Any,
     *,
     record: "TaskRecord | None" = None,
     column: str | None = None,
@@ -175,8 +184,9 @@ def embed(
 
     Args:
         model: A line model's `.keras` or `.cell` file, a Keras model, or the result of `load`.
-        lines: A list of N lines; or the path of a text file with one line each, or of a Parquet file. An empty line
-            has a vector too.
+        lines: A list of N lines, or a Series or array of texts (pandas, polars, Arrow, NumPy), of which a missing one
+            is an empty line; or the path of a text file with one line each, or of a Parquet file. An empty line has a
+            vector too.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         column: The column of a Parquet file; without it, its only text column.
         errors: For a character that the model never saw, and bytes that are not UTF-8: "strict" raises, "replace"
@@ -201,6 +211,8 @@ def embed(
         lines = read_lines(os.fspath(lines), column=column, errors=errors, drop_empty=False)
     elif column is not None:
         raise ConfigError("column is for a Parquet file, and lines is a list: leave it out.")
+    else:
+        lines = line_list(lines)
     if isinstance(opened, PackedModel):
         return opened.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
     from cellerate.tasks.embed import embed_lines, line_model_of
@@ -210,27 +222,30 @@ def embed(
     return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
 
 
+@takes_fields_of(TableOptions)
 def evaluate(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] = "all",
     column: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
+    **options: Any,
 ) -> dict[str, Any]:
     """Judges a model on data of its task.
 
     Args:
         model: A `.keras` file that Cellerate wrote, a Keras model, the `.cell` file of a text model or a forecaster,
             or the result of `load`.
-        data: Text files, series files, or one file of lines.
+        data: Text files; tables of series, in files or frames; or one file of lines.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         part: All of the data, or the part that training on the same data held out (text and series only).
         column: The column of a Parquet file of lines.
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
+        options: How tables of series are written, where that is not to be found out; listed below.
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
@@ -242,10 +257,10 @@ def evaluate(
     Example:
         >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
     """
-    opened, paths = open_model(model, record), one_or_more(data)
+    opened, table = open_model(model, record), record_of(TableOptions, options)
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
-        return _evaluate_packed(opened, paths, part, errors, name)
+        return _evaluate_packed(opened, data, part, errors, name, table)
     from cellerate.tasks.evaluation import evaluate_model
 
     network, found, name = opened
@@ -256,25 +271,34 @@ def evaluate(
     return evaluate_model(
         network,
         found,
-        paths,
+        data,
         name=name,
         part=part,
         column=column,
         errors=errors,
         batch_size=batch_size,
+        table=table,
     )
 
 
 def _evaluate_packed(
-    model: PackedModel, paths: Sequence[Path], part: Literal["all", "held-out"], errors: Errors, name: str
+    model: PackedModel,
+    data: Any,
+    part: Literal["all", "held-out"],
+    errors: Errors,
+    name: str,
+    table: TableOptions,
 ) -> dict[str, Any]:
     """The figures of a packed model; one of text reads it from end to end and not in windows."""
     if model.task == "series":
-        return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), paths, part=part)}
+        return {
+            "task": "series",
+            **evaluate_forecaster(forecaster_of(model, name), data, part=part, table=table),
+        }
     if model.task not in ("text", None):
         raise ModelError(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    score = vars(model.score_files(paths, part=part, errors=errors))
+    score = vars(model.score_files(check_paths(data), part=part, errors=errors))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

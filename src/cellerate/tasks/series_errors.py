@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart, open_series
+from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ModelError
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
@@ -53,14 +54,14 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options)
 
-    def open(self, paths: Sequence[Any]) -> SeriesData:
+    def open(self, paths: Any, table: TableOptions | None = None) -> SeriesData:
         """Opens files as in training.
 
         Raises:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **self.settings.reading)
+        data = open_series(paths, **self.settings.reading, table=table)
         self.check(data)
         return data
 
@@ -112,7 +113,12 @@ class SeriesErrors:
 
 
 def evaluate_forecaster(
-    model: SeriesForecaster, paths: Sequence[Any], *, part: str = "all", progress: Progress | None = None
+    model: SeriesForecaster,
+    paths: Any,
+    *,
+    part: str = "all",
+    table: TableOptions | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Judges a forecaster against naive forecasts, on every window of the data.
 
@@ -120,6 +126,7 @@ def evaluate_forecaster(
         model: The forecaster.
         paths: The data; columns and options for missing values and gaps are those of the training.
         part: "all", or "held-out" for the part after training and validation, if the data are the same.
+        table: How tables are written, where that is not to be found out.
         progress: See `judge_windows`.
 
     Returns:
@@ -128,7 +135,7 @@ def evaluate_forecaster(
         the training part. With quantiles there is also `coverage`: how often the truth was at most each
         quantile.
     """
-    judged = part_of(model, model.open(paths), part)
+    judged = part_of(model, model.open(paths, table), part)
     return judge_windows(model, judged, progress).report(judged.data.target_names, model.settings.quantiles)
 
 
