@@ -285,12 +285,12 @@ def refused() -> list[Odd]:
         text(
             "1,234 and no more",
             rows(("1,234", "2,345", "3,456", "4,567"), separator=";"),
-            words=r"'1,234', which is 1\.234 or 1234.*decimal=','.*decimal='\.'",
+            words=r"'1,234', which is 1\.234 or 1234.*decimal='comma'.*decimal='point'",
         ),
         text(
             "1.234 and no more",
             rows(("1.234", "2.345", "3.456", "4.567"), separator=";"),
-            words=r"'1\.234', which is 1\.234 or 1234.*decimal='\.'.*decimal=','",
+            words=r"'1\.234', which is 1\.234 or 1234.*decimal='point'.*decimal='comma'",
         ),
         text(
             "whole numbers, and 1.234 far below",
@@ -305,12 +305,12 @@ def refused() -> list[Odd]:
         text(
             "thousands below the sample",
             "y,z\n" + "1.5,2\n" * 20_000 + '"1,234.5",2\n',
-            words=r"'1,234\.5' in data row 20001.*thousands=','",
+            words=r"'1,234\.5' in data row 20001.*thousands='comma'",
         ),
         text(
             "a decimal comma below the sample",
             "y;z\n" + "1;2\n" * 20_000 + "1,5;2\n",
-            words=r"'1,5' in data row 20001.*decimal=','",
+            words=r"'1,5' in data row 20001.*decimal='comma'",
         ),
         text(
             "two rows of numbers",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellerate.data.number_marks import Marks, columns_of, is_number, readings
+from cellerate.data.number_marks import WORDS, Marks, columns_of, is_number, readings
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
 from cellerate.data.text_encoding import likely_encoding
@@ -164,7 +164,7 @@ def unclear_number(path: Path, column: str, value: str) -> DataError:
     decimals, grouped = readings(value)
     return DataError(
         f"{path}: column {column!r} holds {value!r}, which is {decimals} or {grouped}, and nothing in the file says "
-        f"which. For {decimals} give decimal={mark!r}, for {grouped} give decimal={other!r}."
+        f"which. For {decimals} give decimal={WORDS[mark]!r}, for {grouped} give decimal={WORDS[other]!r}."
     )
 
 
@@ -307,11 +307,11 @@ def _marks(
     else:
         both = len(decimals) > 1 or len(points) > 1 or bool(set(decimals) & set(points))
         if both:
-            found = sorted(marks.seen.values(), key=lambda one: int(one[0]))
+            found = sorted(set(marks.seen.values()), key=lambda one: (int(one[0]), one[1]))
             shown = " and ".join(f"{value!r} in column {int(place) + 1}" for place, value in found[:3])
             raise DataError(
-                f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='.' or decimal=','); "
-                "then values that do not fit are refused by their row."
+                f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='point' or "
+                "decimal='comma'); then values that do not fit are refused by their row."
             )
         if decimals:
             decimal = decimals[0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from cellerate.data.arrow_table import ArrowTable, as_float, kinds_of, no_number, trimmed
 from cellerate.data.csv_dialect import Dialect, find_dialect, unclear_number
-from cellerate.data.number_marks import SPACES, number_pattern
+from cellerate.data.number_marks import SPACES, WORDS, is_number, number_pattern
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
@@ -160,17 +160,16 @@ class CsvTable(ArrowTable):
 
 def number_advice(value: str, dialect: Dialect) -> str:
     """The option with which a value would be a number, as a sentence; "" if there is none."""
-    from cellerate.data.number_marks import is_number
-
     other = "," if dialect.decimal == "." else "."
+    own_word, word = WORDS[dialect.decimal], WORDS[other]
     for decimal, thousands, words in (
-        (dialect.decimal, other, f"thousands={other!r}"),
+        (dialect.decimal, other, f"thousands={word!r}"),
         (dialect.decimal, " ", "thousands='space'"),
-        (other, "", f"decimal={other!r}"),
-        (other, dialect.decimal, f"decimal={other!r} and thousands={dialect.decimal!r}"),
+        (other, "", f"decimal={word!r}"),
+        (other, dialect.decimal, f"decimal={word!r} and thousands={own_word!r}"),
     ):
         if is_number(value, decimal, thousands):
-            return f"Correct it, or if it is one, say how numbers are written: {words}."
+            return f"Correct it, or if it is one, say how numbers are written ({words})."
     if value.rstrip().endswith("%"):
         return "Take the sign out of the column, or leave the column out of targets and features."
     return ""

@@ -12,6 +12,8 @@ from typing import Literal
 from cellerate.data.table import MISSING
 
 SPACES = " \u00a0\u202f"
+WORDS = {".": "point", ",": "comma"}
+"""The words for the marks in options: in a sentence, a mark looks like one of its own."""
 _NUMBER = re.compile(rf"[+-]?\d[\d.,'{SPACES}]*(?:[eE][+-]?\d+)?|[+-]?[.,]\d+(?:[eE][+-]?\d+)?")
 _PLAIN = re.compile(r"[+-]?\d+(?:[eE][+-]?\d+)?")
 _ONE_MARK = re.compile(r"[+-]?\d*[.,]\d*(?:[eE][+-]?\d+)?")

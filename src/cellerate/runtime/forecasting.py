@@ -325,8 +325,8 @@ class Forecaster:
             f"numbers of shape (rows, {count}) or (windows, rows, {count}), with at least {window} rows and the "
             f"features {', '.join(self._features):.200}"
         )
+        named = by_name(rows, self._features)
         try:
-            named = by_name(rows, self._features)
             array = np.asarray(rows) if named is None else named
         except ValueError as error:
             raise DataError(f"rows must be {wanted}; got rows of different lengths.") from error

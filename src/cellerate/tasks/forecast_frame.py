@@ -12,7 +12,7 @@ class Forecasts(tuple[Example, ...]):
     """The forecasts of each series, in the order of the series; as a table, one row for each series and time.
 
     The table has the column `series`, if series have names; `time`; and a column for each target, or for each quantile
-    of it. Whatever takes Arrow streams takes it as it is: `polars.DataFrame(forecasts)`, `pyarrow.table(forecasts)`.
+    of it. What asks for an Arrow stream gets it as it is: `pyarrow.RecordBatchReader.from_stream(forecasts)`.
 
     Example:
         >>> cellerate.forecast("ett.cell", "ETTh1.csv").to_pandas()
