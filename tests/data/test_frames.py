@@ -9,6 +9,7 @@ import pytest
 
 from cellerate.data.frames import FrameTable, as_sources
 from cellerate.data.series import open_series
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError, DataError
 
 DAYS = np.datetime64("2024-01-01", "us") + np.arange(40) * np.timedelta64(1, "D")
@@ -109,3 +110,13 @@ def test_open_frames_are_not_copied_with_the_settings_that_hold_them():
     (table,) = as_sources(pa.table(COLUMNS))
     assert isinstance(table, FrameTable) and copy.deepcopy(table) is table
     assert as_sources(table) == [table]
+
+
+def test_order_of_dates_is_said_of_a_frame_and_is_part_of_what_is_cached():
+    columns = {"date": ["01/02/2024", "02/02/2024", "03/02/2024"], "y": [1.0, 2.0, 3.0]}
+    found = {
+        order: open_series(columns, targets=["y"], table=TableOptions(date_order=order))
+        for order in ("dmy", "mdy")
+    }
+    assert str(found["dmy"].times[1])[:10] == "2024-02-02"
+    assert str(found["mdy"].times[0])[:10] == "2024-01-02"

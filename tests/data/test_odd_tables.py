@@ -9,7 +9,7 @@ from cellerate.errors import CellerateError
 from support.odd_tables import Odd, odd_tables
 
 ALL = odd_tables()
-NOW = [one for one in ALL if not one.needs_time]
+NOW = ALL
 
 
 @pytest.fixture(autouse=True)

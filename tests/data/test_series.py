@@ -201,7 +201,9 @@ def test_gap_in_time_splits_raises_or_is_ignored(write):
     path = write(table(10, hours(4) + hours(6, "2016-07-01T06")))
     assert spans(open_series(path, targets=["a"])) == [(0, 4), (4, 10)]
     assert spans(open_series(path, targets=["a"], gaps="ignore")) == [(0, 10)]
-    with pytest.raises(DataError, match=r"data row 5: the time goes from 2016-07-01T03.*to 2016-07-01T06"):
+    with pytest.raises(
+        DataError, match=r"data row 5: the time goes from 2016-07-01 03:00:00 to 2016-07-01 06"
+    ):
         open_series(path, targets=["a"], gaps="error")
 
 
@@ -247,17 +249,16 @@ def test_time_column_of_numbers_is_read(write):
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (
-            ["2020-01-01", "2020-01-03", "2020-01-02"],
-            r"data row 3: the time 2020-01-02.*comes after 2020-01-03",
-        ),
-        (["2020-01-01", "2020-01-02", "2020-01-02"], r"data row 3: the time 2020-01-02.*occurs twice"),
+        (["2020-01-01", "2020-01-02", "2020-01-02"], r"data row 3: the time 2020-01-02 occurs twice"),
         (["2020-01-01", "yesterday", "2020-01-02"], r"'date' holds 'yesterday' in data row 2"),
         (["2020-01-01", "", "2020-01-02"], r"time column 'date' is empty in data row 2"),
-        (["01/02/2020", "02/02/2020", "03/02/2020"], r"'01/02/2020' in data row 1.*Write times like"),
+        (
+            ["01/02/2020", "02/02/2020", "03/02/2020"],
+            r"2020-02-01 \(day first, days\) or 2020-01-02 \(month first",
+        ),
     ],
 )
-def test_times_out_of_order_or_unreadable_raise_data_error_naming_the_row(write, times, message):
+def test_times_that_occur_twice_or_are_unreadable_raise_data_error_naming_the_row(write, times, message):
     with pytest.raises(DataError, match=message):
         open_series(write(table(3, times)), targets=["a"])
 
@@ -280,9 +281,13 @@ def test_interleaved_series_are_sorted_apart(write):
     assert split.test.bounds == ((0, 4, 6), (6, 10, 12))
 
 
-def test_series_out_of_order_after_sorting_names_the_row_of_the_file(write):
-    path = write("id,date,a\nx,2020-01-02,1\ny,2020-01-01,2\nx,2020-01-01,3\ny,2020-01-02,4\n")
-    with pytest.raises(DataError, match="data row 3: the time 2020-01-01"):
+def test_time_that_occurs_twice_after_sorting_names_the_rows_of_the_file(write):
+    path = write(
+        "id,date,a\nx,2020-01-02,1\ny,2020-01-01,2\nx,2020-01-01,3\ny,2020-01-02,4\nx,2020-01-02,5\n"
+    )
+    with pytest.raises(
+        DataError, match=r"data row 5: the time 2020-01-02 .*data row 1 \(a 1 there, a 5 here; 1"
+    ):
         open_series(path, targets=["a"], series_column="id")
 
 

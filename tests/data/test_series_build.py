@@ -196,7 +196,7 @@ def progress(rows, total):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 found = [open_table(path) for path in find_tables(sys.argv[1])]
-build_series(Path(sys.argv[2]), "key", found, Columns(["a", "b"], "time", "id"),
+build_series(Path(sys.argv[2]), "key", found, Columns(["a", "b"], "time", ["id"]),
              missing="ffill", gaps="split", dtype="float32", progress=progress)
 print(left)
 """
@@ -233,7 +233,7 @@ def test_killed_build_goes_on_where_it_was(tmp_path):
 def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
     folder = write(tmp_path / "t", frame(), files=2)
     found = [open_table(path) for path in find_tables(folder)]
-    columns = Columns(["a", "b"], "time", "id")
+    columns = Columns(["a", "b"], "time", ["id"])
     building = tmp_path / "p.building"
     with exclusive(building):
         reader = series_read.Reader(building, found, columns, np.dtype(np.float32), "other")
@@ -245,7 +245,7 @@ def test_what_another_key_left_is_not_continued(tmp_path, monkeypatch):
 def test_files_that_are_shorter_than_their_note_says_are_read_anew(tmp_path):
     folder = write(tmp_path / "t", frame(), files=2)
     found = [open_table(path) for path in find_tables(folder)]
-    columns = Columns(["a", "b"], "time", "id")
+    columns = Columns(["a", "b"], "time", ["id"])
     building = tmp_path / "p.building"
     with exclusive(building):
         series_read.Reader(building, found, columns, np.dtype(np.float32), "key").read()
@@ -286,7 +286,7 @@ def test_other_packing_of_the_same_name_is_not_taken_for_ones_own(tmp_path):
     folder = write(tmp_path / "t", frame())
     found = [open_table(path) for path in find_tables(folder)]
     settings = {"missing": "error", "gaps": "split", "dtype": "float32", "cache": False}
-    columns = Columns(["a", "b"], "time", "id")
+    columns = Columns(["a", "b"], "time", ["id"])
     build_series(tmp_path / "p", "one", found, columns, **settings)
     with pytest.raises(OutputError, match="something else"):
         build_series(tmp_path / "p", "other", found, columns, **settings)

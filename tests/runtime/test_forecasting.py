@@ -15,7 +15,6 @@ from cellerate.errors import DataError, ModelError
 from cellerate.program import Program
 from cellerate.runtime import forecasting
 from cellerate.runtime.cell import Cell, write_cell
-from cellerate.runtime.forecasting import next_times
 from cellerate.runtime.packed import PackedModel
 from support.packed_forecaster import (
     HORIZON,
@@ -26,7 +25,6 @@ from support.packed_forecaster import (
     write_series,
 )
 
-HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
 # Runs code in a process in which nothing that forecasting rows does without can be imported.
 ALONE = """
 import sys
@@ -125,8 +123,11 @@ def test_rows_that_cannot_be_used_are_refused(rows, message):
         ),
         *(
             {name: value}
-            for name, value in itertools.product(["time_column", "series_column"], [3, ["date"]])
+            for name, value in itertools.product(["time_column", "time_zone", "frequency"], [3, ["date"]])
         ),
+        {"series_column": 3},
+        {"series_column": [3]},
+        {"duplicates": "guess"},
         {"feature": ["wind", "load"]},
         {"quantiles": [0.5, 0.5]},
         {"quantiles": [0.0]},
@@ -292,17 +293,3 @@ def test_program_forecasts_from_a_file_without_keras_or_a_framework(tmp_path):
         == np.concatenate([e.forecast for e in found]).tolist()
     )
     assert done.stdout.splitlines()[0] == "series,time,price,load"
-
-
-def test_next_times_go_on_across_midnight_and_a_leap_day():
-    last = np.datetime64("2024-02-28T22:00", "us")
-    assert next_times(last, HOUR, 3).astype(str).tolist() == [
-        "2024-02-28T23:00:00.000000",
-        "2024-02-29T00:00:00.000000",
-        "2024-02-29T01:00:00.000000",
-    ]
-
-
-def test_next_times_of_numbers_and_of_rows_without_times():
-    assert next_times(np.float64(1.5), 0.5, 3).tolist() == [2.0, 2.5, 3.0]
-    assert next_times(np.int64(9), None, 2).tolist() == [10, 11]

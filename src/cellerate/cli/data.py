@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json
+from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import spoken
 from cellerate.data.table_options import TableOptions
@@ -37,7 +37,10 @@ def pack(
         ),
     ] = None,
     series_column: Annotated[
-        str | None, typer.Option(help="The column that tells several series apart.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help="A column that tells several series apart; may be given again.", show_default=False
+        ),
     ] = None,
     missing: Annotated[
         str, typer.Option(help="What to do with missing values: error, drop, ffill or interpolate.")
@@ -45,6 +48,19 @@ def pack(
     gaps: Annotated[
         str, typer.Option(help="What to do where the time step differs: split, error or ignore.")
     ] = "split",
+    duplicates: Annotated[
+        str, typer.Option(help="What to do with rows of one time: error, or keep the first, last or mean.")
+    ] = "error",
+    time_zone: Annotated[
+        str | None, typer.Option(help="The zone of times that say none: Europe/Berlin.", show_default=False)
+    ] = None,
+    frequency: Annotated[
+        str | None,
+        typer.Option(
+            help="How often there is a row: 15min, hour, day, business-day, week, month; without it, it is found.",
+            show_default=False,
+        ),
+    ] = None,
     storage: Annotated[str, typer.Option(help="How values are stored: float32 or float16.")] = "float32",
     json: Json = False,
     quiet: Quiet = False,
@@ -65,13 +81,19 @@ def pack(
             output,
             columns=column or None,
             time_column=time_column,
-            series_column=series_column,
+            series_column=series_column or (),
             missing=missing,  # type: ignore[arg-type]  # checked there
             gaps=gaps,  # type: ignore[arg-type]
             dtype=storage,  # type: ignore[arg-type]
             table=spoken(table, quiet),
+            duplicates=duplicates,  # type: ignore[arg-type]
+            time_zone=time_zone,
+            frequency=frequency,
             progress=progress,
         )
+    for told in packed.notes:
+        if not quiet:
+            note(told)
     stretches, series = len(packed.segments), len(packed.names)
     content = sum(path.stat().st_size for path in output.iterdir())
     if json:

@@ -3,7 +3,7 @@
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +39,32 @@ def forecast(
     plot: Annotated[
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with missing values of these files: error, drop, ffill or interpolate; without it, as in "
+            "training.",
+            show_default=False,
+        ),
+    ] = None,
+    gaps: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with gaps: split, error or ignore; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    duplicates: Annotated[
+        str | None,
+        typer.Option(
+            help="What to do with rows of one time: error, first, last or mean; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
+    ] = None,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -62,6 +88,12 @@ def forecast(
     if processes > 1 and output is None:
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
+    reading: dict[str, Any] = {
+        "missing": missing,
+        "gaps": gaps,
+        "duplicates": duplicates,
+        "time_zone": time_zone,
+    }
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
@@ -71,7 +103,11 @@ def forecast(
             from cellerate.tasks.bulk import forecast_files
 
             with progress_bar("forecasting", quiet) as progress:
-                done = forecast_files(model, data, output, table=spoken(table, quiet), progress=progress)
+                done = forecast_files(
+                    model, data, output, **reading, table=spoken(table, quiet), progress=progress
+                )
+        for told in done.notes if not quiet else ():
+            note(told)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -85,7 +121,12 @@ def forecast(
     if plot is not None:
         check_chart(plot)
     with progress_bar("forecasting", quiet) as progress:
-        examples = inference.forecast(model, data, progress=progress, **vars(spoken(table, quiet)))
+        notes: list[str] = []
+        examples = inference.forecast(
+            model, data, **reading, progress=progress, tell=notes.append, **vars(spoken(table, quiet))
+        )
+    for told in notes if not quiet else ():
+        note(told)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))

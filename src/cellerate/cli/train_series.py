@@ -98,6 +98,7 @@ def train_series(
             display=training_display(quiet),
             reading=reading,
             table=spoken(table, quiet),
+            tell=None if quiet else note,
         )
     chart = None
     if plot is not None and not run.examples:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.table import KEY_SEPARATOR, MISSING, Block, Kind, TableFile
+from cellerate.data.series_keys import series_of
+from cellerate.data.table import MISSING, Block, Kind, TableFile
 from cellerate.data.table_options import TableOptions
 from cellerate.data.time_column import TimeParser
 from cellerate.errors import DataError
@@ -52,40 +53,12 @@ class ArrowTable(TableFile):
             for place, name in enumerate(numbers):
                 values[:, place] = self._numbers(batch.column(name), name, row)
             times = parser.parse(batch.column(time), row) if time is not None else None
-            found = Block(values, times, None)
+            found = Block(values, times, None, form=parser.form)
             if series:
-                codes, ids = self._ids(batch, series, row)
+                codes, ids = series_of([batch.column(name) for name in series], series, self.path, row)
                 found = dataclasses.replace(found, series=codes, ids=ids)
             yield found
             row += batch.num_rows
-
-    def _ids(self, batch: Any, series: Sequence[str], row: int) -> tuple[np.ndarray, list[str]]:
-        """The number of each row's id, and the ids."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        codes: np.ndarray | None = None
-        ids: list[str] = []
-        for name in series:
-            column = batch.column(name)
-            if column.null_count:
-                place = row + column.is_null().to_pylist().index(True) + 1
-                raise DataError(f"{self.path}: the series column {name!r} is empty in data row {place}.")
-            if not pa.types.is_dictionary(column.type):
-                column = pc.dictionary_encode(column)
-            own = pc.cast(column.dictionary, pa.string()).to_pylist()
-            indices = np.asarray(column.indices)
-            if codes is None:
-                codes, ids = indices, own
-            else:
-                pairs, codes = np.unique(
-                    codes.astype(np.int64) * max(1, len(own)) + indices, return_inverse=True
-                )
-                ids = [
-                    f"{ids[pair // len(own)]}{KEY_SEPARATOR}{own[pair % len(own)]}" for pair in pairs.tolist()
-                ]
-        assert codes is not None  # noqa: S101 (there is at least one column)
-        return codes, ids
 
 
 class ParquetTable(ArrowTable):

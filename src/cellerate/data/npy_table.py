@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cellerate.data.table import KEY_SEPARATOR, Block, Kind, TableFile
+from cellerate.data.series_keys import JOINED_BY
+from cellerate.data.table import Block, Kind, TableFile
 from cellerate.errors import DataError
 
 _BLOCK_BYTES = 4 << 20
@@ -61,7 +62,7 @@ class NpyTable(TableFile):
             found = Block(block[:, places].astype(np.float64), times, None)
             if keys:
                 ids, codes = np.unique(block[:, keys], axis=0, return_inverse=True)
-                names = [KEY_SEPARATOR.join(_id_of(float(value)) for value in row) for row in ids]
+                names = [JOINED_BY.join(_id_of(float(value)) for value in row) for row in ids]
                 found = dataclasses.replace(found, series=codes.ravel(), ids=names)
             yield found
 

@@ -16,14 +16,17 @@ import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.frames import as_sources
+from cellerate.data.frequency import Frequency
 from cellerate.data.gather import open_rows
 from cellerate.data.series_build import Storage, build_series, check_packing, copy_columns, packing_key
 from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Columns, Progress
+from cellerate.data.series_read import Columns, Progress, times_in
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import NpyTable, find_tables, open_tables
+from cellerate.data.time_form import TimeForm
 from cellerate.data.wide_table import SERIES, VALUE, WideTable
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import cache_dir
@@ -46,7 +49,11 @@ class SeriesData:
         step: The median time step: timedelta64 or float, or None without times.
         fingerprint: Hash of the files' content and of all settings.
         cached: Whether the matrix was already in the cache.
-        packed_with: The settings of a packed series: time_column, series_column, missing, gaps, dtype; None for tables.
+        packed_with: The settings of a packed series: time_column, series_column, missing, gaps, dtype, duplicates,
+            time_zone, frequency; None for tables.
+        frequency: How often there is a row; None without times.
+        form: How the tables wrote the times. Those of zones and offsets are instants in UTC in `times`.
+        notes: What is to be told of how the tables were read.
     """
 
     values: np.ndarray
@@ -59,6 +66,9 @@ class SeriesData:
     fingerprint: str
     cached: bool = False
     packed_with: Mapping[str, Any] | None = None
+    frequency: Frequency | None = None
+    form: TimeForm = dataclasses.field(default_factory=TimeForm)
+    notes: tuple[str, ...] = ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -74,6 +84,26 @@ class SeriesData:
     def rows(self) -> int:
         """The number of rows in segments; other rows are not used."""
         return sum(stop - first for first, stop, _ in self.segments)
+
+    def times_after(self, stop: int, count: int) -> np.ndarray:
+        """The (count,) times, or numbers, of the rows that follow row `stop - 1`.
+
+        Those that the series has are given as they are, and the calendar of its frequency goes on after its last.
+        """
+        if self.times is None:
+            return np.arange(stop, stop + count)
+        firsts = [first for first, _, _ in self.segments]
+        place = int(np.searchsorted(firsts, stop - 1, side="right")) - 1
+        end = max(stop, min(self.segments[place][1], stop + count)) if place >= 0 else stop
+        known = np.asarray(self.times[stop:end])
+        if len(known) == count:
+            return known
+        if self.frequency is None:
+            raise DataError(
+                "the series has a single row, so nobody knows which times follow: give more rows, or say how often "
+                "there is one (frequency)."
+            )
+        return np.concatenate([known, self.frequency.after(self.times[end - 1], count - len(known))])
 
     def whole(self) -> "SeriesPart":
         """All rows as one part."""
@@ -191,10 +221,13 @@ def open_series(
     targets: Sequence[str] = (),
     features: Sequence[str] | None = None,
     time_column: str | None = None,
-    series_column: str | None = None,
+    series_column: Sequence[str] | str | None = None,
     missing: Missing = "error",
     gaps: Gaps = "split",
     dtype: Storage = "float32",
+    duplicates: Duplicates = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
     names: Sequence[str] | None = None,
     wide: bool = False,
     table: TableOptions | None = None,
@@ -213,15 +246,22 @@ def open_series(
         targets: Columns to forecast.
         features: Columns to forecast from; None for every column of numbers except time and series.
         time_column: The column of times; "" for none. None takes the column named date, time, timestamp,
-            datetime or ds, else the first one of a time type, else none.
-        series_column: The column that tells several series in one table apart.
+            datetime or ds, else the first one of a time type, else one of a name such as month or ts, or a first
+            column of texts, whose values are times; else none.
+        series_column: The columns that tell several series in one table apart, one or more.
         missing: What to do with empty, NaN and infinite values. "error" raises; "drop" cuts the series there;
             "ffill" repeats the last value before them (rows before the first value are dropped);
             "interpolate" draws a straight line between the neighbours, with the nearest value at the ends.
             Note that such a line looks ahead.
-        gaps: What to do where the time step is under half or over one and a half of the median. "split" lets
-            no window cross it; "error" raises; "ignore" goes on.
+        gaps: What to do where a row does not follow the one before it by the frequency. "split" lets no window
+            cross it; "error" raises; "ignore" goes on.
         dtype: The type of the stored matrix; "float16" halves its size.
+        duplicates: What to do with rows of one series and one time: "error", keep the "first" or "last" in the file,
+            or their "mean".
+        time_zone: The zone of times that the tables give without one, and the one in which times are written. None
+            takes them as they stand.
+        frequency: How often there is a row: "15min", "hour", "day", "business-day", "week", "month", "quarter",
+            "year"; None finds it from the times.
         names: Column names for `.npy` files and for CSV files without a header; None for "0", "1", ...
         wide: Whether each column of numbers beside the column of times is a series of its own, of one target named
             "value". Then `targets` may be empty, and there is no series column.
@@ -234,11 +274,13 @@ def open_series(
     Raises:
         ConfigError: An argument has an invalid value.
         DataError: A file is missing, empty or damaged, a column is missing or holds no numbers, times are
-            out of order, or values are missing and `missing` is "error". The message names file, column
-            and row.
+            not to be read or occur twice, or values are missing and `missing` is "error". The message names
+            file, column and row.
         OutputError: The cache folder cannot be written.
     """
-    check_packing(missing, gaps, dtype)
+    reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
+    reading |= {"time_zone": time_zone, "frequency": frequency}
+    check_packing(**reading)
     if wide:
         targets = _wide_targets(targets, features, series_column)
     if isinstance(targets, str) or not targets:
@@ -253,20 +295,29 @@ def open_series(
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     if wide:
-        found = choose_columns(first.path, first.columns, first.kinds, [], None, time_column, None)
+        found = choose_columns(
+            first.path, first.columns, first.kinds, [], None, time_column, None, times_in(first)
+        )
         tables = [WideTable(one, found.time) for one in tables]
         first, series_column, time_column = tables[0], SERIES, found.time or ""
     columns = choose_columns(
-        first.path, first.columns, first.kinds, list(targets), features, time_column, series_column
+        first.path,
+        first.columns,
+        first.kinds,
+        list(targets),
+        features,
+        time_column,
+        series_column,
+        times_in(first),
     )
     read = Columns(columns.values, columns.time, columns.series)
-    key = packing_key(tables, read, missing=missing, gaps=gaps, dtype=dtype)
+    key = packing_key(tables, read, **reading)
     folder = cache_dir() / "series" / key
     with contextlib.suppress(DataError):
         if is_packed_series(folder):
             in_place = first.values if isinstance(first, NpyTable) else None
             return _series_data(open_packed(folder, in_place), columns.features, targets)
-    made = build_series(folder, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, progress=progress)
+    made = build_series(folder, key, tables, read, **reading, note=columns.note, progress=progress)
     return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
 
 
@@ -322,6 +373,9 @@ def _series_data(
         fingerprint=digest(chosen.encode()),
         cached=True,
         packed_with=packed_with,
+        frequency=packed.frequency,
+        form=packed.form,
+        notes=packed.notes,
     )
 
 

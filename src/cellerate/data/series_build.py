@@ -13,18 +13,23 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from cellerate.data.batches import digest
+from cellerate.data.date_order import LOOKED_AT, decide_order, swap_day_and_month
+from cellerate.data.frequency import parse_frequency
 from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
+from cellerate.data.series_order import ORIGIN, Duplicates, Ordered, Sorting, order_rows
 from cellerate.data.series_pack import PackedSeries, describe, open_packed
 from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, Progress, Reader, npy_header
 from cellerate.data.tables import NpyTable, Table
-from cellerate.errors import DataError, OutputError
+from cellerate.data.time_form import TimeForm
+from cellerate.data.time_zones import check_zone
+from cellerate.errors import ConfigError, DataError, OutputError
 from cellerate.files import exclusive, output_error, publish_folder
 from cellerate.settings import check_choice
 
 Storage = Literal["float32", "float16"]
 _BUILDING = ".building"
-_COPIED_BYTES = 16 << 20
+_COPIED_BYTES, _SWAPPED_ROWS = 16 << 20, 1 << 20
 
 
 def build_series(
@@ -36,6 +41,10 @@ def build_series(
     missing: Missing,
     gaps: Gaps,
     dtype: Storage,
+    duplicates: Duplicates = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+    note: str = "",
     cache: bool = True,
     progress: Progress | None = None,
 ) -> PackedSeries:
@@ -49,6 +58,10 @@ def build_series(
         missing: See `open_series`.
         gaps: See `open_series`.
         dtype: Of the values.
+        duplicates: See `open_series`.
+        time_zone: See `open_series`.
+        frequency: See `open_series`.
+        note: What is to be told of the columns.
         cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
             it lies, and what is damaged is made anew.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
@@ -66,7 +79,8 @@ def build_series(
                 shutil.rmtree(building, ignore_errors=True)
                 return found
         try:
-            made = _Build(building, key, tables, columns, missing, gaps, np.dtype(dtype), progress)
+            how = _How(missing, gaps, duplicates, time_zone, frequency, note)
+            made = _Build(building, key, tables, columns, how, np.dtype(dtype), progress)
             packed, elsewhere = made.in_place(usable), True
             if packed is None:
                 packed, elsewhere = made.on_disk(), False
@@ -133,17 +147,38 @@ def _made_meanwhile(folder: Path, usable: np.ndarray | None, key: str, *, cache:
     )
 
 
-def check_packing(missing: str, gaps: str, dtype: str) -> None:
+def check_packing(
+    missing: str,
+    gaps: str,
+    dtype: str,
+    duplicates: str = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+) -> None:
     """Raises `ConfigError` for a setting that cannot be used."""
+    check_choice("duplicates", duplicates, get_args(Duplicates))
+    check_zone(time_zone)
+    if frequency is not None:
+        parse_frequency(frequency)
     check_choice("missing", missing, get_args(Missing))
     check_choice("gaps", gaps, get_args(Gaps))
     check_choice("dtype", dtype, get_args(Storage))
 
 
-def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps: str, dtype: str) -> str:
+def packing_key(
+    tables: Sequence[Table],
+    columns: Columns,
+    *,
+    missing: str,
+    gaps: str,
+    dtype: str,
+    duplicates: str = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
+) -> str:
     """A hash of the content of tables and of how they are packed."""
     settings = {
-        "version": 2,
+        "version": 3,
         "files": [table.digest() for table in tables],
         # How a file is written is found again each time, or said; it decides what is read.
         "reading": [dict(table.reading) for table in tables if table.reading],
@@ -152,10 +187,23 @@ def packing_key(tables: Sequence[Table], columns: Columns, *, missing: str, gaps
         "missing": missing,
         "gaps": gaps,
         "dtype": dtype,
+        "times": [duplicates, time_zone, frequency],
         # A file that begins a new series gives it its name.
         "names": [table.path.stem for table in tables] if len(tables) > 1 else [],
     }
     return digest(json.dumps(settings, sort_keys=True).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """The settings of `build_series` that say how rows are treated."""
+
+    missing: Missing
+    gaps: Gaps
+    duplicates: Duplicates
+    time_zone: str | None
+    frequency: str | None
+    note: str
 
 
 class _Build:
@@ -165,13 +213,12 @@ class _Build:
         key: str,
         tables: Sequence[Table],
         columns: Columns,
-        missing: Missing,
-        gaps: Gaps,
+        how: _How,
         dtype: np.dtype,
         progress: Progress | None,
     ) -> None:
         self._folder, self._key, self._tables, self._columns = folder, key, tables, columns
-        self._missing, self._gaps, self._dtype, self._progress = missing, gaps, dtype, progress
+        self._how, self._dtype, self._progress = how, dtype, progress
 
     def in_place(self, values: np.ndarray | None) -> PackedSeries | None:
         """A description of values that stay where they are, or None if they cannot."""
@@ -180,9 +227,9 @@ class _Build:
         reader = Reader(None, self._tables, self._columns, self._dtype, self._key, self._progress)
         done = reader.read()
         self._check_holes(reader)
-        if not done.complete and self._missing != "drop":
+        if not done.complete and self._how.missing != "drop":
             return None
-        return self._laid_out(values, None, reader, reader.place)
+        return self._laid_out(values, None, reader.done.counts, reader, reader.place)
 
     def on_disk(self) -> PackedSeries:
         """Values and times in the folder, and their description."""
@@ -191,6 +238,7 @@ class _Build:
         self._check_holes(reader)
         # What follows changes what was read, so a process that is killed from here on begins anew.
         (self._folder / NOTE).unlink(missing_ok=True)
+        form, told = self._form(reader)
         files = [(VALUES, "values.npy")] + ([(TIMES, "times.npy")] if self._columns.time is not None else [])
         for name, final in files:
             source = self._folder / name
@@ -199,18 +247,56 @@ class _Build:
             else:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
-        values = np.load(self._folder / "values.npy", mmap_mode="r", allow_pickle=False)
-        times = None
-        if self._columns.time is not None:
-            times = np.load(self._folder / "times.npy", mmap_mode="r", allow_pickle=False)
         place = reader.place if done.sorted else self._place_before_sorting(reader)
-        packed = self._laid_out(values, times, reader, place)
-        (self._folder / SERIES).unlink()
+        times, counts, notes = None, done.counts, [self._how.note]
+        if self._columns.time is not None:
+            ordered, form = self._ordered(done.counts, form, place)
+            counts, notes = ordered.counts, [*notes, told, *ordered.notes]
+            if ordered.rewritten:
+                place = self._place_before_ordering(place)
+            times = np.load(self._folder / "times.npy", mmap_mode="r", allow_pickle=False)
+        values = np.load(self._folder / "values.npy", mmap_mode="r", allow_pickle=False)
+        packed = self._laid_out(values, times, counts, reader, place, form, notes)
+        for name in (SERIES, ORIGIN):
+            (self._folder / name).unlink(missing_ok=True)
         return packed
+
+    def _form(self, reader: Reader) -> tuple[TimeForm, str]:
+        """How the times are written, what is told of it; puts right dates that were read with the day first."""
+        if self._columns.time is None:
+            return TimeForm(), ""
+        done, told = reader.done, ""
+        form = TimeForm.from_config(done.form) if done.form is not None else TimeForm("number")
+        times = np.load(self._folder / TIMES, mmap_mode="r+", allow_pickle=False)
+        undecided = done.undecided
+        if form.order == "?":
+            series = np.fromfile(self._folder / SERIES, np.int32, LOOKED_AT)
+            some = np.array(times[:LOOKED_AT])
+            form, told = decide_order(form, some, series, self._tables[0].path, self._columns.time)
+            undecided = len(times)
+        if form.order == "mdy":
+            for first in range(0, undecided, _SWAPPED_ROWS):
+                stop = min(undecided, first + _SWAPPED_ROWS)
+                times[first:stop] = swap_day_and_month(times[first:stop])
+        return form, told or form.words
+
+    def _ordered(
+        self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]
+    ) -> tuple[Ordered, TimeForm]:
+        """The rows in the order of time, and the form with its time zone."""
+        zone = self._how.time_zone
+        if zone is not None and form.kind == "number":
+            raise ConfigError(
+                f"time_zone is {zone!r}, but the column {self._columns.time!r} holds plain numbers: leave it out."
+            )
+        clock = zone if zone is not None and not form.zone else ""
+        how = Sorting(self._how.duplicates, clock, form, self._columns.values, place)
+        ordered = order_rows(self._folder, counts, how)
+        return ordered, dataclasses.replace(form, zone=zone, mixed=False) if zone is not None else form
 
     def _check_holes(self, reader: Reader) -> None:
         done = reader.done
-        if self._missing == "error" and done.first_hole is not None:
+        if self._how.missing == "error" and done.first_hole is not None:
             row, column = done.first_hole
             raise DataError(
                 f"{reader.place(row)}: column {self._columns.values[column]!r} has no value "
@@ -219,19 +305,37 @@ class _Build:
             )
 
     def _laid_out(
-        self, values: np.ndarray, times: np.ndarray | None, reader: Reader, place: Callable[[int], str]
+        self,
+        values: np.ndarray,
+        times: np.ndarray | None,
+        counts: Sequence[int],
+        reader: Reader,
+        place: Callable[[int], str],
+        form: TimeForm | None = None,
+        notes: Sequence[str] = (),
     ) -> PackedSeries:
-        done, columns = reader.done, self._columns
+        done, columns, how = reader.done, self._columns, self._how
+        names = [""] if not columns.series and len(done.names) == 1 else done.names
         layout = lay_out(
-            None if done.complete else values, times, done.counts, self._missing, self._gaps, place
+            None if done.complete else values,
+            times,
+            counts,
+            how.missing,
+            how.gaps,
+            place,
+            wanted=None if how.frequency is None or times is None else parse_frequency(how.frequency),
+            form=form,
+            names=names,
         )
-        names = [""] if columns.series is None and len(done.names) == 1 else done.names
         settings: dict[str, Any] = {
             "time_column": columns.time,
-            "series_column": columns.series,
-            "missing": self._missing,
-            "gaps": self._gaps,
+            "series_column": list(columns.series),
+            "missing": how.missing,
+            "gaps": how.gaps,
             "dtype": self._dtype.name,
+            "duplicates": how.duplicates,
+            "time_zone": how.time_zone,
+            "frequency": how.frequency,
         }
         return PackedSeries(
             values,
@@ -242,7 +346,16 @@ class _Build:
             layout.step,
             settings,
             self._key,
+            layout.frequency,
+            form or TimeForm(),
+            tuple(filter(None, notes)),
         )
+
+    def _place_before_ordering(self, place: Callable[[int], str]) -> Callable[[int], str]:
+        def before(row: int) -> str:
+            return place(int(np.memmap(self._folder / ORIGIN, np.int64, mode="r")[row]))
+
+        return before
 
     def _place_before_sorting(self, reader: Reader) -> Callable[[int], str]:
         def place(row: int) -> str:

@@ -12,16 +12,18 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cellerate.data.frequency import Frequency, check_agreement, find_frequency, settled
 from cellerate.data.gather import FileRows, open_rows
 from cellerate.data.series_fill import Filler, blocks_of
 from cellerate.data.series_read import npy_header
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
 
 Missing = Literal["error", "drop", "ffill", "interpolate"]
 Gaps = Literal["split", "error", "ignore"]
 _BLOCK_BYTES = 16 << 20
-# Of more rows than these, the median step is that of evenly spaced stretches of them.
-_MEDIAN_ROWS, _MEDIAN_STRETCHES = 1 << 22, 64
+# Of more rows than these, the frequency is that of evenly spaced stretches of them.
+_MEDIAN_ROWS, _MEDIAN_STRETCHES = 1 << 20, 64
 
 
 def sort_rows(source: Path, target: Path, series: Path, counts: Sequence[int]) -> None:
@@ -60,10 +62,12 @@ class Layout:
     Attributes:
         segments: (S, 3) int64: first row, row after the last, number of the series.
         step: The median time step, () timedelta64 or float64; an empty array without times.
+        frequency: How often there is a row; None without times.
     """
 
     segments: np.ndarray
     step: np.ndarray
+    frequency: Frequency | None
 
 
 def lay_out(
@@ -73,27 +77,43 @@ def lay_out(
     missing: Missing,
     gaps: Gaps,
     place: Callable[[int], str],
+    *,
+    wanted: Frequency | None = None,
+    form: TimeForm | None = None,
+    names: Sequence[str] = (),
 ) -> Layout:
     """Finds the stretches, and fills holes inside them.
 
     Args:
         values: (N, C) with NaN where a value is missing, to be filled in its file unless `missing` is "drop"; None
             if none is missing.
-        times: (N,) or None.
+        times: (N,) or None, rising in each series.
         counts: The rows of each series, in the order in which they lie.
         missing: "drop", "ffill" or "interpolate".
-        gaps: What to do where the time step is not about the median.
+        gaps: What to do where a row does not follow the one before it by the frequency.
         place: How a message names a row.
+        wanted: The frequency, if it was named.
+        form: How times are written.
+        names: The names of the series.
 
     Raises:
-        DataError: Times are out of order, there is a gap and `gaps` is "error", or no row is left.
+        ConfigError: The frequency does not fit the times.
+        DataError: There is a gap and `gaps` is "error", series have frequencies of their own, or no row is left.
     """
-    ends = np.cumsum(counts)
-    step = np.empty(0) if times is None else _median_step(times, ends)
+    ends, form = np.cumsum(counts), form or TimeForm()
+    step, frequency = np.empty(0), None
+    if times is not None:
+        some, series, inside = _sample(times, ends)
+        step = _median(np.diff(some)[inside])
+        zone = form.zone
+        frequency = find_frequency(some, inside, zone) if wanted is None else settled(wanted, some, zone)
+        if frequency is not None and wanted is None and gaps == "split" and len(counts) > 1 and len(some) > 1:
+            whole = len(some) if len(some) == len(times) else _MEDIAN_ROWS // _MEDIAN_STRETCHES
+            check_agreement(frequency, some[:whole], series[:whole], names)
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     kept_before = False
-    for first, kept, cut in _kept_rows(values, _Clock(times, ends, step, gaps, place), missing):
+    for first, kept, cut in _kept_rows(values, _Clock(times, ends, frequency, gaps, place, form), missing):
         before = np.concatenate([[kept_before], kept[:-1]])
         starts.append(first + np.flatnonzero(kept & (cut | ~before)))
         stops.append(first + np.flatnonzero(before & (cut | ~kept)))
@@ -106,7 +126,7 @@ def lay_out(
         raise DataError(
             "no row is left: every row misses a value. Leave out the columns that are mostly empty."
         )
-    return Layout(np.stack([begin, end, np.searchsorted(ends, begin, side="right")], axis=1), step)
+    return Layout(np.stack([begin, end, np.searchsorted(ends, begin, side="right")], axis=1), step, frequency)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +135,10 @@ class _Clock:
 
     times: np.ndarray | None
     ends: np.ndarray
-    step: np.ndarray
+    frequency: Frequency | None
     gaps: Gaps
     place: Callable[[int], str]
+    form: TimeForm
 
     @property
     def rows(self) -> int:
@@ -133,56 +154,48 @@ class _Clock:
         begins[0] = first == 0
         edges = self.ends[np.searchsorted(self.ends, first) : np.searchsorted(self.ends, stop)]
         begins[edges - first] = True
-        if self.times is None:
+        if self.times is None or self.frequency is None or self.gaps == "ignore":
             return begins
         back = int(first > 0)
-        (times,) = blocks_of(self.times[first - back : stop, None], stop - first + back)
-        steps = np.diff(times[:, 0])
-        inside = ~begins[1 - back :]
-        wrong = inside & ~(steps > steps.dtype.type(0))
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            here, last = times[at + 1, 0], times[at, 0]
-            raise DataError(
-                f"{self.place(first + at + 1 - back)}: the time {here} "
-                + ("occurs twice" if here == last else f"comes after {last}")
-                + ", so rows are out of order. Sort the file by time; if it holds several series, name the "
-                "column that tells them apart (series_column)."
-            )
-        if not self.step.size:
-            return begins
-        usual = float(self.step.astype(np.float64))
-        irregular = inside & (np.abs(steps.astype(np.float64) - usual) > 0.5 * usual)
+        (block,) = blocks_of(self.times[first - back : stop, None], stop - first + back)
+        times = block[:, 0]
+        irregular = ~begins[1 - back :] & self.frequency.gaps(times[:-1], times[1:])
         if self.gaps == "error" and irregular.any():
             at = int(np.argmax(irregular))
+            before, after = self.form.write(times[at : at + 2])
             raise DataError(
-                f"{self.place(first + at + 1 - back)}: the time goes from {times[at, 0]} to {times[at + 1, 0]}, but "
-                f"the usual step is {self.step}. Fill the gap, or choose gaps='split' or 'ignore'."
+                f"{self.place(first + at + 1 - back)}: the time goes from {before} to {after}, but the frequency is "
+                f"{self.frequency.name}. Fill the gap, or choose gaps='split' or 'ignore'."
             )
-        if self.gaps == "split":
-            begins[1 - back :] |= irregular
+        begins[1 - back :] |= irregular
         return begins
 
 
-def _median_step(times: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The median of the steps inside series, () timedelta64[us] or float64; an empty array if there are none."""
+def _sample(times: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Some times, the series of each, and (n - 1,) whether a row and the one after it follow one another in one."""
     count = len(times)
     spread = [(0, count)]
     if count > _MEDIAN_ROWS:
         length = _MEDIAN_ROWS // _MEDIAN_STRETCHES
         spread = [(int(n), int(n) + length) for n in np.linspace(0, count - length, _MEDIAN_STRETCHES)]
-    found = []
+    found, series, joints = [], [], []
     for first, stop in spread:
         (part,) = blocks_of(times[first:stop, None], stop - first)
-        inside = np.ones(len(part) - 1, bool)
-        edges = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, stop)]
-        inside[edges - first - 1] = False
-        found.append(np.diff(part[:, 0])[inside].astype(np.float64))
-    steps = np.concatenate(found)
+        found.append(part[:, 0])
+        series.append(np.searchsorted(ends, np.arange(first, stop), side="right"))
+        joints.append(sum(map(len, found)))
+    codes = np.concatenate(series)
+    inside = codes[1:] == codes[:-1]
+    inside[np.array(joints[:-1], np.int64) - 1] = False
+    return np.concatenate(found), codes, inside
+
+
+def _median(steps: np.ndarray) -> np.ndarray:
+    """The median of (n,) steps, () timedelta64[us] or float64; an empty array if there are none."""
     if not len(steps):
         return np.empty(0)
-    median = float(np.median(steps))
-    return np.array(round(median), "timedelta64[us]") if times.dtype.kind == "M" else np.array(median)
+    median = float(np.median(steps.astype(np.float64)))
+    return np.array(round(median), "timedelta64[us]") if steps.dtype.kind == "m" else np.array(median)
 
 
 def _kept_rows(

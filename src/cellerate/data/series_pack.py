@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.batches import digest
+from cellerate.data.frequency import Frequency
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
 
@@ -37,6 +39,9 @@ class PackedSeries:
         step: The median time step: () timedelta64 or float64, or an empty array without times.
         settings: How it was made: time_column, series_column, missing, gaps, dtype.
         fingerprint: Hash of the content it was made of and of the settings.
+        frequency: How often there is a row; None without times.
+        form: How the tables wrote the times.
+        notes: What is to be told of how they were read.
     """
 
     values: np.ndarray
@@ -47,6 +52,9 @@ class PackedSeries:
     step: np.ndarray
     settings: dict[str, Any]
     fingerprint: str
+    frequency: Frequency | None = None
+    form: TimeForm = dataclasses.field(default_factory=TimeForm)
+    notes: tuple[str, ...] = ()
 
 
 def is_packed_series(path: Path) -> bool:
@@ -72,6 +80,9 @@ def describe(folder: Path, packed: PackedSeries, *, in_place: bool) -> None:
         "fingerprint": packed.fingerprint,
         "segments": digest(packed.segments.tobytes()),
         "in_place": in_place,
+        "frequency": None if packed.frequency is None else packed.frequency.to_config(),
+        "form": packed.form.to_config(),
+        "notes": list(packed.notes),
     }
     with atomic_write(folder / _DESCRIPTION) as beside:
         beside.write_text(json.dumps(description))
@@ -117,12 +128,29 @@ def open_packed(folder: Path, in_place: np.ndarray | None = None) -> PackedSerie
         assert values is not None  # noqa: S101 (else it is wrong)
         names = tuple(map(str, told["names"]))
         return PackedSeries(
-            values, columns, times, segments, names, step, dict(told["settings"]), str(told["fingerprint"])
+            values,
+            columns,
+            times,
+            segments,
+            names,
+            step,
+            dict(told["settings"]),
+            str(told["fingerprint"]),
+            Frequency.from_config(told["frequency"]) if "frequency" in told else _frequency_of(step),
+            TimeForm.from_config(told.get("form")),
+            tuple(map(str, told.get("notes", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}). Pack it again.") from error
+
+
+def _frequency_of(step: np.ndarray) -> Frequency | None:
+    """The frequency of a series that an earlier version packed, which noted the median step alone."""
+    if not step.size or not step.astype(np.float64) > 0:
+        return None
+    return Frequency("time" if step.dtype.kind == "m" else "number", float(step.astype(np.float64)))
 
 
 def _mapped(path: Path) -> np.ndarray:

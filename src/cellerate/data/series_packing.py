@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cellerate.data.series_build import Storage, build_series, check_packing, packing_key
 from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Columns, Progress
+from cellerate.data.series_read import Columns, Progress, times_in
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
@@ -19,10 +21,13 @@ def pack_series(
     *,
     columns: Sequence[str] | None = None,
     time_column: str | None = None,
-    series_column: str | None = None,
+    series_column: Sequence[str] | str | None = None,
     missing: Missing = "error",
     gaps: Gaps = "split",
     dtype: Storage = "float32",
+    duplicates: Duplicates = "error",
+    time_zone: str | None = None,
+    frequency: str | None = None,
     names: Sequence[str] | None = None,
     table: TableOptions | None = None,
     progress: Progress | None = None,
@@ -38,6 +43,9 @@ def pack_series(
         missing: See `open_series`.
         gaps: See `open_series`.
         dtype: See `open_series`.
+        duplicates: See `open_series`.
+        time_zone: See `open_series`.
+        frequency: See `open_series`.
         names: See `open_series`.
         table: See `open_series`.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
@@ -50,12 +58,16 @@ def pack_series(
     output = Path(output)
     if output.suffix != SUFFIX:
         raise ConfigError(f"a packed series is a folder named *{SUFFIX}, not {output.name!r}.")
-    check_packing(missing, gaps, dtype)
+    reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
+    reading |= {"time_zone": time_zone, "frequency": frequency}
+    check_packing(**reading)
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
-    chosen = choose_columns(first.path, first.columns, first.kinds, [], columns, time_column, series_column)
+    chosen = choose_columns(
+        first.path, first.columns, first.kinds, [], columns, time_column, series_column, times_in(first)
+    )
     read = Columns(chosen.values, chosen.time, chosen.series)
-    key = packing_key(tables, read, missing=missing, gaps=gaps, dtype=dtype)
+    key = packing_key(tables, read, **reading)
     if output.exists():
         try:
             found = open_packed(output) if is_packed_series(output) else None
@@ -67,5 +79,5 @@ def pack_series(
             )
         return found
     return build_series(
-        output, key, tables, read, missing=missing, gaps=gaps, dtype=dtype, cache=False, progress=progress
+        output, key, tables, read, **reading, note=chosen.note, cache=False, progress=progress
     )

@@ -13,16 +13,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from cellerate.data.tables import Block, Table
+from cellerate.data.date_order import swap_day_and_month
+from cellerate.data.tables import Block, NpyTable, Table
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
 from cellerate.files import atomic_write
 
 Progress = Callable[[int, int], None]
 _NOTE_EVERY_S = 2.0
+_FIRST = {"dmy": "the day", "mdy": "the month"}
 NOTE = "reading.json"
 VALUES, TIMES, SERIES = "read-values.npy", "read-times.npy", "read-series"
 
@@ -33,7 +36,7 @@ class Columns:
 
     values: list[str]
     time: str | None
-    series: str | None
+    series: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -49,11 +52,14 @@ class Reading:
         counts: The rows of each series.
         sorted: Whether the rows of each series follow one another.
         last_series: The series of the last row, or -1.
-        last_time: The time of the last row as an integer or float, or None.
+        last_time: The latest time of the last series as an integer or float, or None.
         time_type: NumPy's name of the type of times, or "".
         holes: Missing values in each column.
         first_hole: Row and column of the first missing value, or None.
         file_starts: The rows before each table.
+        form: How the times are written, as `TimeForm.to_config` gives it, or None.
+        latest: The latest time of all, which says the offset in use last; or None.
+        undecided: How many rows, from the first, were read day first because nothing had said which is first.
     """
 
     key: str
@@ -69,6 +75,9 @@ class Reading:
     holes: list[int] = dataclasses.field(default_factory=list)
     first_hole: list[int] | None = None
     file_starts: list[int] = dataclasses.field(default_factory=list)
+    form: dict[str, Any] | None = None
+    latest: float | None = None
+    undecided: int = 0
 
     @property
     def complete(self) -> bool:
@@ -101,7 +110,7 @@ class Reader:
         self._progress = progress or (lambda rows, total: None)
         self.done = self._noted(key)
         self._codes: dict[str, int] = {}
-        if columns.series is not None:
+        if columns.series:
             self._codes = {name: code for code, name in enumerate(self.done.names)}
 
     def read(self) -> Reading:
@@ -120,8 +129,7 @@ class Reader:
                 if done.part == 0:
                     done.file_starts.append(done.rows)
                 columns = self._columns
-                keys = [columns.series] if isinstance(columns.series, str) else list(columns.series or ())
-                for block in table.blocks(columns.values, columns.time, keys, done.part):
+                for block in table.blocks(columns.values, columns.time, columns.series, done.part):
                     if len(block.numbers):
                         self._take(block, table, files)
                         self._progress(done.rows, total)
@@ -158,9 +166,12 @@ class Reader:
             if done.time_type and block.times.dtype.str != done.time_type:
                 raise DataError(f"the time column holds numbers in one file and dates in {table.path}.")
             done.time_type = block.times.dtype.str
-            done.last_time = (
-                block.times[-1:].view(np.int64 if block.times.dtype.kind == "M" else np.float64)[0].item()
-            )
+            latest = block.times.max().reshape(1)
+            last = latest.view(np.int64 if block.times.dtype.kind == "M" else np.float64)[0].item()
+            fresh = done.rows == done.file_starts[-1] and done.counts[-1] == 0
+            done.last_time = last if fresh or done.last_time is None else max(done.last_time, last)
+            if block.form is not None:
+                block = self._note_form(block, block.form, last)
         in_order = bool(codes[0] >= done.last_series) and not (np.diff(codes) < 0).any()
         done.sorted = done.sorted and in_order
         done.last_series = int(codes[-1])
@@ -171,6 +182,35 @@ class Reader:
             for file, column in zip(files, [each for each in columns if each is not None], strict=True):
                 file.write(np.ascontiguousarray(column).view(np.uint8).data)
         done.rows += count
+
+    def _note_form(self, block: Block, form: TimeForm, latest: float) -> Block:
+        """Notes how a block writes its times, and gives the block with day and month as they are in the others."""
+        done = self.done
+        known = TimeForm.from_config(done.form) if done.form is not None else None
+        if known is not None and (known.zone == "") != (form.zone == ""):
+            raise DataError(
+                f"{self.place(done.rows)}: the time column {self._columns.time!r} has a time zone in one place and "
+                "none in another. Write all times in one way."
+            )
+        if form.order == "?" and (known is None or known.order in ("", "?")):
+            done.undecided = done.rows + len(block.numbers)
+        elif form.order == "?" and known is not None:
+            if known.order == "mdy" and block.times is not None:
+                block = dataclasses.replace(block, times=swap_day_and_month(block.times))
+            form = known
+        elif known is not None and known.order in ("dmy", "mdy") and form.order not in ("", known.order):
+            raise DataError(
+                f"the time column {self._columns.time!r} has {_FIRST[form.order]} first in "
+                f"{form.evidence or 'one place'}, and {_FIRST[known.order]} first in "
+                f"{known.evidence or 'another'}. Write all dates in one way, or say which is first (date_order)."
+            )
+        mixed = form.mixed or (known is not None and (known.mixed or known.zone != form.zone))
+        if done.latest is None or latest >= done.latest or known is None:
+            done.latest = latest
+        else:
+            form = dataclasses.replace(form, zone=known.zone)
+        done.form = dataclasses.replace(form, mixed=mixed).to_config()
+        return block
 
     def _series_of(self, block: Block, table: Table) -> np.ndarray:
         """The number of each row's series; new ones are added."""
@@ -287,6 +327,21 @@ class Reader:
             for name in (NOTE, VALUES, TIMES, SERIES):
                 (self._folder / name).unlink(missing_ok=True)
         return Reading(key)
+
+
+def times_in(table: Table) -> Callable[[str], bool]:
+    """What says of a column of a table whether its first rows are times, as texts or numbers of dates."""
+
+    def holds_times(column: str) -> bool:
+        if isinstance(table, NpyTable):
+            return False
+        try:
+            block = next(iter(table.blocks([], column, [], 0)), None)
+        except DataError:
+            return False
+        return block is not None and block.times is not None and block.times.dtype.kind == "M"
+
+    return holds_times
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

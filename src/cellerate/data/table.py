@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from cellerate.data.time_form import TimeForm
+
 Kind = Literal["number", "time", "other"]
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-")
-KEY_SEPARATOR = " / "
-"""Joins the values of several key columns to the id of a series."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,14 @@ class Block:
         times: (rows,) datetime64[us], or float64 if the time column holds numbers; None without a time column.
         series: (rows,) integers, the place of each row's id in `ids`; None without a series column.
         ids: The ids of series in this block as text, each once.
+        form: How the times are written, as far as the table was read; None for numbers of a `.npy` file.
     """
 
     numbers: np.ndarray
     times: np.ndarray | None
     series: np.ndarray | None
     ids: list[str] = dataclasses.field(default_factory=list)
+    form: TimeForm | None = None
 
 
 class Table(Protocol):

@@ -16,11 +16,14 @@ from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_build import Storage
 from cellerate.data.series_layout import Gaps, Missing
+from cellerate.data.series_order import Duplicates
 from cellerate.data.table_options import TableOptions
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError, ModelError
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.engine import Engine
 from cellerate.runtime.named_rows import by_name
+from cellerate.runtime.series_ends import row_times, series_ends
 
 Predict = Callable[[np.ndarray], np.ndarray]
 """A model: (B, window, features) scaled → (B, horizon, targets), with quantiles (B, horizon, targets, Q)."""
@@ -43,6 +46,7 @@ class Example:
         forecast: (horizon, targets) or (horizon, targets, Q).
         quantiles: The Q quantiles, or empty.
         series: The name of the series, or "".
+        form: How the data write times.
     """
 
     targets: tuple[str, ...]
@@ -53,6 +57,7 @@ class Example:
     forecast: np.ndarray
     quantiles: tuple[float, ...]
     series: str = ""
+    form: TimeForm = dataclasses.field(default_factory=TimeForm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,8 @@ class ForecastSettings:
 
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `open_series` beside the paths, from a training's options as plain values."""
-    names = ("time_column", "series_column", "missing", "gaps")
+    names = ("time_column", "missing", "gaps")
+    later = {"duplicates": "error", "time_zone": None, "frequency": None}
     # Models of earlier versions know nothing of wide tables.
     wide = {"wide": True} if options.get("wide", False) else {}
     return {
@@ -84,7 +90,10 @@ def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         "targets": options["target"],
         "features": options["feature"] or None,
         "dtype": options["storage"],
+        "series_column": _series_columns(options),
         **{name: options[name] for name in names},
+        # Records of earlier versions lack these.
+        **{name: options.get(name, value) for name, value in later.items()},
     }
 
 
@@ -110,9 +119,12 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
                 )
         if not isinstance(options.get("wide", False), bool):
             raise ValueError(f"wide must be true or false, got {options['wide']!r:.40}")
-        for name in ("time_column", "series_column"):
-            if not isinstance(options[name], str | None):
+        for name in ("time_column", "time_zone", "frequency"):
+            if not isinstance(options.get(name) if name != "time_column" else options[name], str | None):
                 raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
+        if options.get("duplicates", "error") not in get_args(Duplicates):
+            raise ValueError(f"duplicates is {options['duplicates']!r:.40}")
+        _series_columns(options)
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
@@ -179,7 +191,7 @@ def forecast_ends(
         One `Example` a series, without truth.
 
     Raises:
-        DataError: A series has fewer than `window` rows after its last gap.
+        DataError: Each series has fewer than `window` rows after its last gap.
     """
     window = settings.window
     ends = series_ends(data, window) if ends is None else ends
@@ -204,45 +216,15 @@ def forecast_ends(
                 targets=data.target_names,
                 past_times=times,
                 past=rows[place][:, targets],
-                times=next_times(times[-1], data.step, settings.horizon),
+                times=data.times_after(stop, settings.horizon),
                 truth=None,
                 forecast=made[place],
                 quantiles=settings.quantiles,
                 series=series,
+                form=data.form,
             )
         )
     return tuple(found)
-
-
-def series_ends(data: SeriesData, window: int) -> dict[str, int]:
-    """For each series, in the order in which they begin, the row after its last.
-
-    Raises:
-        DataError: A series has fewer than `window` rows after its last gap.
-    """
-    # The last stretch of each series.
-    ends = {series: (first, stop) for first, stop, series in data.segments}
-    for series, (first, stop) in ends.items():
-        if stop - first < window:
-            raise DataError(
-                f"{f'series {series!r}' if series else 'the series'} ends with {stop - first} rows without a gap, but "
-                f"the model needs {window}: give more rows, or fill the gap."
-            )
-    return {series: stop for series, (_, stop) in ends.items()}
-
-
-def next_times(last: Any, step: Any, count: int) -> np.ndarray:
-    """(count,) the times that follow `last`; without a step, the row numbers that follow."""
-    if step is None:
-        return int(last) + 1 + np.arange(count)
-    if isinstance(step, np.timedelta64):
-        return np.array([last + step * n for n in range(1, count + 1)])
-    return float(last) + float(step) * np.arange(1, count + 1)
-
-
-def row_times(data: SeriesData, first: int, stop: int) -> np.ndarray:
-    """The times of rows of a series, or their numbers."""
-    return np.arange(first, stop) if data.times is None else np.asarray(data.times[first:stop])
 
 
 class Forecaster:
@@ -362,6 +344,15 @@ def _names(options: Mapping[str, Any], name: str) -> list[str]:
     if len(set(found)) < len(found):
         raise ValueError(f"{name} names a column twice")
     return found
+
+
+def _series_columns(options: Mapping[str, Any]) -> list[str]:
+    """The columns that tell series apart; earlier versions noted one name, or null."""
+    found = options["series_column"]
+    columns = [found] if isinstance(found, str) else list(found or ())
+    if not all(isinstance(each, str) for each in columns):
+        raise ValueError(f"series_column must be a list of names, got {found!r:.40}")
+    return columns
 
 
 def _count(options: Mapping[str, Any], name: str) -> int:

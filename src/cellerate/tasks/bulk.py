@@ -21,8 +21,9 @@ from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 from cellerate.runtime.embedding import vector_column
-from cellerate.runtime.forecasting import forecast_ends, series_ends
+from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.series_ends import left_out, series_ends
 from cellerate.settings import one_or_more
 from cellerate.tasks.forecasts import ERRORS, forecast_columns
 from cellerate.tasks.opening import forecaster_of, open_model, record_for
@@ -55,12 +56,14 @@ class Pass:
         pieces: How many pieces the data have.
         done: How many of them have results now.
         items: How many lines, series or windows this call did.
+        notes: What is worth knowing of the data.
     """
 
     output: Path
     pieces: int
     done: int
     items: int
+    notes: tuple[str, ...] = ()
 
 
 def embed_files(
@@ -140,6 +143,10 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
+    missing: str | None = None,
+    gaps: str | None = None,
+    duplicates: str | None = None,
+    time_zone: str | None = None,
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -150,6 +157,10 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
+        missing: How these data are read; None for as in training. So with the next three.
+        gaps: See `missing`.
+        duplicates: See `missing`.
+        time_zone: See `missing`.
         table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
@@ -157,7 +168,10 @@ def forecast_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths, table)
+    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
+    forecaster, data = _open(
+        model, paths, table=table, **{name: value for name, value in given.items() if value is not None}
+    )
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}
@@ -170,7 +184,9 @@ def forecast_files(
         items += len(some)
         if progress is not None:
             progress(items, min(len(ends), len(left) * _SERIES_A_PIECE))
-    return Pass(pieces.folder, len(starts), sum(map(pieces.done, range(len(starts)))), items)
+    told = (*data.notes, left_out(data, forecaster.settings.window))
+    done = sum(map(pieces.done, range(len(starts))))
+    return Pass(pieces.folder, len(starts), done, items, tuple(filter(None, told)))
 
 
 def judge_files(
@@ -202,7 +218,7 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths, table)
+    forecaster, data = _open(model, paths, table=table)
     settings = forecaster.settings
     judged = part_of(forecaster, data, part)
     cut = list(_cut(judged, settings.window, settings.window + settings.horizon))
@@ -226,9 +242,9 @@ def judge_files(
     return result, {"task": "series", **figures}
 
 
-def _open(model: _Path, paths: Any, table: TableOptions | None) -> tuple[SeriesForecaster, SeriesData]:
+def _open(model: _Path, paths: Any, **changes: Any) -> tuple[SeriesForecaster, SeriesData]:
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(paths, table)
+    return forecaster, forecaster.open(paths, **changes)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

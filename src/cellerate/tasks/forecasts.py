@@ -83,18 +83,15 @@ def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if any(example.series for example in examples):
         columns["series"] = [example.series for example in examples for _ in example.times]
-    columns["time"] = np.concatenate([example.times for example in examples])
+    columns["time"] = first.form.column(np.concatenate([example.times for example in examples]))
     return columns | dict(zip(names, flat.T.astype(np.float64), strict=True))
 
 
 def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
     """Forecasts as a table for people: its column names, and one row for each series and time."""
     columns = forecast_columns(examples)
-    times = columns["time"]
-    if times.dtype.kind == "M":
-        columns["time"] = np.array(
-            [str(time).replace("T", " ").removesuffix(".000000") for time in times], object
-        )
+    times = np.concatenate([example.times for example in examples])
+    columns["time"] = examples[0].form.write(times)
     values = [column if isinstance(column, list) else column.tolist() for column in columns.values()]
     return list(columns), [list(row) for row in zip(*values, strict=True)]
 

@@ -20,6 +20,7 @@ from cellerate.runtime.device import check_implementation
 from cellerate.runtime.forecasting import forecast_ends
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
+from cellerate.runtime.series_ends import left_out
 from cellerate.settings import check_choice, record_of, takes_fields_of
 from cellerate.tasks.forecast_frame import Forecasts
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
@@ -137,7 +138,12 @@ def forecast(
     data: Any,
     *,
     record: "TaskRecord | None" = None,
+    missing: str | None = None,
+    gaps: str | None = None,
+    duplicates: str | None = None,
+    time_zone: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Forecasts:
     """Forecasts what comes after the end of each series in files or frames.
@@ -147,16 +153,23 @@ def forecast(
         data: Tables, read as in training: files, or frames of pandas, polars, Arrow or NumPy, whose columns are taken
             by name. The last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
+        missing: What to do with missing values of these files: "error", "drop", "ffill" or "interpolate"; None for what
+            was done in training. So with the next three.
+        gaps: What to do with gaps: "split", "error" or "ignore".
+        duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
+        time_zone: The zone of times that say none.
         progress: Called now and then with how many series are done, and of how many.
+        tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
+            are too short to forecast.
         options: How the tables are written, where that is not to be found out; listed below.
 
     Returns:
         `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
-        An entry has the name of the series, the rows that were read (`past`, with `past_times`) and the `forecast` with
+        An entry, of a series that is long enough, has its name, the rows that were read (`past`, with `past_times`) and the `forecast` with
         its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
 
     Raises:
-        DataError: A file cannot be used, or a series has fewer than `window` rows after its last gap.
+        DataError: A file cannot be used, or each series has fewer than `window` rows after its last gap.
         ModelError: The model is not a forecaster, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.
 
@@ -166,8 +179,17 @@ def forecast(
         >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
-    rows = known.open(data, record_of(TableOptions, options))
-    return Forecasts(forecast_ends(known.predict, rows, known.settings, progress))
+    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
+    series = known.open(
+        data,
+        table=record_of(TableOptions, options),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    if tell is not None:
+        for told in (*series.notes, left_out(series, known.settings.window)):
+            if told:
+                tell(told)
+    return Forecasts(forecast_ends(known.predict, series, known.settings, progress))
 
 
 def embed(

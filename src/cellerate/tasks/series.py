@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.data.frequency import season_of
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.data.table_options import TableOptions
@@ -19,9 +20,8 @@ from cellerate.runtime.forecasting import (
     Example,
     ForecastSettings,
     reading_arguments,
-    row_times,
 )
-from cellerate.tasks.forecasts import daily_season
+from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import SeriesForecaster, judge_windows
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -32,7 +32,15 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
 
 # Settings of reading, which a packed series has of its own.
-_PACKED_SETTINGS = ("time_column", "series_column", "missing", "gaps")
+_PACKED_SETTINGS = (
+    "time_column",
+    "series_column",
+    "missing",
+    "gaps",
+    "duplicates",
+    "time_zone",
+    "frequency",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +117,7 @@ def train_on_series(
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
     table: TableOptions | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
 
@@ -125,6 +134,7 @@ def train_on_series(
         display: Shows the progress.
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
         table: How the tables are written, where that is not to be found out.
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
@@ -136,6 +146,9 @@ def train_on_series(
     if options.wide:
         options = dataclasses.replace(options, target=data.target_names)
     _check_packed(data, options)
+    if tell is not None:
+        for told in data.notes:
+            tell(told)
     split = data.split(options.train_fraction, options.validation_fraction)
     scaler = Scaler.fit(split.train)
     quantiles = tuple(architecture.quantile)
@@ -214,6 +227,8 @@ def _reading(options: SeriesOptions) -> dict[str, Any]:
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
     """Raises `ConfigError` for a setting, other than the default, that a packed series was not packed with."""
     for name, value in (data.packed_with or {}).items():
+        if name == "series_column":
+            value = tuple(value if isinstance(value, list) else filter(None, [value]))
         if name in _PACKED_SETTINGS and getattr(options, name) not in (
             getattr(SeriesOptions(), name),
             value or "",
@@ -229,7 +244,7 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     plain = dataclasses.asdict(dataclasses.replace(options, paths=()))
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
-    season = options.season or daily_season(data.step)
+    season = options.season or season_of(data.frequency)
     return plain | {
         "paths": [],
         "target": list(options.target),
@@ -280,6 +295,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 past_times=row_times(data, start, middle),
                 past=rows[: options.window, targets],
                 times=row_times(data, middle, stop),
+                form=data.form,
                 truth=rows[options.window :, targets],
                 forecast=series_model.forecaster.forecast(data, rows[None, : options.window])[0],
                 quantiles=series_model.quantiles,

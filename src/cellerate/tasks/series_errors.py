@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.frequency import season_of
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ModelError
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
 from cellerate.settings import check_choice
-from cellerate.tasks.forecasts import ERRORS, Naive, daily_season, window_errors
+from cellerate.tasks.forecasts import ERRORS, Naive, window_errors
 from cellerate.tasks.settings import SeriesOptions
 
 Progress = Callable[[int, int], None]
@@ -54,14 +55,14 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options)
 
-    def open(self, paths: Any, table: TableOptions | None = None) -> SeriesData:
-        """Opens files as in training.
+    def open(self, paths: Any, **changes: Any) -> SeriesData:
+        """Opens files as in training, but for some arguments of `open_series`.
 
         Raises:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **self.settings.reading, table=table)
+        data = open_series(paths, **{**self.settings.reading, **changes})
         self.check(data)
         return data
 
@@ -135,7 +136,7 @@ def evaluate_forecaster(
         the training part. With quantiles there is also `coverage`: how often the truth was at most each
         quantile.
     """
-    judged = part_of(model, model.open(paths, table), part)
+    judged = part_of(model, model.open(paths, table=table), part)
     return judge_windows(model, judged, progress).report(judged.data.target_names, model.settings.quantiles)
 
 
@@ -179,7 +180,7 @@ def judge_windows(
     model.check(data)
     targets, quantiles = list(data.target_columns), settings.quantiles
     scale = settings.scaler.scale[targets]
-    naive = Naive(settings.horizon, options.season or daily_season(data.step))
+    naive = Naive(settings.horizon, options.season or season_of(data.frequency))
     names = naive.names(settings.window)
     windows = np.array(
         [count_in(span, settings.window + settings.horizon) for span in part.spans(settings.window)]

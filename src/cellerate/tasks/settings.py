@@ -15,6 +15,7 @@ from cellerate.settings import check_choice, check_counts, check_number
 Errors = Literal["strict", "replace"]
 Missing = Literal["error", "drop", "ffill", "interpolate"]
 Gaps = Literal["split", "error", "ignore"]
+Duplicates = Literal["error", "first", "last", "mean"]
 Storage = Literal["float32", "float16"]
 Loss = Literal["mse", "mae", "huber"]
 Padding = Literal["right", "left"]
@@ -98,10 +99,14 @@ class SeriesOptions:
         target: Columns to forecast.
         feature: Columns the model sees; without any, all numeric columns.
         time_column: The column of times; without it, it is found by its name or type.
-        series_column: The column that tells several series apart; no window crosses from one to another.
+        series_column: The columns that tell several series apart; no window crosses from one to another.
         wide: Whether each column of numbers beside the times is a series of its own; the target is then "value".
         missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
-        gaps: What to do where the time step differs: "split" the series, "error" or "ignore".
+        gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore".
+        duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean".
+        time_zone: The zone of times that say none, such as Europe/Berlin, and that forecasts are written in.
+        frequency: How often there is a row: 15min, hour, day, business-day, week, month, quarter, year; without it,
+            it is found from the times.
         storage: How values are stored: "float32" or "float16".
         window: Rows the model sees.
         horizon: Rows it forecasts.
@@ -109,7 +114,7 @@ class SeriesOptions:
         batch_size: Windows per batch.
         train_fraction: The share of rows to train on, from the start.
         validation_fraction: The share of rows after those, which decides which epoch is best.
-        season: Rows per season, for the seasonal naive forecast; without it, a day, found from the times.
+        season: Rows per season, for the seasonal naive forecast; without it, found from the frequency.
         loss: What training minimises: "mse", "mae" or "huber"; quantiles have their own loss.
     """
 
@@ -117,10 +122,13 @@ class SeriesOptions:
     target: Sequence[str] = ()
     feature: Sequence[str] = ()
     time_column: str | None = None
-    series_column: str | None = None
+    series_column: Sequence[str] = ()
     wide: bool = False
     missing: Missing = "error"
     gaps: Gaps = "split"
+    duplicates: Duplicates = "error"
+    time_zone: str | None = None
+    frequency: str | None = None
     storage: Storage = "float32"
     window: int = 96
     horizon: int = 24
@@ -139,6 +147,10 @@ class SeriesOptions:
         """
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("gaps", self.gaps, get_args(Gaps))
+        if self.series_column is None or isinstance(self.series_column, str):
+            # A record of an earlier version names one column or none.
+            object.__setattr__(self, "series_column", (self.series_column,) if self.series_column else ())
+        check_choice("duplicates", self.duplicates, get_args(Duplicates))
         check_choice("storage", self.storage, get_args(Storage))
         check_choice("loss", self.loss, get_args(Loss))
         check_counts(window=self.window, horizon=self.horizon, stride=self.stride, batch_size=self.batch_size)

@@ -1,0 +1,44 @@
+"""Tells series apart by the values of one column of a table, or of several together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import DataError
+
+# Between the values of several columns.
+JOINED_BY = " / "
+
+
+def series_of(
+    columns: Sequence[Any], names: Sequence[str], path: Path, row: int
+) -> tuple[np.ndarray, list[str]]:
+    """For each row the place of its id, and the ids: the values of the columns, joined.
+
+    Args:
+        columns: Arrow arrays of one length.
+        names: The names of the columns.
+        path: The file, for messages.
+        row: How many rows of the file come before.
+
+    Raises:
+        DataError: A value is missing.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    codes, ids = np.zeros(len(columns[0]), np.int64), [""]
+    for number, (name, column) in enumerate(zip(names, columns, strict=True)):
+        if column.null_count:
+            place = row + column.is_null().to_pylist().index(True) + 1
+            raise DataError(f"{path}: the series column {name!r} is empty in data row {place}.")
+        if not pa.types.is_dictionary(column.type):
+            column = pc.dictionary_encode(column)
+        texts = pc.cast(column.dictionary, pa.string()).to_pylist()
+        pairs = codes * len(texts) + np.asarray(column.indices)
+        used, codes = np.unique(pairs, return_inverse=True)
+        join = JOINED_BY if number else ""
+        ids = [f"{ids[pair // len(texts)]}{join}{texts[pair % len(texts)]}" for pair in used.tolist()]
+    return codes, ids

@@ -1,0 +1,48 @@
+"""Where the series of some data end: from which rows they are forecast, and which are too short for that."""
+
+import itertools
+
+import numpy as np
+
+from cellerate.data.series import SeriesData
+from cellerate.errors import DataError
+
+_NAMED = 5
+
+
+def series_ends(data: SeriesData, window: int) -> dict[str, int]:
+    """For each series that is long enough, in the order in which they begin, the row after its last.
+
+    Raises:
+        DataError: Each series has fewer than `window` rows after its last gap.
+    """
+    # The last stretch of each series.
+    ends = {series: (first, stop) for first, stop, series in data.segments}
+    found = {series: stop for series, (first, stop) in ends.items() if stop - first >= window}
+    if not found:
+        series, (first, stop) = max(ends.items(), key=lambda item: item[1][1] - item[1][0])
+        which = f"the longest of {len(ends):,} series, {series!r}," if len(ends) > 1 else "the series"
+        raise DataError(
+            f"{which} ends with {stop - first} rows without a gap, but the model needs {window}: give more rows, or "
+            "fill the gap."
+        )
+    return found
+
+
+def left_out(data: SeriesData, window: int) -> str:
+    """Which series `series_ends` leaves out and why, as a sentence; "" if there are none."""
+    ends = {series: stop - first for first, stop, series in data.segments}
+    short = {series: rows for series, rows in ends.items() if rows < window}
+    if not short:
+        return ""
+    named = ", ".join(f"{series} ({rows} rows)" for series, rows in itertools.islice(short.items(), _NAMED))
+    more = f" and {len(short) - _NAMED:,} more" if len(short) > _NAMED else ""
+    return (
+        f"{len(short):,} of {len(ends):,} series left out, because they end with fewer than {window} rows without a "
+        f"gap: {named}{more}"
+    )
+
+
+def row_times(data: SeriesData, first: int, stop: int) -> np.ndarray:
+    """The times of rows of a series, or their numbers."""
+    return np.arange(first, stop) if data.times is None else np.asarray(data.times[first:stop])
