@@ -9,7 +9,6 @@ from cellerate.errors import CellerateError
 from support.odd_tables import Odd, odd_tables
 
 ALL = odd_tables()
-NOW = ALL
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,7 @@ def opened(odd: Odd, folder, told=None):
     return open_series(path, **arguments)
 
 
-@pytest.mark.parametrize("odd", [one for one in NOW if one.values is not None], ids=lambda odd: odd.about)
+@pytest.mark.parametrize("odd", [one for one in ALL if one.values is not None], ids=lambda odd: odd.about)
 def test_odd_table_is_read_right_and_told(odd, tmp_path):
     said: list[str] = []
     data = opened(odd, tmp_path, said.append)
@@ -37,7 +36,7 @@ def test_odd_table_is_read_right_and_told(odd, tmp_path):
     assert [line for line in said if " read as: " in line] == expected
 
 
-@pytest.mark.parametrize("odd", [one for one in NOW if one.values is None], ids=lambda odd: odd.about)
+@pytest.mark.parametrize("odd", [one for one in ALL if one.values is None], ids=lambda odd: odd.about)
 def test_odd_table_is_refused_in_the_right_words(odd, tmp_path):
     with pytest.raises(CellerateError) as caught:
         opened(odd, tmp_path)

@@ -26,7 +26,6 @@ class Odd:
         told: What is said of the way it was read, or "".
         arguments: Those of `open_series`.
         options: Those of `TableOptions`.
-        needs_time: Whether it takes what the reading of times can do.
         series: The names of the series, in their order.
     """
 
@@ -39,7 +38,6 @@ class Odd:
     told: str = ""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    needs_time: bool = False
     series: tuple[str, ...] | None = None
 
 
@@ -455,7 +453,7 @@ def timed() -> list[Odd]:
         numbers = tuple(map(str, range(len(times))))
         if "words" not in facts:
             facts = {"values": tuple(map(float, range(len(times)))), "times": known, **facts}
-        return text(about, rows(numbers, times), **facts, needs_time=True)
+        return text(about, rows(numbers, times), **facts)
 
     return [
         of("business days", business, business),
@@ -492,14 +490,12 @@ def timed() -> list[Odd]:
             values=(*range(4), *range(10, 14)) * 2,
             arguments={"targets": ["sold"], "series_column": ["store", "item"]},
             series=("CA_1 / food", "CA_1 / toys", "TX_1 / food", "TX_1 / toys"),
-            needs_time=True,
         ),
         text(
             "a month column",
             "month,y\n" + "\n".join(map(",".join, zip(months, ten, strict=True))),
             values=tuple(range(10)),
             times=firsts,
-            needs_time=True,
         ),
     ]
 

@@ -4,7 +4,7 @@ It reads in blocks because a file may be larger than memory.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ class ArrowTable(TableFile):
     rows: int | None = None
     parts = 1
     options = TableOptions()
+    written: Mapping[str, Any] = {}
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """See `Table.reading`."""
+        order = self.options.date_order
+        return {**self.written, **({} if order == "auto" else {"date_order": order})}
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         raise NotImplementedError

@@ -47,7 +47,7 @@ class CsvTable(ArrowTable):
             )
         if dialect.unclear is not None:
             self.kinds[dialect.unclear[0]] = "number"
-        self.reading = dialect.settings
+        self.written = dialect.settings
         self.read_as = dialect.in_words
 
     def _convert(self, **further: Any) -> Any:

@@ -3,6 +3,7 @@
 A frame is known by what it can do, so none of these packages is imported for it. pyarrow is, except for NumPy arrays.
 """
 
+import copy
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,12 @@ class FrameTable(ArrowTable):
 
     def __deepcopy__(self, memo: Any) -> "FrameTable":
         return self
+
+    def with_options(self, options: TableOptions) -> "FrameTable":
+        """The same table, with dates in another order."""
+        other = copy.copy(self)
+        other.options = options
+        return other
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         del numbers, part

@@ -27,7 +27,7 @@ class JsonTable(ArrowTable):
         table = self._table(first, 0, {})
         self.columns, self.kinds = tuple(table.column_names), kinds_of(table.schema)
         encoding = options.encoding or "utf-8"
-        self.reading = {} if encoding == "utf-8" else {"encoding": encoding}
+        self.written = {} if encoding == "utf-8" else {"encoding": encoding}
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         import pyarrow as pa

@@ -41,8 +41,7 @@ class Table(Protocol):
         kinds: What each column seems to hold, judging by its type or its first block.
         rows: The number of rows if the file says so, else None.
         parts: How many parts it has that can be read each by itself, at least 1.
-        reading: What of the way it is read is not in its content: JSON values, empty for the plain way.
-        read_as: The same in words, "" for the plain way.
+        read_as: How it is read in words, "" for the plain way.
     """
 
     path: Path
@@ -50,8 +49,12 @@ class Table(Protocol):
     kinds: dict[str, Kind]
     rows: int | None
     parts: int
-    reading: Mapping[str, Any]
     read_as: str
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """What of the way it is read is not in its content: JSON values, empty for the plain way."""
+        ...
 
     def blocks(
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
@@ -79,8 +82,12 @@ class TableFile:
     """What tables in files have in common."""
 
     path: Path
-    reading: Mapping[str, Any] = {}
     read_as = ""
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """See `Table.reading`."""
+        return {}
 
     def digest(self) -> str:
         """See `Table.digest`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from cellerate.data.arrow_table import ArrowFileTable, ParquetTable
 from cellerate.data.csv_table import CsvTable
-from cellerate.data.frames import as_sources
+from cellerate.data.frames import FrameTable, as_sources
 from cellerate.data.npy_table import NpyTable
 from cellerate.data.table import Block, Kind, Table
 from cellerate.data.table_options import TableOptions
@@ -85,7 +85,10 @@ def open_table(
         BackendError: A package that reads such files is not installed.
     """
     options = options or TableOptions()
-    table = _by_suffix(path, names, options) if isinstance(path, Path) else path
+    if isinstance(path, Path):
+        table = _by_suffix(path, names, options)
+    else:
+        table = path.with_options(options) if isinstance(path, FrameTable) else path
     # Separators at the ends of lines make columns without a name.
     twice = sorted({name for name in table.columns if name and table.columns.count(name) > 1})
     if twice:

@@ -41,7 +41,6 @@ class WideTable:
             self.kinds[time] = table.kinds[time]
         self.rows = None if table.rows is None else table.rows * len(self._names)
         self.parts = table.parts
-        self.reading: Mapping[str, Any] = {**table.reading, "wide": self._names}
         self.read_as = ""  # the wide table has told it
 
     def blocks(
@@ -61,6 +60,11 @@ class WideTable:
                 series=codes,
                 ids=list(self._names),
             )
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """See `Table.reading`."""
+        return {**self._table.reading, "wide": self._names}
 
     def digest(self) -> str:
         """See `Table.digest`."""

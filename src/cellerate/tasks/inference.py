@@ -165,8 +165,9 @@ def forecast(
 
     Returns:
         `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
-        An entry, of a series that is long enough, has its name, the rows that were read (`past`, with `past_times`) and the `forecast` with
-        its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
+        An entry, of a series that is long enough, has its name, the rows that were read (`past`, with `past_times`) and
+        the `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets,
+        Q).
 
     Raises:
         DataError: A file cannot be used, or each series has fewer than `window` rows after its last gap.
