@@ -47,7 +47,8 @@ def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
     told = json.loads(out)
     assert code == 0
     assert (told["format"], told["rows"], told["columns"]) == ("series", 120, ["load", "other"])
-    assert told["first_time"].startswith("2024-01-01T00:00")
+    assert told["first_time"].startswith("2024-01-01 00:00")
+    assert told["frequency"] == "hours"
     code, out, _ = cellerate("info", "s.series")
     assert code == 0 and "120 in 1 series" in out and "load, other (float32)" in out
 

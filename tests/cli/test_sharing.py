@@ -145,7 +145,7 @@ def test_processes_started_elsewhere_share_a_folder_and_tell_the_figures_at_the_
 def test_forecasts_go_into_a_folder_or_one_file(series):
     assert run("forecast", "f.cell", "s.csv", "-o", "out", "--processes", "2", cwd=series).returncode == 0
     shown = run("forecast", "f.cell", "s.csv", "-o", "one.parquet", cwd=series)
-    assert shown.stdout.startswith("series,time,price,load\nn,2024-02-29 06:00:00,")
+    assert shown.stdout.startswith("series,time,price,load\nn,2024-02-29T06:00,")
     assert pq.read_table(series / "out").equals(pq.read_table(series / "one.parquet"))
 
 

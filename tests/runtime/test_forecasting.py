@@ -16,6 +16,8 @@ from cellerate.program import Program
 from cellerate.runtime import forecasting
 from cellerate.runtime.cell import Cell, write_cell
 from cellerate.runtime.packed import PackedModel
+from cellerate.tasks import inference
+from cellerate.tasks.forecasts import example_record, forecast_columns
 from support.packed_forecaster import (
     HORIZON,
     WINDOW,
@@ -293,3 +295,86 @@ def test_program_forecasts_from_a_file_without_keras_or_a_framework(tmp_path):
         == np.concatenate([e.forecast for e in found]).tolist()
     )
     assert done.stdout.splitlines()[0] == "series,time,price,load"
+
+
+def write_shops(path, lengths):
+    """Series of so many rows each, day by day."""
+    lines = ["shop,date,load,wind,price"]
+    for shop, rows in lengths.items():
+        for row in range(rows):
+            lines.append(f"{shop},{np.datetime64('2024-01-01') + row},{20 + row},{5 + row % 2},{-3 + row}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_series_that_are_too_short_are_left_out_and_named(tmp_path):
+    path = write_shops(tmp_path / "s.csv", {"a": 9, "b": WINDOW - 1, "c": WINDOW})
+    model = packed(series_column=["shop"])
+    assert [example.series for example in model.forecast_files([path])] == ["a", "c"]
+    told = []
+    write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
+    examples = inference.forecast(tmp_path / "m.cell", path, tell=told.append)
+    assert len(examples) == 2
+    assert told == [
+        "1 of 3 series left out, because they end with fewer than 6 rows without a gap: b (5 rows)"
+    ]
+
+
+def test_series_that_are_all_too_short_are_refused(tmp_path):
+    path = write_shops(tmp_path / "s.csv", {"a": 3, "b": WINDOW - 1})
+    with pytest.raises(DataError, match=r"the longest of 2 series, 'b', ends with 5 rows.*needs 6"):
+        packed(series_column=["shop"]).forecast_files([path])
+
+
+def test_file_may_be_read_otherwise_than_in_training(tmp_path):
+    path = write_shops(tmp_path / "s.csv", {"a": 9})
+    path.write_text(path.read_text() + "a,2024-01-09,28,5,7\na,2024-01-10,,5,7\n")
+    write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
+    with pytest.raises(DataError, match="missing='drop'"):
+        inference.forecast(tmp_path / "m.cell", path)
+    with pytest.raises(DataError, match="duplicates='first'"):
+        inference.forecast(tmp_path / "m.cell", path, missing="ffill")
+    (found,) = inference.forecast(tmp_path / "m.cell", path, missing="ffill", duplicates="last")
+    assert found.times[0] == np.datetime64("2024-01-11")
+    assert found.past[-2].tolist() == [7, 28]
+
+
+@pytest.mark.parametrize(
+    ("times", "following"),
+    [
+        ([f"2023-10-25 {hour}:00:00+02:00" for hour in range(16, 24)], "2023-10-26 00:00:00+02:00"),
+        ([f"{1_674_690_000 + 3600 * n}" for n in range(8)], 1_674_690_000 + 8 * 3600),
+        ([f"2020-{month:02}" for month in range(5, 13)], "2021-01"),
+        ([f"{day:02}.01.2020" for day in (20, 21, 22, 23, 24, 27, 28, 29, 30, 31)], "03.02.2020"),
+        (["20200224", "20200225", "20200226", "20200227", "20200228", "20200229"], 20200301),
+    ],
+)
+def test_times_of_forecasts_go_on_in_the_form_of_the_file(tmp_path, times, following):
+    lines = ["date,load,wind,price", *(f"{time},{20 + n},5,{n}" for n, time in enumerate(times))]
+    (tmp_path / "s.csv").write_text("\n".join(lines) + "\n")
+    write_cell(tmp_path / "m.cell", program(), header=header())
+    (example,) = inference.forecast(tmp_path / "m.cell", tmp_path / "s.csv")
+    assert example_record(example)["rows"][0]["time"] == following
+    code = "from cellerate.cli.main import main; import sys; sys.argv = ['cellerate', *sys.argv[1:]]; main()"
+    words = ["forecast", tmp_path / "m.cell", tmp_path / "s.csv", "-o", tmp_path / "f.csv"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1].split(",")[0] == str(following)
+    assert (tmp_path / "f.csv").read_text().splitlines()[1].split(",")[0] == str(following)
+
+
+def test_parquet_of_forecasts_has_times_with_their_zone(tmp_path):
+    lines = [
+        "date,load,wind,price",
+        *(f"2023-10-25 {hour}:00:00+02:00,20,5,{hour}" for hour in range(16, 24)),
+    ]
+    (tmp_path / "s.csv").write_text("\n".join(lines) + "\n")
+    examples = packed().forecast_files([tmp_path / "s.csv"])
+    column = forecast_columns(examples)["time"]
+    assert str(column.type) == "timestamp[us, tz=+02:00]"
+    assert column[0].as_py().isoformat() == "2023-10-26T00:00:00+02:00"
+
+
+def test_record_of_an_earlier_version_names_one_series_column(tmp_path):
+    path = write_shops(tmp_path / "s.csv", {"a": 9, "b": 9})
+    assert [one.series for one in packed(series_column="shop").forecast_files([path])] == ["a", "b"]

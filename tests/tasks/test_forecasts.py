@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from cellerate.data.time_form import TimeForm
 from cellerate.runtime.forecasting import Example
 from cellerate.tasks.forecasts import (
     ERRORS,
@@ -125,3 +126,13 @@ def test_example_record_is_json():
         "load": 3.0,
         "price": 4.25,
     }
+
+
+def test_forecast_table_writes_dates_as_the_data_do():
+    form = TimeForm("text", "%d.%m.%Y %H:%M")
+    assert [row[0] for row in forecast_table([example(form=form)])[1]] == [
+        "28.02.2024 23:00",
+        "29.02.2024 00:00",
+    ]
+    epoch = TimeForm("epoch", unit="s", zone="UTC", whole=True)
+    assert [row[0] for row in forecast_table([example(form=epoch)])[1]] == [1_709_161_200, 1_709_164_800]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.options import Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit, emit_json, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import spoken
 from cellerate.data.table_options import TableOptions
@@ -93,7 +93,7 @@ def pack(
         )
     for told in packed.notes:
         if not quiet:
-            note(told)
+            tell(told)
     stretches, series = len(packed.segments), len(packed.names)
     content = sum(path.stat().st_size for path in output.iterdir())
     if json:

@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.output import emit_json, note, show, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.cli.tables import spoken
@@ -39,6 +39,17 @@ def forecast(
     plot: Annotated[
         Path | None, typer.Option(help="Draw past and forecast as a PNG.", show_default=False)
     ] = None,
+    time_column: Annotated[
+        str | None,
+        typer.Option(help="The column of times; without it, as in training.", show_default=False),
+    ] = None,
+    series_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column that tells several series apart; may be given again; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
     missing: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +76,13 @@ def forecast(
         str | None,
         typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
     ] = None,
+    frequency: Annotated[
+        str | None,
+        typer.Option(
+            help="How often there is a row: 15min, hour, day, business-day, week, month; without it, as in training.",
+            show_default=False,
+        ),
+    ] = None,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -89,11 +107,15 @@ def forecast(
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
     reading: dict[str, Any] = {
+        "time_column": time_column,
+        "series_column": series_column or None,
         "missing": missing,
         "gaps": gaps,
         "duplicates": duplicates,
         "time_zone": time_zone,
+        "frequency": frequency,
     }
+    reading = {name: value for name, value in reading.items() if value is not None}
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
@@ -104,10 +126,10 @@ def forecast(
 
             with progress_bar("forecasting", quiet) as progress:
                 done = forecast_files(
-                    model, data, output, **reading, table=spoken(table, quiet), progress=progress
+                    model, data, output, reading=reading, table=spoken(table, quiet), progress=progress
                 )
         for told in done.notes if not quiet else ():
-            note(told)
+            tell(told)
         tell_pass(done, json)
         return
     if model.suffix != ".cell":
@@ -126,7 +148,7 @@ def forecast(
             model, data, **reading, progress=progress, tell=notes.append, **vars(spoken(table, quiet))
         )
     for told in notes if not quiet else ():
-        note(told)
+        tell(told)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))
@@ -140,7 +162,11 @@ def forecast(
         shown = io.StringIO()
         writer = csv.writer(shown, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in rows)
+        time = columns.index("time")
+        writer.writerows(
+            [f"{v:.6g}" if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+            for row in rows
+        )
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -52,6 +53,15 @@ def show(text: str) -> None:
 def emit(text: str) -> None:
     """Prints a line of a result."""
     show(f"{text}\n")
+
+
+def tell(sentence: str) -> None:
+    """Prints what a library function tells, on stderr: the arguments that it names as options."""
+    note(
+        re.sub(
+            r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), sentence
+        )
+    )
 
 
 def emit_json(result: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from cellerate.cli.options import (
     Resume,
     with_settings,
 )
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit, emit_json, note, tell
 from cellerate.cli.running import (
     Overwrite,
     finish_training,
@@ -98,7 +98,7 @@ def train_series(
             display=training_display(quiet),
             reading=reading,
             table=spoken(table, quiet),
-            tell=None if quiet else note,
+            tell=None if quiet else tell,
         )
     chart = None
     if plot is not None and not run.examples:

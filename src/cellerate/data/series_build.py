@@ -278,7 +278,7 @@ class _Build:
             for first in range(0, undecided, _SWAPPED_ROWS):
                 stop = min(undecided, first + _SWAPPED_ROWS)
                 times[first:stop] = swap_day_and_month(times[first:stop])
-        return form, told or form.words
+        return form, told or (f"read as: {form.words}" if form.words else "")
 
     def _ordered(
         self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]

@@ -12,7 +12,7 @@ import numpy as np
 
 from cellerate.data.series_read import npy_header
 from cellerate.data.time_form import TimeForm
-from cellerate.data.time_zones import never_shown, to_instants, zones_of_repeats
+from cellerate.data.time_zones import never_shown, to_instants, to_local, zones_of_repeats
 from cellerate.errors import DataError
 
 Duplicates = Literal["error", "first", "last", "mean"]
@@ -42,7 +42,7 @@ class Ordered:
     def notes(self) -> list[str]:
         """What is to be told."""
         told = [f"sorted {self.moved:,} rows by time"] if self.moved else []
-        merged = f"{self.merged:,} rows had the time of another and were merged with it"
+        merged = f"merged {self.merged:,} rows with others of the same series and time"
         return told + ([merged] if self.merged else [])
 
 
@@ -203,13 +203,16 @@ def _refuse(rows: np.ndarray, times: np.ndarray, same: np.ndarray, values: np.nd
         cells = zip(how.columns[:_SHOWN_COLUMNS], values[row].tolist(), strict=False)
         return ", ".join(f"{name} {value:g}" for name, value in cells)
 
-    written = how.form.write(times[at : at + 1])[0]
+    form = dataclasses.replace(how.form, zone=how.zone or how.form.zone)
+    written = form.write(times[at : at + 1])[0]
     message = (
         f"{how.place(here)}: the time {written} occurs twice; it is also in {how.place(before)} ({shown(before)} "
         f"there, {shown(here)} here; {int(same.sum()):,} such rows in all). "
     )
-    zones = zones_of_repeats(times[same]) if times.dtype.kind == "M" and not how.form.zone else []
-    if zones and not how.zone:
+    zones = []
+    if times.dtype.kind == "M" and not how.form.zone:
+        zones = [zone for zone in zones_of_repeats(to_local(times[same], how.zone)) if zone != how.zone]
+    if zones:
         raise DataError(
             f"{message}The clock is put back then in zones such as {', '.join(zones[:3])}: name yours "
             f"(time_zone={zones[0]!r}), or choose duplicates='first', 'last' or 'mean'."

@@ -59,6 +59,7 @@ class Reading:
         file_starts: The rows before each table.
         form: How the times are written, as `TimeForm.to_config` gives it, or None.
         latest: The latest time of all, which says the offset in use last; or None.
+        last_month_first: `last_time` if the month is first in dates of which nothing says what is; or None.
         undecided: How many rows, from the first, were read day first because nothing had said which is first.
     """
 
@@ -77,6 +78,7 @@ class Reading:
     file_starts: list[int] = dataclasses.field(default_factory=list)
     form: dict[str, Any] | None = None
     latest: float | None = None
+    last_month_first: float | None = None
     undecided: int = 0
 
     @property
@@ -161,17 +163,15 @@ class Reader:
     def _take(self, block: Block, table: Table, files: Sequence[BinaryIO]) -> None:
         done, count = self.done, len(block.numbers)
         stored = self._stored(block.numbers)
-        codes = self._series_of(block, table)
         if block.times is not None:
             if done.time_type and block.times.dtype.str != done.time_type:
                 raise DataError(f"the time column holds numbers in one file and dates in {table.path}.")
             done.time_type = block.times.dtype.str
-            latest = block.times.max().reshape(1)
-            last = latest.view(np.int64 if block.times.dtype.kind == "M" else np.float64)[0].item()
-            fresh = done.rows == done.file_starts[-1] and done.counts[-1] == 0
-            done.last_time = last if fresh or done.last_time is None else max(done.last_time, last)
             if block.form is not None:
-                block = self._note_form(block, block.form, last)
+                block = self._note_form(block, block.form)
+        codes = self._series_of(block, table)
+        if block.times is not None:
+            self._note_latest(block.times)
         in_order = bool(codes[0] >= done.last_series) and not (np.diff(codes) < 0).any()
         done.sorted = done.sorted and in_order
         done.last_series = int(codes[-1])
@@ -183,7 +183,17 @@ class Reader:
                 file.write(np.ascontiguousarray(column).view(np.uint8).data)
         done.rows += count
 
-    def _note_form(self, block: Block, form: TimeForm, latest: float) -> Block:
+    def _note_latest(self, times: np.ndarray) -> None:
+        done = self.done
+        fresh = done.rows == done.file_starts[-1] and done.counts[-1] == 0
+        last = _latest(times)
+        done.last_time = last if fresh or done.last_time is None else max(done.last_time, last)
+        if done.form is not None and done.form["order"] == "?":
+            other = _latest(swap_day_and_month(times))
+            known = done.last_month_first
+            done.last_month_first = other if fresh or known is None else max(known, other)
+
+    def _note_form(self, block: Block, form: TimeForm) -> Block:
         """Notes how a block writes its times, and gives the block with day and month as they are in the others."""
         done = self.done
         known = TimeForm.from_config(done.form) if done.form is not None else None
@@ -195,7 +205,8 @@ class Reader:
         if form.order == "?" and (known is None or known.order in ("", "?")):
             done.undecided = done.rows + len(block.numbers)
         elif form.order == "?" and known is not None:
-            if known.order == "mdy" and block.times is not None:
+            if known.order == "mdy":
+                assert block.times is not None  # noqa: S101 (it has a form)
                 block = dataclasses.replace(block, times=swap_day_and_month(block.times))
             form = known
         elif known is not None and known.order in ("dmy", "mdy") and form.order not in ("", known.order):
@@ -204,6 +215,10 @@ class Reader:
                 f"{form.evidence or 'one place'}, and {_FIRST[known.order]} first in "
                 f"{known.evidence or 'another'}. Write all dates in one way, or say which is first (date_order)."
             )
+        if form.order == "mdy" and known is not None and known.order == "?":
+            done.last_time = done.last_month_first
+        assert block.times is not None  # noqa: S101 (it has a form)
+        latest = _latest(block.times)
         mixed = form.mixed or (known is not None and (known.mixed or known.zone != form.zone))
         if done.latest is None or latest >= done.latest or known is None:
             done.latest = latest
@@ -240,10 +255,14 @@ class Reader:
         return np.full(len(block.numbers), len(done.names) - 1)
 
     def _goes_on(self, times: np.ndarray) -> bool:
-        if times.dtype.str != self.done.time_type:
+        done = self.done
+        if times.dtype.str != done.time_type:
             return False
-        first = times[:1].view(np.int64)[0] if times.dtype.kind == "M" else times[0]
-        return bool(first > self.done.last_time)
+        if done.form is not None and done.form["order"] == "?" and done.last_month_first is not None:
+            # Nobody knows yet whether day or month is first.
+            other = swap_day_and_month(times[:1])
+            return _latest(times[:1]) > (done.last_time or 0) or _latest(other) > done.last_month_first
+        return done.last_time is not None and _latest(times[:1]) > done.last_time
 
     def _stored(self, numbers: np.ndarray) -> np.ndarray:
         done = self.done
@@ -327,6 +346,13 @@ class Reader:
             for name in (NOTE, VALUES, TIMES, SERIES):
                 (self._folder / name).unlink(missing_ok=True)
         return Reading(key)
+
+
+def _latest(times: np.ndarray) -> float:
+    """The latest of some times as an integer or float."""
+    last = times.max().reshape(1)
+    found: float = last.view(np.int64 if times.dtype.kind == "M" else np.float64)[0].item()
+    return found
 
 
 def times_in(table: Table) -> Callable[[str], bool]:

@@ -78,7 +78,10 @@ class TimeForm:
         elif self.kind == "text" and "d" not in self.pattern and "m" in self.pattern:
             said.append("months")
         if self.zone and self.kind != "epoch":
-            said.append("times with changing offsets" if self.mixed else f"times in {self.zone}")
+            last = (
+                f"times with changing offsets, written with the last, {self.zone}, unless time_zone says more"
+            )
+            said.append(last if self.mixed else f"times in {self.zone}")
         return ", ".join(filter(None, said))
 
     def month_first(self) -> "TimeForm":

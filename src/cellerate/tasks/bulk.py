@@ -7,7 +7,7 @@ that have no results yet (`tasks.pieces`).
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,7 @@ def forecast_files(
     paths: Sequence[_Path] | _Path,
     output: _Path,
     *,
-    missing: str | None = None,
-    gaps: str | None = None,
-    duplicates: str | None = None,
-    time_zone: str | None = None,
+    reading: Mapping[str, Any] | None = None,
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -157,10 +154,7 @@ def forecast_files(
         model: A forecaster's `.keras` or `.cell` file.
         paths: The series: tables, or a packed series.
         output: The folder to write.
-        missing: How these data are read; None for as in training. So with the next three.
-        gaps: See `missing`.
-        duplicates: See `missing`.
-        time_zone: See `missing`.
+        reading: The arguments of `open_series` in which these data are read otherwise than in training.
         table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
@@ -168,10 +162,7 @@ def forecast_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
-    forecaster, data = _open(
-        model, paths, table=table, **{name: value for name, value in given.items() if value is not None}
-    )
+    forecaster, data = _open(model, paths, table=table, **(reading or {}))
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     about = {"task": "forecast", "model": file_digest(Path(model)), "data": data.fingerprint}

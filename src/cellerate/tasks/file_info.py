@@ -25,8 +25,8 @@ def file_info(path: Path) -> dict[str, Any]:
         "dtype" (the precision of a packed model, else the dtype policy), "inputs" and "outputs" (by name, with None for
         any size; empty for a model that is not built or has a `call` of its own), the fields of `TaskFacts` that its
         task has, "data" and "training" as its record has them, and "cellerate", the version that packed it; of a series
-        "rows", "columns", "series", "segments" (stretches without a gap), "dtype", "first_time", "last_time", "step"
-        and the "settings" it was packed with.
+        "rows", "columns", "series", "segments" (stretches without a gap), "dtype", "first_time", "last_time", "step",
+        "frequency" and the "settings" it was packed with.
 
     Raises:
         DataError: There is no such file, it is none of these, or it is damaged.
@@ -99,9 +99,10 @@ def _of_series(path: Path) -> dict[str, Any]:
         "series": len(packed.names),
         "segments": len(packed.segments),
         "dtype": packed.values.dtype.name,
-        "first_time": None if times is None or not len(times) else str(times.min()),
-        "last_time": None if times is None or not len(times) else str(times.max()),
+        "first_time": None if times is None or not len(times) else packed.form.write(times.min()[None])[0],
+        "last_time": None if times is None or not len(times) else packed.form.write(times.max()[None])[0],
         "step": str(packed.step) if packed.step.size else None,
+        "frequency": None if packed.frequency is None else packed.frequency.name,
         "settings": packed.settings,
         "fingerprint": packed.fingerprint,
     }

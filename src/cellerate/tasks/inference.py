@@ -138,10 +138,13 @@ def forecast(
     data: Any,
     *,
     record: "TaskRecord | None" = None,
+    time_column: str | None = None,
+    series_column: Sequence[str] | str | None = None,
     missing: str | None = None,
     gaps: str | None = None,
     duplicates: str | None = None,
     time_zone: str | None = None,
+    frequency: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
     **options: Any,
@@ -153,11 +156,13 @@ def forecast(
         data: Tables, read as in training: files, or frames of pandas, polars, Arrow or NumPy, whose columns are taken
             by name. The last `window` rows of each series are used.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        missing: What to do with missing values of these files: "error", "drop", "ffill" or "interpolate"; None for what
-            was done in training. So with the next three.
+        time_column: The column of times in these files; None for as in training. So with the next six.
+        series_column: The columns that tell series apart.
+        missing: What to do with missing values: "error", "drop", "ffill" or "interpolate".
         gaps: What to do with gaps: "split", "error" or "ignore".
         duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
         time_zone: The zone of times that say none.
+        frequency: How often there is a row.
         progress: Called now and then with how many series are done, and of how many.
         tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
             are too short to forecast.
@@ -180,7 +185,8 @@ def forecast(
         >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
-    given = {"missing": missing, "gaps": gaps, "duplicates": duplicates, "time_zone": time_zone}
+    given = {"time_column": time_column, "series_column": series_column, "missing": missing, "gaps": gaps}
+    given |= {"duplicates": duplicates, "time_zone": time_zone, "frequency": frequency}
     series = known.open(
         data,
         table=record_of(TableOptions, options),

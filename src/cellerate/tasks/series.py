@@ -245,6 +245,9 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
     season = options.season or season_of(data.frequency)
+    if plain["frequency"] is None and data.frequency is not None and data.frequency.unit == "business-day":
+        # A few rows of another file may not reach over a weekend.
+        plain["frequency"] = "business-day"
     return plain | {
         "paths": [],
         "target": list(options.target),

@@ -147,9 +147,9 @@ class SeriesOptions:
         """
         check_choice("missing", self.missing, get_args(Missing))
         check_choice("gaps", self.gaps, get_args(Gaps))
-        if self.series_column is None or isinstance(self.series_column, str):
-            # A record of an earlier version names one column or none.
-            object.__setattr__(self, "series_column", (self.series_column,) if self.series_column else ())
+        # A record of an earlier version names one column, or none.
+        named = self.series_column or ()
+        object.__setattr__(self, "series_column", (named,) if isinstance(named, str) else tuple(named))
         check_choice("duplicates", self.duplicates, get_args(Duplicates))
         check_choice("storage", self.storage, get_args(Storage))
         check_choice("loss", self.loss, get_args(Loss))
