@@ -5,6 +5,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+_MANY_TURNS = 5
+_FAST = 0.2  # the quantile of the times of a turn that counts
+
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
@@ -61,6 +64,58 @@ def time_alternating(
             if turn >= warmup:
                 seconds[name].append(elapsed)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Which of two contestants was faster, in turns that they took one after the other.
+
+    On a busy machine two timings of one thing may differ more than two things do. What is faster in itself is faster
+    in turn after turn; where the turns contradict each other, the difference is noise.
+
+    Attributes:
+        ratios: (turns,) what the first took in each turn, over what the second took in the same turn: above 1 the
+            second was faster.
+    """
+
+    ratios: tuple[float, ...]
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast the second is: the median over the turns."""
+        return statistics.median(self.ratios)
+
+    @property
+    def agreeing(self) -> int:
+        """The number of turns in the order of the median."""
+        return sum((ratio > 1) == (self.factor > 1) for ratio in self.ratios)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the turns agree: all of them; of five or more all but one, which other work may have spoiled."""
+        spoiled = 1 if len(self.ratios) >= _MANY_TURNS else 0
+        return len(self.ratios) > 1 and self.agreeing >= len(self.ratios) - spoiled
+
+    @property
+    def in_words(self) -> str:
+        """How far the turns agree: "in 4 of 6 turns"."""
+        return f"in {self.agreeing} of {len(self.ratios)} turns"
+
+
+def order_of(first: Sequence[Timing], second: Sequence[Timing]) -> Order:
+    """Compares what two contestants took, turn by turn.
+
+    Args:
+        first: (turns,) the times of the first in each turn.
+        second: The same of the second, which had its turns right after those of the first.
+    """
+    # Other work makes single times longer, never shorter: the fast ones tell what the contestant takes by itself.
+    return Order(
+        tuple(
+            one.percentile_s(_FAST) / other.percentile_s(_FAST)
+            for one, other in zip(first, second, strict=True)
+        )
+    )
 
 
 def as_timing(seconds: Sequence[float]) -> Timing:

@@ -61,6 +61,16 @@ def test_a_model_that_is_not_there_is_told(cellerate, here):
     assert "there is no model file no such.keras" in one_error(err)
 
 
+def test_second_run_into_the_same_folder_is_refused(cellerate, here, made):
+    from cellerate.files import exclusive
+
+    with exclusive(here / "out"):
+        code, out, err = cellerate("optimize", made / "text.keras", "--data", made / "t.txt", "-o", "out")
+    assert (code, out) == (6, "")
+    assert "another process is writing into out" in one_error(err)
+    assert not (here / "out" / "report.json").exists()
+
+
 def test_a_model_without_a_record_is_told_how_to_get_one(cellerate, here, made):
     from cellerate.models.storage import load_model, save_model
 

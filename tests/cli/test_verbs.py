@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -169,6 +170,19 @@ def test_train_embed_says_how_well_lines_come_back(cellerate, here, small):
     assert re.match(r"held-out lines: \d", out)
     assert re.search(r"\d lines are longer than 5 characters and were cut \(--max-length\)", err)
     assert "cellerate embed m.keras l.txt -o vectors.npy" in err
+
+
+def test_train_embed_names_a_next_command_that_reads_the_same_lines(cellerate, here, small):
+    lines = (here / "l.txt").read_text().splitlines()
+    records = "".join(json.dumps({"id": n, "title": line}) + "\n" for n, line in enumerate(lines))
+    (here / "l.jsonl").write_text(records, encoding="utf-16")
+    words = ["--field", "title", "--encoding", "utf-16"]
+    code, _, err = cellerate("train", "embed", "l.jsonl", "-o", "m.keras", *small["embed"], *words)
+    assert code == 0, err
+    told = next(line for line in err.splitlines() if "cellerate embed" in line)
+    code, out, err = cellerate(*shlex.split(told)[1:])
+    assert code == 0, err
+    assert f"{len(lines)} vectors" in out
 
 
 def test_generate_prints_prompt_and_continuation_and_repeats_by_seed(cellerate, made):
@@ -610,7 +624,7 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         (
             ["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--quantile", "2"],
             2,
-            "quantiles",
+            "--quantile must be ascending",
         ),
         (["train", "series", "s.csv", "-o", "m.keras", "--target", "load", "--plot", "c.pdf"], 2, "c.pdf"),
         (

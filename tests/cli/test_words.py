@@ -25,6 +25,9 @@ PROGRAM = typer.main.get_command(app)
         ("train text", "other: units was 8, now 4; length was 6.", "other: --units was 8, now 4; --length was 6."),
         ("train text", 'exclude=["a b", "c"]', "--exclude 'a b' --exclude c"),
         ("train text", "validation_fraction=0.1.", "--validation-fraction 0.1."),
+        ("train series", "targets names a column 'a' that", "--target names a column 'a' that"),
+        ("train series", "time_column names a column", "--time-column names a column"),
+        ("train series", "every target names a column", "every target names a column"),
         ("generate", "load it with device='cpu', or", "load it with --device cpu, or"),
         ("generate", "top_k and top_p cannot both be given.", "--top-k and --top-p cannot both be given."),
         # Words of the language, other people's names, code and files stay.

@@ -1,14 +1,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cellerate.data.line_files import find_line_files, line_blocks, line_list, read_lines
+from cellerate.data.line_files import find_line_files, line_blocks, read_lines
 from cellerate.errors import ConfigError, DataError
 
 
@@ -181,26 +178,3 @@ def test_find_line_files_of_a_folder_takes_json_lines_too(tmp_path: Path) -> Non
     for name in ("a.jsonl", "b.txt", "c.csv"):
         write(tmp_path / name, b"x")
     assert [path.name for path in find_line_files([tmp_path])] == ["a.jsonl", "b.txt"]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["a", None, "b"],
-        ("a", float("nan"), "b"),
-        np.array(["a", "", "b"]),
-        pa.array(["a", None, "b"]),
-        pd.Series(["a", None, "b"]),
-        pd.Series(["a", None, "b"], dtype="string"),
-        pl.Series(["a", None, "b"]),
-    ],
-    ids=lambda values: type(values).__module__,
-)
-def test_texts_of_any_array_are_lines_and_missing_ones_are_empty(values):
-    assert line_list(values) == ["a", "", "b"]
-
-
-@pytest.mark.parametrize("values", [3, None, ["a", 3], [b"a"], pd.DataFrame({"a": ["x"]}), {"a": 1}])
-def test_what_is_no_list_of_texts_raises_config_error(values):
-    with pytest.raises(ConfigError, match="the lines must be"):
-        line_list(values)

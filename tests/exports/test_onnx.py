@@ -45,9 +45,11 @@ def test_program_gives_the_same_in_onnx_runtime(name: str, tmp_path: Path) -> No
     assert error_of(moves() if name == "moves" else PROGRAMS[name](), tmp_path) <= ERROR
 
 
-def test_programs_hold_every_operation() -> None:
+def test_programs_hold_every_operation_that_can_be_exported() -> None:
     programs = [moves(), *(program() for program in PROGRAMS.values())]
-    assert {node.op for program in programs for node in program.nodes} == set(OPERATIONS)
+    # `tasks.exporting` refuses models with these.
+    refused = {"gru", "simple_rnn", "rnn_state"}
+    assert {node.op for program in programs for node in program.nodes} == set(OPERATIONS) - refused
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -117,6 +117,7 @@ class HereProbe:
     opened: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, model: Path, data: Any, *, seed: int, backend: str, patience_s: float) -> None:
+        self._trainer = ""
         self._question = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
 
     def __enter__(self) -> "HereProbe":
@@ -129,13 +130,35 @@ class HereProbe:
         from cellerate.optimization.probe_process import _Work
 
         self.asked.append((kind, options))
+        if kind == "turn":
+            options = options | {"name": self._trainer}
         key = json.dumps(self._question)
         if key not in self.opened:
             self.opened[key] = _Work(self._question)
         if kind == "train":
             options = options | {"seconds": 0.0, "steps": None}
+        if kind == "turn":
+            options = options | {"steps": 1}
         question = json.loads(json.dumps({**self._question, "kind": kind, "with": options}))
         return json.loads(json.dumps(self.opened[key].answer(question)))
+
+    def tell(self, kind: str, **options: Any) -> None:
+        if kind == "trainer":
+            # In processes of their own they may have the same name; here they share one.
+            self._trainer = f"{options['name']} {len(self.asked)}"
+            options = options | {"name": self._trainer}
+        self._told = (kind, options)
+
+    def answer(self, timeout_s: float | None = None) -> Any:
+        kind, options = self._told
+        return self.ask(kind, **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def closed() -> Iterator[None]:
+    """What was opened is let go before the interpreter ends."""
+    yield
+    HereProbe.opened.clear()
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Timing, on a clock that only the calls move."""
 
+import dataclasses
+
 import pytest
 
 from cellerate.optimization import clocks
@@ -49,7 +51,7 @@ def test_timed_calls_of_nothing_ends(clock, monkeypatch):
 
 
 def test_speed_of_one_item_a_call(clock):
-    found = clocks.speed("predict", clock.taking(0.5, 1 / 64), clock.taking(0.25), 32)
+    found = clocks.speed(clocks.Use("predict", clock.taking(0.5, 1 / 64), clock.taking(0.25), 32))
     assert (found.way, found.batch) == ("predict", 32)
     assert found.latency_p50_ms == pytest.approx(1e3 / 64)
     assert found.latency_p99_ms == pytest.approx(1e3 / 64)
@@ -59,7 +61,8 @@ def test_speed_of_one_item_a_call(clock):
 
 def test_speed_of_calls_that_differ_tells_the_median_from_the_slowest(clock):
     # The first warms up for long enough; 90 of the 100 others take a 128th of a second, and 10 a 32nd.
-    found = clocks.speed("predict", clock.taking(0.2, *[1 / 128] * 60, *[1 / 32] * 10, 1 / 128), None, 1)
+    call = clock.taking(0.2, *[1 / 128] * 60, *[1 / 32] * 10, 1 / 128)
+    found = clocks.speed(clocks.Use("predict", call, None, 1))
     assert found.latency_p50_ms == pytest.approx(1e3 / 128)
     assert found.latency_p99_ms == pytest.approx(1e3 / 32)
     assert found.per_s == pytest.approx(128)
@@ -69,7 +72,7 @@ def test_speed_of_calls_that_differ_tells_the_median_from_the_slowest(clock):
 def test_speed_of_pieces_counts_their_items(clock):
     several = clock.taking(1 / 1024)
     one, many = clock.taking(1 / 512), clock.taking(0.5)
-    found = clocks.speed("packed", one, many, 8, several=several, steps=10)
+    found = clocks.speed(clocks.Use("packed", one, many, 8, several, 10))
     # A call for one item takes twice as long as an item of a call for many, and that is what a caller waits.
     assert found.latency_p50_ms == pytest.approx(1e3 / 512)
     assert found.latency_p99_ms == pytest.approx(1e3 / 512)
@@ -78,3 +81,32 @@ def test_speed_of_pieces_counts_their_items(clock):
     # A call of a fifth of a second each, once it is known how many items that are.
     assert several.calls[:3] == [16, 32, 64]
     assert several.calls[-5:] == [204] * 5
+
+
+def test_uses_are_timed_in_turns_that_take_as_long_together(clock):
+    order = []
+
+    def called(name, seconds):
+        def call():
+            order.append(name)
+            clock.now += seconds
+
+        return call
+
+    one, other = (clocks.Use(name, called(name, 1 / 256), None, 1) for name in ("one", "other"))
+    found = clocks.speeds([one, other])
+    assert [speed.way for speed in found] == ["one", "other"]
+    turns = [name for n, name in enumerate(order) if n == 0 or order[n - 1] != name]
+    assert turns == ["one", "other"] * clocks.TURNS
+    # Each a second in all, beside what warms up.
+    assert order.count("one") == pytest.approx((clocks.MEASURED_S + clocks._WARM_S) * 256, rel=0.05)
+
+
+def test_middle_of_turns_is_that_of_each_figure():
+    turns = [
+        clocks.Speed("w", p50, 2 * p50, 1 / p50, many, 8)
+        for p50, many in ((1.0, 5.0), (9.0, 7.0), (2.0, 9.0))
+    ]
+    assert clocks.middle(turns) == clocks.Speed("w", 2.0, 4.0, 0.5, 7.0, 8)
+    unknown = [dataclasses.replace(one, throughput_per_s=None) for one in turns]
+    assert clocks.middle(unknown).throughput_per_s is None

@@ -5,24 +5,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from cellerate.optimization.context import Context
+from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.passes import further
-from cellerate.optimization.passes.base import NotNeededError
 from cellerate.optimization.passes.further import (
     DISTILLING,
     LEARNING_RATE,
-    distilling,
     fine_tuning_steps,
     further_steps,
     least_s,
     plain_training,
+    trainings,
 )
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
 from cellerate.report.quality import Interval
-from cellerate.report.record import CONTROL, Candidate, Pass, TrainingStep
+from cellerate.report.record import CONTROL, Candidate, TrainingStep
 
 pytestmark = pytest.mark.keras
+
+REST = further._REST_S
 
 # A step takes a tenth of a second on the fastest kernels.
 STEPS = [
@@ -65,7 +66,7 @@ def train_control(context, steps):
 
 
 def test_steps_are_planned_for_all_that_train_and_for_their_control(context):
-    context.left = 20 + 1000
+    context.left = REST + 1000
     # Two prunings, a distilling and the control: 5.5 trainings in four fifths of the time.
     assert further_steps(context, 1, 1 + DISTILLING) == int(800 / 5.5 / 0.1) == context.state.further_steps
 
@@ -76,23 +77,23 @@ def test_steps_are_no_more_than_the_settings_ask_for(context):
 
 
 def test_steps_stay_as_they_were_decided_so_that_the_control_serves_again(context):
-    context.left = 1020
+    context.left = 1000 + REST
     steps = further_steps(context, 1, DISTILLING)
     train_control(context, steps)
     # The control and a pruned model took their time; what is left would do for more, or for a little fewer.
-    for left in (1020 - 2 * steps * 0.1, 20.1 + DISTILLING * steps * 0.1):
+    for left in (1000 + REST - 2 * steps * 0.1, REST + 0.1 + DISTILLING * steps * 0.1):
         context.left = left
         assert further_steps(context, DISTILLING) == steps
 
 
 def test_steps_are_cut_where_the_time_left_is_too_short_for_them(context):
-    context.left = 1020
+    context.left = 1000 + REST
     steps = further_steps(context, 1)
     train_control(context, steps)
-    context.left = 19 + steps * 0.1
+    context.left = REST - 1 + steps * 0.1
     found = further_steps(context, 1)
     # Fewer, with a control of their own.
-    assert found == int(0.8 * (context.left - 20) / 2 / 0.1) < steps
+    assert found == int(0.8 * (context.left - REST) / 2 / 0.1) < steps
 
 
 def test_steps_grow_in_a_later_call_with_far_more_time(context):
@@ -107,38 +108,42 @@ def test_steps_grow_in_a_later_call_with_far_more_time(context):
 def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
     context.state.further_steps = decided
     # 50 steps of each take 10 s, in four fifths of what is left.
-    context.left = 20 + 12.4
-    with pytest.raises(NotNeededError, match="no time for 50 steps of training and as many of a control"):
+    context.left = REST + 12.4
+    with pytest.raises(OutOfTimeError, match="no time for 50 steps of training and as many of a control"):
         further_steps(context, 1)
     assert context.state.further_steps == decided
-    context.left = 20 + 12.6
+    context.left = REST + 12.6
     assert further_steps(context, 1) == 50
 
 
 def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
-    assert least_s(context, 1) == pytest.approx(20 + 50 * 0.1 * 2)
+    before = REST + further._START_S
+    assert least_s(context, 1) == pytest.approx(before + 50 * 0.1 * 2 / 0.8)
     context.state.further_steps = 300
-    assert least_s(context, DISTILLING) == pytest.approx(20 + 50 * 0.1 * 3.5)
+    assert least_s(context, DISTILLING) == pytest.approx(before + 50 * 0.1 * 3.5 / 0.8)
     train_control(context, 300)
-    assert least_s(context, DISTILLING) == pytest.approx(20 + 50 * 0.1 * 2.5)
+    assert least_s(context, DISTILLING) == pytest.approx(before + 50 * 0.1 * 2.5 / 0.8)
+
+
+def test_what_a_pass_costs_at_least_is_enough_for_it(context):
+    # Nearly three seconds pass before its first training begins.
+    for own, later in ((1, 0), (1, 1), (DISTILLING, 0)):
+        context.left, context.state.further_steps = least_s(context, own) - 2.9, None
+        assert further_steps(context, own, later) == 50
 
 
 def test_fine_tuning_takes_half_of_the_time_for_two_models_and_their_control(context):
-    context.left = 20 + 61
+    context.left = REST + 61
     assert fine_tuning_steps(context) == 101
     context.left = 5
     assert fine_tuning_steps(context) == 0
 
 
-def test_distilling_is_counted_while_it_is_to_come(context):
-    assert distilling(context) == DISTILLING
-    context.state.passes.append(Pass(name="distill", title="", status="skipped"))
-    assert distilling(context) == DISTILLING
-    context.state.passes[:] = [Pass(name="distill", title="", status="done")]
-    assert distilling(context) == 0
-    context.state.passes.clear()
-    context.settings = OptimizeSettings(skip=["distill"])
-    assert distilling(context) == 0
+def test_share_of_the_time_counts_the_trainings_and_a_control_that_is_not_there_yet(context):
+    assert trainings(context, 2.5) == 3.5
+    context.state.further_steps = 300
+    train_control(context, 300)
+    assert trainings(context, 2.5) == 2.5
 
 
 def test_plain_training_is_the_better_buy_only_where_a_control_is_certainly_better():

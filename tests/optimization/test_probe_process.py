@@ -30,7 +30,7 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
 
         # An error is an answer, and the next question has its own.
         with pytest.raises(ProbeError, match=r"DataError: .*missing\.cell") as raised:
-            probe_process.ask("packed", file=str(made / "missing.cell"))
+            probe_process.ask("use", files=[str(made / "missing.cell")])
         assert not raised.value.memory
         assert probe_process.ask("open") is True
         assert probe_process._process.pid == first

@@ -1,6 +1,7 @@
 """The sweep of batch sizes on made-up machines, and the choice among candidates by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,15 +152,38 @@ def test_choose_of_speeds_alike_takes_the_smallest():
     assert chosen(made("a", 1.00, size=50), made("b", 1.04, size=40), made("c", 1.06, size=30)) == "b"
 
 
-def test_choose_of_twins_takes_the_better():
+def test_choose_of_two_students_takes_the_better():
     worse, better = Interval(0.01, 0.01, 0.01), Interval(-0.02, -0.02, -0.02)
     student = dataclasses.replace(made("student", 1.0), loss=worse)
-    twin = dataclasses.replace(made("twin", 1.01), loss=better)
-    assert chosen(student, twin) == chosen(twin, student) == "twin"
-    assert chosen(student, twin, objective="size") == "twin"
+    untaught = dataclasses.replace(made("untaught", 1.01), loss=better)
+    assert chosen(student, untaught) == chosen(untaught, student) == "untaught"
+    assert chosen(student, untaught, objective="size") == "untaught"
 
 
-def test_choose_of_twins_holds_each_against_its_control():
+def in_turns(*latencies):
+    return [Speed("packed", latency, latency, 1e3 / latency, None, 1) for latency in latencies]
+
+
+def test_choose_of_speeds_that_turns_contradict_takes_the_smallest_and_says_so():
+    from cellerate.optimization.passes.verdict import _doubt, choose
+
+    small, fast = made("small", 2.0, size=40), made("fast", 1.0, size=50)
+    for turns, found in (([1.0, 1.0, 1.0], "fast"), ([1.0, 1.0, 9.0], "small")):
+        raced = {"small": in_turns(2.0, 2.0, 2.0), "fast": in_turns(*turns)}
+        taken = choose([ORIGINAL, small, fast], "latency", raced)
+        assert taken.id == found
+        context = SimpleNamespace(
+            settings=SimpleNamespace(objective="latency"),
+            state=SimpleNamespace(candidates=[ORIGINAL, small, fast]),
+        )
+        doubt = _doubt(context, taken, raced)
+        assert bool(doubt) is (found == "small")
+    assert "fast was 2.00x as fast as small, but only in 2 of 3 turns, which is noise" in doubt[0]
+    # Without turns there is only what was measured of each.
+    assert choose([ORIGINAL, small, fast], "latency").id == "fast"
+
+
+def test_choose_of_two_students_holds_each_against_its_control():
     better, worse = Interval(-0.05, -0.05, -0.05), Interval(0.009, 0.009, 0.009)
     one = dataclasses.replace(made("one"), loss=better, control_loss=worse)
     other = dataclasses.replace(made("other"), loss=Interval(0.001, 0.001, 0.001))

@@ -202,10 +202,17 @@ def test_a_pass_without_time_is_skipped_and_a_larger_budget_goes_on(go, stands):
         "quantize": "skipped",
         "prune": "done",
     }
-    assert "500 s at least" in found.passes[2].reason
-    assert "--time-budget" in found.passes[2].reason
+    assert found.passes[2].reason == "there was no time for it: it needs about 8 min 20 s"
+    assert (found.passes[2].needs_s, found.passes[2].seconds) == (500.0, 0.0)
     assert found.status == "finished"
-    assert statuses(go(time_budget=3000.0))["quantize"] == "done"
+    (told,) = found.verdict.warnings
+    assert told.startswith("Left out for lack of time, with what each needs at least: Quantize (8 min 20 s).")
+    # What it says is enough, and not much more.
+    budget = float(told.partition("--time-budget ")[2].split()[0])
+    assert 500 < budget < 700
+    again = go(time_budget=budget)
+    assert statuses(again)["quantize"] == "done"
+    assert again.verdict.warnings == ()
     assert Stand.begun == ["kernels", "prune", "quantize"]
 
 
@@ -332,7 +339,7 @@ def test_restart_throws_away_what_was_found(go, stands, out, here_probe):
     (out / "candidates").mkdir(exist_ok=True)
     (out / "candidates" / "old.cell").write_bytes(b"old")
     go(seed=1, restart=True)
-    assert [kind for kind, _ in here_probe.asked] == ["explain", "judge", "use", "train"]
+    assert [kind for kind, _ in here_probe.asked] == ["explain", "judge", "use", "use", "use", "train"]
     assert not (out / "candidates" / "old.cell").exists()
 
 

@@ -11,6 +11,7 @@ from cellerate.data.tokenizer import ByteTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
+from cellerate.optimization import clocks
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.runtime.stepper import Stepper
@@ -194,7 +195,7 @@ def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
 def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
     one = work[task]
     model = packed(one.model, one.record)
-    speeds = (*one.keras_speeds(one.model), one.packed_speed(model))
+    speeds = clocks.speeds([*one.keras_uses(one.model), one.packed_use(model)])
     assert [speed.way for speed in speeds] == ["predict", "predict_on_batch", "packed"]
     for speed in speeds:
         assert 0 < speed.latency_p50_ms <= speed.latency_p99_ms
@@ -221,25 +222,21 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
 
 
 def test_packed_text_model_is_timed_by_calls_for_one_character_and_by_as_many_as_it_draws(work, monkeypatch):
-    one, timed, drawn = work["text"], {}, []
-    monkeypatch.setattr(
-        "cellerate.optimization.workloads.text.speed", lambda way, *a, **k: timed.update(k, calls=a)
-    )
+    one, drawn = work["text"], []
     model = packed(one.model, one.record)
-    one.packed_speed(model)
+    use = one.packed_use(model)
     draw = Stepper.draw
     monkeypatch.setattr(Stepper, "draw", lambda *a, **k: drawn.extend(draw(*a, **k)) or drawn)
-    single, many, rows = timed["calls"]
-    single()
+    use.one()
     assert sum(len(row.ids) for row in drawn) == 1
     drawn.clear()
-    timed["several"](7)
+    use.several(7)
     assert sum(len(row.ids) for row in drawn) == 7
     texts = []
     generate = type(model).generate
     monkeypatch.setattr(type(model), "generate", lambda *a, **k: texts.extend(generate(*a, **k)))
-    many()
-    assert [len(text) for text in texts] == [timed["steps"]] * rows
+    use.many()
+    assert [len(text) for text in texts] == [use.steps] * use.batch
 
 
 def test_source_is_what_the_model_is_trained_on_and_no_larger_than_the_data(work):

@@ -71,7 +71,7 @@ WRITTEN = {
 
 def _text_candidates():
     whole, small = 1_643_107, 402_771
-    student, twin = "A student of 25 % of the weights", "The student's twin of 25 % without a teacher"
+    student, twin = "A student of 25 % of the weights", "The same student of 25 %, trained without a teacher"
     keras = (speed("predict", 41.3), speed("predict_on_batch", 2.31, 9_840.0))
     packed = (
         # id, title, made by, precision, weights, bytes, bits, loss, ms, characters/s many at a time

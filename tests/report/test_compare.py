@@ -142,12 +142,12 @@ def test_training_is_compared_by_way_batch_and_length(text_run):
 def test_what_was_lost_is_a_regression_told_in_a_sentence(text_run, failed_run):
     found = compare(text_run, failed_run)
     assert found.lost[0] == "The first run came to a verdict, the second did not."
-    assert found.lost[1].startswith("Packed: the pass was done before, and now failed: ModelError")
+    assert found.lost[1].startswith("Packed: the stage was done before, and now failed: ModelError")
     changed = with_model(text_run, "int8", passes_gate=False)
     changed = with_model(changed, "packed", error="no space", quality=None)
     assert compare(text_run, changed).lost == (
         "Packed, float32: it could be measured before, and now not: no space",
-        "Packed, int8: it passed the gate before, and now fails.",
+        "Packed, int8: it was within the allowed loss before, and now is not.",
     )
     assert compare(text_run, changed).regressions == 2
     assert compare(changed, text_run).lost == ()
@@ -161,7 +161,7 @@ def test_model_that_runs_on_keras_is_compared(text_run):
     changed = with_model(on_keras(text_run, "int8"), "int8", file_bytes=9_000_000, passes_gate=False)
     found = compare(on_keras(text_run, "int8"), changed)
     assert outcomes(found) == ["Packed, int8: file"]
-    assert found.lost == ("Packed, int8: it passed the gate before, and now fails.",)
+    assert found.lost == ("Packed, int8: it was within the allowed loss before, and now is not.",)
 
 
 def test_model_that_can_be_packed_no_longer_is_a_regression(text_run):
@@ -205,8 +205,8 @@ def test_training_of_forecasters_is_compared_in_windows(series_run):
     assert row.change.unit == "windows/s"
 
 
-def test_student_and_its_untaught_twin_are_compared_each_with_its_own(text_run):
-    student, twin = "A student of 25 % of the weights", "The student's twin of 25 % without a teacher"
+def test_student_and_its_one_without_a_teacher_are_compared_each_with_its_own(text_run):
+    student, twin = "A student of 25 % of the weights", "The same student of 25 %, trained without a teacher"
     changed = with_model(text_run, "untaught-int8", file_bytes=9_000_000)
     assert outcomes(compare(text_run, changed)) == [f"{twin}, int8: file"]
     without = tuple(one for one in text_run.candidates if one.id != "untaught-int8")

@@ -19,8 +19,8 @@ ORDER = [
     "verdict",
     "use",
     "gains",
-    "front",
-    "passes",
+    "quality",
+    "stages",
     "training",
     "models",
     "samples",
@@ -123,7 +123,7 @@ def test_text_run_has_every_section_in_order(text_run, parse):
 def test_text_run_has_every_table(text_run, parse):
     captions = [found.text for found in parse(html.html(text_run)).all("caption")]
     for caption in (
-        "Before and after, measured in this run", "Files, within the folder of this report", "Every pass of the run",
+        "Before and after, measured in this run", "Files, within the folder of this report", "Every stage of the run",
         "Training as it was measured", "Every model that was made", "Every way to call every model",
         "Which kernel ran each layer before", "Where all of this was measured", "Settings of the run",
     ):  # fmt: skip
@@ -145,7 +145,9 @@ def test_run_without_anything_says_so_and_has_no_empty_section(empty_run, parse)
     page = parse(html.html(empty_run))
     assert sections(page) == ["verdict"]
     (sentence,) = page.all("p", class_="verdict")
-    assert sentence.text.startswith("This run was interrupted before it came to a verdict; no pass was done.")
+    assert sentence.text.startswith(
+        "This run was interrupted before it came to a verdict; no stage was done."
+    )
     assert not list(page.all("table"))
 
 
@@ -155,7 +157,7 @@ def test_failed_run_says_what_failed(failed_run, parse):
     reason = "ModelError: the layer 'gru' has no packed form."
     assert (
         sentence.text
-        == f"This run failed before it came to a verdict; 3 of its passes were done: Packed: {reason}"
+        == f"This run failed before it came to a verdict; 3 of its stages were done: Packed: {reason}"
     )
     (article,) = page.all("article", class_="failed")
     assert "✗\N{NO-BREAK SPACE}failed" in article.text and reason in article.text
@@ -357,3 +359,28 @@ def test_extreme_numbers_and_empty_texts_are_drawn_and_compared_all_the_same(tex
             ElementTree.fromstring(drawing)
         assert markdown(upset)
         json.dumps(compare(run, upset).to_json(), allow_nan=False)
+
+
+def test_tables_of_changes_are_stacked_on_a_narrow_page_and_stay_tables_for_a_screen_reader(text_run):
+    # Beside the name of a row there is no room for three cells on 375 px: the last was cut off.
+    page = html.html(text_run)
+    table = page[page.index('<table class="stacked"') :]
+    table = table[: table.index("</table>")]
+    assert "Before and after, measured in this run" in table
+    assert table.startswith('<table class="stacked" role="table">')
+    assert table.count('role="columnheader"') == 4
+    assert table.count('role="row"') == 1 + table.count('role="rowheader"') == 1 + len(text_run.verdict.rows)
+    assert table.count('role="cell"') == 3 * len(text_run.verdict.rows)
+    style = page[page.index("@media screen and (max-width: 46rem)") :]
+    assert ".stacked tr { display: grid;" in style[: style.index("@media (prefers-contrast")]
+
+
+def test_a_whole_command_to_train_with_is_shown_as_it_is_and_options_of_an_older_report_completed(text_run):
+    assert view.training_command(text_run).startswith(
+        "cellerate train text DATA -o MODEL.keras --batch-size 256"
+    )
+    whole = dataclasses.replace(
+        text_run.verdict, training="cellerate train text book.txt --units 8 -o new.keras"
+    )
+    told = view.training_command(dataclasses.replace(text_run, verdict=whole))
+    assert told == "cellerate train text book.txt --units 8 -o new.keras"

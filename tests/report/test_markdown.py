@@ -42,7 +42,7 @@ def test_report_says_what_the_page_says(text_run):
     text = markdown.markdown(text_run)
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert headings == [
-        "## What to use now", "## Where the gains come from", "## Quality against latency", "## Passes",
+        "## What to use now", "## Where the gains come from", "## Quality against latency", "## Stages",
         "## Training", "## Models", "## Samples", "## Kernels", "## Environment", "## Settings",
     ]  # fmt: skip
     assert f"**{text_run.verdict.sentence}**" in text
@@ -59,7 +59,7 @@ def test_report_of_a_verdict_has_its_table_of_the_test_part(tested_run):
 def test_report_of_a_run_that_failed_says_why(failed_run):
     text = markdown.markdown(failed_run)
     assert (
-        "**This run failed before it came to a verdict; 3 of its passes were done: Packed: ModelError" in text
+        "**This run failed before it came to a verdict; 3 of its stages were done: Packed: ModelError" in text
     )
     assert "**Why it failed:** ModelError" in text
 

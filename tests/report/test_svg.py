@@ -15,6 +15,7 @@ from cellerate.report.svg import (
     Step,
     WaterfallChart,
     canvas,
+    labels,
 )
 from cellerate.report.svg.canvas import Box, Scale
 
@@ -52,9 +53,13 @@ CHARTS = {
     "scatter-extreme": ScatterChart(
         "Q", "d", (dot(1e-300, -1e300, name=HOSTILE), dot(1e300, 1e300)), 0.0, HOSTILE, True
     ),
-    "waterfall": WaterfallChart("W", "d", (Step("a", 3.0, "3.00x faster"), Step("b", 0.5, "2.00x slower")), "1.5x"),
-    "waterfall-worse": WaterfallChart("W", "d", (Step("a", 0.25, "4.00x slower"),), "4.00x slower"),
-    "waterfall-extreme": WaterfallChart("W", "d", (Step(HOSTILE, 1e200, HOSTILE), Step("b", 1e-300, "")), HOSTILE),
+    "waterfall": WaterfallChart(
+        "W", "d", (Step("a", 3.0, "3.00x faster"), Step("b", 0.5, "2.00x slower")), "1.5x", 1.5
+    ),
+    "waterfall-worse": WaterfallChart("W", "d", (Step("a", 0.25, "4.00x slower"),), "4.00x slower", 0.25),
+    "waterfall-extreme": WaterfallChart(
+        "W", "d", (Step(HOSTILE, 1e200, HOSTILE), Step("b", 1e-300, "")), HOSTILE, 1e-100
+    ),
     "forecast": ForecastChart("F", "d", tuple(range(99)), (1.0, 2.0), (1.5, 2.5), (1.0, 2.0), (2.0, 3.0)),
     "forecast-of-nothing": ForecastChart("F", "d", (), (), ()),
     "forecast-without-past": ForecastChart("F", "d", (), (), (1.0,)),
@@ -157,16 +162,16 @@ def scatter_of(count):
 def test_scatter_of_many_models_labels_what_counts_and_names_the_others_where_they_are_pointed_at():
     chart = scatter_of(400)
     root = ElementTree.fromstring(chart.draw(1072.0, "c").encode())
-    labels = [t.text for t in root.iter(f"{NAMESPACE}text") if t.text.startswith("Model ")]
+    named = [t.text for t in root.iter(f"{NAMESPACE}text") if t.text.startswith("Model ")]
     pointed = [
         g.find(f"{NAMESPACE}title").text
         for g in root.iter(f"{NAMESPACE}g")
         if g.find(f"{NAMESPACE}title") is not None
     ]
-    assert len(labels) == 40
-    assert set(labels[:2]) == {dot.name for dot in chart.dots if dot.kind in ("original", "chosen")}
-    assert set(labels[2:12]) == {dot.name for dot in chart.dots if dot.on_front}
-    assert sorted(labels + pointed) == sorted(dot.name for dot in chart.dots)
+    assert len(named) == 40
+    assert set(named[:2]) == {dot.name for dot in chart.dots if dot.kind in ("original", "chosen")}
+    assert set(named[2:12]) == {dot.name for dot in chart.dots if dot.on_front}
+    assert sorted(named + pointed) == sorted(dot.name for dot in chart.dots)
 
 
 def test_scatter_of_few_models_labels_all_of_them():
@@ -244,7 +249,7 @@ def test_scale_of_logarithms_puts_equal_factors_equally_far_apart():
 def test_label_keeps_away_from_what_is_there_and_a_line_leads_to_its_point():
     within = Box(0, 0, 400, 300)
     taken = [Box(90, 80, 400, 120), Box(0, 60, 400, 140)]
-    drawn = canvas.place_label("a label", 100, 100, taken, within, "mark")
+    drawn = labels.place_label("a label", 100, 100, taken, within, "mark")
     assert sum(taken[-1].overlap(other) for other in taken[:-1]) == 0
     assert 'class="lead"' in drawn
 
@@ -257,3 +262,59 @@ def test_text_is_escaped_in_elements_and_attributes():
         == root.get("title")
         == HOSTILE.replace("\x00", "�").replace("\ud800", "�").replace("\ufffe", "�")
     )
+
+
+def test_label_of_a_dot_on_a_narrow_page_is_broken_into_lines_and_not_cut():
+    name = "the same student of 25 %, trained without a teacher, int8"
+    chart = ScatterChart("Q", "d", (dot(2.0, 1.9, name=name), dot(3.0, 2.0)), 2.02, "bits", False)
+    root = ElementTree.fromstring(chart.draw(340.0, "c").encode())
+    shown = " ".join(t.text for t in root.iter(f"{NAMESPACE}text"))
+    assert name in shown
+    assert "…" not in shown
+
+
+def test_dots_of_names_that_would_cover_each_other_on_a_narrow_page_have_numbers_and_a_key():
+    # As they come: all packed models take the same time, and the original a hundred times that.
+    dots = [dot(0.0210 + n * 1e-4, 3.0 + 0.01 * n, name=f"pruned to {n} % of its units") for n in range(10)]
+    chart = ScatterChart("Q", "d", (*dots, dot(2.7, 3.3, name="the model in Keras")), None, "bits", False)
+
+    def texts(width):
+        root = ElementTree.fromstring(chart.draw(width, "c").encode())
+        assert all(float(t.get("y")) < float(root.get("height")) for t in root.iter(f"{NAMESPACE}text"))
+        return [t.text for t in root.iter(f"{NAMESPACE}text")]
+
+    found = texts(340.0)
+    for number, one in enumerate(sorted(chart.dots, key=lambda one: -one.quality), 1):
+        # Beside its dot, and before its name in the key.
+        assert found.count(str(number)) == 2
+        assert found[found.index(one.name) - 1] == str(number)
+    assert "1" not in texts(1072.0)
+
+
+def test_legend_and_title_of_an_axis_on_a_narrow_page_are_broken_into_lines_and_not_cut():
+    names = (
+        "the same student of 25 %, trained without a teacher",
+        "a student of 25 % of the weights, taught by it",
+    )
+    lines = tuple(Line(name, ((1.0, 2.0), (2.0, 3.0))) for name in names)
+    label = "mean absolute error of the forecasts (standard deviations)"
+    root = ElementTree.fromstring(LineChart("L", "d", lines, "step", label).draw(340.0, "c").encode())
+    texts = [t.text for t in root.iter(f"{NAMESPACE}text")]
+    shown = " ".join(texts)
+    for words in (*names, label):
+        assert words in shown
+    assert all(canvas.text_width(words) <= 340 for words in texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("one two", 1000, ["one two"]),
+        ("one two", 25, ["one", "two"]),
+        ("one two three four", 60, ["one two", "three", "four"]),
+        ("one two three four five", 25, ["one", "two", "th…"]),
+        ("", 100, [""]),
+    ],
+)
+def test_text_is_broken_between_words_and_cut_after_three_lines(text, width, lines):
+    assert canvas.wrapped(text, width) == lines

@@ -48,7 +48,7 @@ def test_text_model_tells_its_vocabulary():
 def test_model_of_no_task_tells_its_inputs_and_outputs():
     model = of_header()
     assert [getattr(model, name) for name in (*OF_FORECASTERS, "vocabulary_size")] == [None] * 6
-    assert repr(model) == "<PackedModel: model of x (-1, -1, 3) to y, 0 parameters in bfloat16>"
+    assert repr(model) == "<PackedModel: model of x (any, any, 3) to y, 0 parameters in bfloat16>"
 
 
 @pytest.mark.parametrize("task", ["text", "series", "embed"])

@@ -220,7 +220,8 @@ def test_numbers_tell_what_was_done(path, tmp_path):
     "models, message",
     [
         (["none.cell"], "none.cell"),
-        (["book.keras"], "is no .cell file"),
+        (["book.keras"], "give a packed model, which `cellerate pack book.keras -o book.cell` makes"),
+        (["notes.txt"], "give a packed model, which `cellerate pack MODEL.keras -o MODEL.cell` makes"),
         (["a b=text.cell"], "cannot be the name of a model"),
         (["{path}", "{path}"], "two models are called 'text'"),
     ],

@@ -1,10 +1,12 @@
 """One call for a model in every form: a file, a Keras model with its record, a packed file, a packed model."""
 
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import cellerate
@@ -119,9 +121,28 @@ def test_evaluate_judges_a_series_model_and_a_line_model_that_is_in_memory(folde
         cellerate.evaluate(folder / "embed.cell", folder / "lines.txt")
 
 
+def test_embed_takes_lines_in_whatever_holds_texts(folder):
+    table = pa.table({"number": range(len(LINES)), "title": LINES})
+    expected = cellerate.embed(folder / "embed.cell", LINES)
+    for form in forms(folder, "embed"):
+        for lines in (pa.array(LINES), pa.chunked_array([LINES]), np.array(LINES), table):
+            np.testing.assert_allclose(cellerate.embed(**form, lines=lines), expected, rtol=1e-4, atol=1e-5)
+        with pytest.raises(ConfigError, match=r"list of texts, and line 1 is None"):
+            cellerate.embed(**form, lines=[LINES[0], None])
+
+
+def test_embed_reads_a_file_of_json_lines_in_its_encoding(folder, tmp_path):
+    records = "".join(json.dumps({"title": line}) + "\n" for line in LINES)
+    (tmp_path / "l.jsonl").write_text(records, encoding="utf-16")
+    found = cellerate.embed(folder / "embed.cell", tmp_path / "l.jsonl", field="title", encoding="utf-16")
+    np.testing.assert_array_equal(found, cellerate.embed(folder / "embed.cell", LINES))
+    with pytest.raises(ConfigError, match="field is for a file of JSON lines"):
+        cellerate.embed(folder / "embed.cell", LINES, field="title")
+
+
 def test_model_of_another_task_is_refused_in_every_form(folder):
     for form in forms(folder, "series"):
-        with pytest.raises(ModelError, match=r"text|no tokenizer"):
+        with pytest.raises(ModelError, match=r"use `forecast`|Use it with `cellerate forecast`"):
             cellerate.generate(**form, prompt="a")
         with pytest.raises(ModelError, match="embed"):
             cellerate.embed(**form, lines=LINES)

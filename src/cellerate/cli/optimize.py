@@ -52,7 +52,7 @@ def optimize(
     listener = Listener() if quiet else Terminal()
     found = run(model, data, output, settings, restart=restart, listener=listener)
     if found.status == "interrupted":
-        note(f"interrupted; every pass that had ended is kept. To go on:\n  {command_to_repeat()}")
+        note(f"interrupted; every stage that had ended is kept. To go on:\n  {command_to_repeat()}")
         raise typer.Exit(130)
     if json:
         emit_json(loads((output / "report.json").read_bytes()))

@@ -91,5 +91,17 @@ def train_embed(
     finish_training(
         run.training,
         quiet,
-        next_steps=[shlex.join(["cellerate", "embed", str(output), str(lines), "-o", "vectors.npy"])],
+        next_steps=[
+            shlex.join(["cellerate", "embed", str(output), str(lines), *_reading(data), "-o", "vectors.npy"])
+        ],
     )
+
+
+def _reading(data: LineOptions) -> list[str]:
+    """The options that the file was read with, as the next command needs them, too."""
+    usual = LineOptions()
+    words = []
+    for name in ("column", "field", "encoding", "errors"):
+        if (value := getattr(data, name)) != getattr(usual, name):
+            words += [f"--{name}", value]
+    return words

@@ -44,9 +44,12 @@ def in_options(message: str, command: Verb) -> str:
     if not options:
         return message
     name = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
+    # What may be given again is a list in the library, and is called so there: targets, features.
+    subjects = options | {f"{one}s": option for one, option in options.items() if option.multiple}
+    subject = "|".join(sorted(map(re.escape, subjects), key=len, reverse=True))
     spaced = "|".join(sorted((one for one in options if "_" in one), key=len, reverse=True)) or r"(?!)"
     pattern = re.compile(
-        rf"(?P<subject>^(?:{name})(?: (?:and|or) (?:{name}))?(?= (?:must|should|is|cannot|needs)\b))"
+        rf"(?P<subject>^(?:{subject})(?: (?:and|or) (?:{subject}))?(?= (?:must|should|is|cannot|needs|names)\b))"
         rf"|(?<![\w.-])(?P<set>{name})=(?P<value>{_VALUE})(?P<more>(?:{_MORE})*)"
         rf"|\((?P<alone>{name})\)"
         rf"|(?<=leave )(?P<out>{name})(?= out\b)"
@@ -58,7 +61,7 @@ def in_options(message: str, command: Verb) -> str:
     def reworded(match: re.Match[str]) -> str:
         found = match.groupdict()
         if found["subject"]:
-            return re.sub(rf"\b({name})\b", lambda one: _flag(options[one[0]]), found["subject"])
+            return re.sub(rf"\b({subject})\b", lambda one: _flag(subjects[one[0]]), found["subject"])
         if found["set"]:
             more = found["more"] or ""
             return _given(options[found["set"]], found["value"], match[0]) + more.replace("'", "")

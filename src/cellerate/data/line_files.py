@@ -15,7 +15,7 @@ from typing import Any
 from cellerate.data.decoding import Errors, check_codec, check_errors, read_text
 from cellerate.data.json_lines import field_texts, is_json_lines
 from cellerate.data.paths import resolve_paths
-from cellerate.errors import ConfigError, DataError
+from cellerate.errors import DataError
 from cellerate.machine.environment import require
 
 _PARQUET_MARK = b"PAR1"
@@ -58,34 +58,6 @@ def read_lines(
     if not lines:
         raise DataError(f"{path} has no {'text' if drop_empty else 'line'}: expected at least one line.")
     return lines
-
-
-def line_list(values: Any) -> list[str]:
-    """The texts of a list, an array or a Series of pandas, polars or Arrow; a missing one is an empty line.
-
-    Raises:
-        ConfigError: It holds something else, or is a table of several columns.
-    """
-    for name in ("to_pylist", "to_list", "tolist"):
-        if not isinstance(values, list | tuple) and hasattr(values, name):
-            values = getattr(values, name)()
-    if not isinstance(values, list | tuple):
-        raise ConfigError(
-            f"the lines must be a list of texts, a Series or array of them, or the path of a file, not a "
-            f"{type(values).__name__}. Of a frame give one column."
-        )
-    lines = ["" if _is_missing(one) else one for one in values]
-    wrong = next((place for place, one in enumerate(lines) if not isinstance(one, str)), None)
-    if wrong is not None:
-        raise ConfigError(
-            f"the lines must be texts, but line {wrong + 1} is a {type(lines[wrong]).__name__}."
-        )
-    return lines
-
-
-def _is_missing(value: Any) -> bool:
-    # That of pandas is named first, because comparing it gives no truth value.
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
 
 
 def find_line_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -1,10 +1,13 @@
 """How fast a model answers: calls are timed one by one until a given time has passed.
 
-All ways to use a model, Keras's and ours, are timed by the same rules, so that they can be compared.
+All ways to use a model, Keras's and ours, are timed by the same rules, so that they can be compared. What is to be
+compared is timed in turns: the speed of a machine changes while something else runs on it.
 """
 
+import dataclasses
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,22 +16,17 @@ from cellerate.report.record import Speed
 
 MEASURED_S = 1.0
 """About how long to measure each figure."""
+TURNS = 3
+"""In how many turns ways to use a model take their measurements."""
 _LEAST_CALLS, _MOST_CALLS = 5, 20_000
 _WARM_S = 0.1
 
 
-def speed(
-    way: str,
-    one: Callable[[], object],
-    many: Callable[[], object] | None,
-    batch: int,
-    *,
-    several: Callable[[int], object] | None = None,
-    steps: int = 1,
-) -> Speed:
-    """Times a way to use a model.
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A way to use a model, ready to be timed.
 
-    Args:
+    Attributes:
         way: The name of the way.
         one: A call that makes one item.
         many: A call that makes `steps` items for each of `batch` sequences; None if this is not measured.
@@ -36,35 +34,61 @@ def speed(
         several: A call that makes a given number of items one after another, if the way is used like that;
             None if it takes a call of `one` for each.
         steps: See `many`.
+    """
+
+    way: str
+    one: Callable[[], object]
+    many: Callable[[], object] | None
+    batch: int
+    several: Callable[[int], object] | None = None
+    steps: int = 1
+
+
+def speed(use: Use, turns: int = 1) -> Speed:
+    """Times a way to use a model, for one of so many turns.
 
     Returns:
         Its latency, which is the time of a call of `one`, and its speeds.
     """
-    calls = timed_calls(one)
+    calls = timed_calls(use.one, turns)
     throughput = None
-    if many is not None:
-        throughput = float(batch * steps / np.median(timed_calls(many)))
+    if use.many is not None:
+        throughput = float(use.batch * use.steps / np.median(timed_calls(use.many, turns)))
     p50, p99 = (1e3 * float(np.quantile(calls, share)) for share in (0.5, 0.99))
     return Speed(
-        way=way,
+        way=use.way,
         latency_p50_ms=p50,
         latency_p99_ms=p99,
-        per_s=float(1 / np.median(calls)) if several is None else _per_s(several),
+        per_s=float(1 / np.median(calls)) if use.several is None else _per_s(use.several, turns),
         throughput_per_s=throughput,
-        batch=batch,
+        batch=use.batch,
     )
 
 
-def predict_speeds(model: Any, one: Any, many: Any, batch: int) -> tuple[Speed, Speed]:
-    """Times Keras's `predict` and `predict_on_batch`, with inputs of one row and of `batch` rows."""
+def speeds(uses: Sequence[Use]) -> tuple[Speed, ...]:
+    """Times ways to use a model in turns."""
+    turns = [[speed(use, TURNS) for use in uses] for _ in range(TURNS)]
+    return tuple(middle(found) for found in zip(*turns, strict=True))
+
+
+def middle(turns: Sequence[Speed]) -> Speed:
+    """Gives the speed of a way that was timed in turns: the median of each figure."""
+    figures = ("latency_p50_ms", "latency_p99_ms", "per_s", "throughput_per_s")
+    values = {name: [getattr(one, name) for one in turns] for name in figures}
+    known = {name: statistics.median(found) for name, found in values.items() if None not in found}
+    return dataclasses.replace(turns[0], **known)
+
+
+def predict_uses(model: Any, one: Any, many: Any, batch: int) -> tuple[Use, Use]:
+    """Keras's `predict` and `predict_on_batch`, with inputs of one row and of `batch` rows."""
     return (
-        speed(
+        Use(
             "predict",
             lambda: model.predict(one, verbose=0),
             lambda: model.predict(many, verbose=0, batch_size=batch),
             batch,
         ),
-        speed(
+        Use(
             "predict_on_batch",
             lambda: model.predict_on_batch(one),
             lambda: model.predict_on_batch(many),
@@ -73,15 +97,21 @@ def predict_speeds(model: Any, one: Any, many: Any, batch: int) -> tuple[Speed, 
     )
 
 
-def timed_calls(call: Callable[[], object]) -> list[float]:
-    """Gives the seconds each call took, for as many calls as fit into `MEASURED_S` after some warm-up calls."""
+def timed_calls(call: Callable[[], object], turns: int = 1) -> list[float]:
+    """Gives the seconds each call took, after some warm-up calls, for as many calls as fit.
+
+    Args:
+        call: The call.
+        turns: In how many turns `MEASURED_S` is measured; this is one of them.
+    """
     began = time.perf_counter()
     call()
-    while time.perf_counter() - began < _WARM_S:
+    while time.perf_counter() - began < _WARM_S / turns:
         call()
     found: list[float] = []
+    least = -(-_LEAST_CALLS // turns)
     began = last = time.perf_counter()
-    while len(found) < _LEAST_CALLS or (last - began < MEASURED_S and len(found) < _MOST_CALLS):
+    while len(found) < least or (last - began < MEASURED_S / turns and len(found) < _MOST_CALLS):
         call()
         now = time.perf_counter()
         found.append(now - last)
@@ -89,15 +119,16 @@ def timed_calls(call: Callable[[], object]) -> list[float]:
     return found
 
 
-def _per_s(several: Callable[[int], object]) -> float:
-    """Gives items per second: the median of calls that each take a fifth of the time."""
+def _per_s(several: Callable[[int], object], turns: int) -> float:
+    """Gives items per second: the median of calls that each take a fifth of the time of a turn."""
+    measured = MEASURED_S / turns
     count, taken = 16, 0.0
-    while taken < MEASURED_S / 20:
+    while taken < measured / 20:
         began = time.perf_counter()
         several(count)
         taken = time.perf_counter() - began
         count *= 2
-    count = max(1, int(count / 2 * MEASURED_S / 5 / taken))
+    count = max(1, int(count / 2 * measured / 5 / taken))
     rates = []
     for _ in range(5):
         began = time.perf_counter()

@@ -4,6 +4,7 @@ Candidates are packed, judged, timed and saved here, in the same way for all pas
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ import keras
 from cellerate.compress.control import train_further
 from cellerate.compress.record import QualityGate
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import BackendError, ModelError
+from cellerate.errors import BackendError, CellerateError, ModelError
+from cellerate.format import duration
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, rebuild, with_dtype_policy
 from cellerate.models.storage import save_model
+from cellerate.optimization import clocks
 from cellerate.optimization.judging import Judged, interval, paired_loss
 from cellerate.optimization.listener import Listener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
@@ -38,6 +41,24 @@ PACKED = "float32"
 """The id of the same model packed without loss of precision."""
 
 
+# How far beyond its share of the time a pass may go on, as a share of that, before its training is stopped.
+_GRACE = 0.5
+# How long an answer of a process of a pass may take at least, even if the pass has less time.
+_PATIENCE_S = 60.0
+
+
+class OutOfTimeError(CellerateError):
+    """A pass had no time, or not enough of it; the message says what for.
+
+    Attributes:
+        needs_s: About how many seconds it needs at least.
+    """
+
+    def __init__(self, message: str, needs_s: float) -> None:
+        super().__init__(message)
+        self.needs_s = needs_s
+
+
 @dataclasses.dataclass
 class Context:
     """What a pass works with.
@@ -51,7 +72,8 @@ class Context:
         backend: The Keras backend.
         state: The findings so far; a pass adds to it.
         listener: The listener that is told of progress.
-        deadline: When the time is up, by `time.perf_counter`.
+        deadline: When the time of the pass that is running is up, by `time.perf_counter`.
+        share_s: The seconds that this pass was given; None for the baseline and the verdict, which always run.
     """
 
     workload: Workload
@@ -62,7 +84,8 @@ class Context:
     backend: str
     state: State
     listener: Listener
-    deadline: float
+    deadline: float = math.inf
+    share_s: float | None = None
 
     @property
     def gate(self) -> QualityGate:
@@ -70,8 +93,13 @@ class Context:
         return QualityGate(self.settings.max_quality_loss)
 
     def seconds_left(self) -> float:
-        """The rest of the time budget; below 0 once it is used up."""
+        """The rest of the time of the pass that is running; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
+
+    def give(self, share_s: float | None) -> None:
+        """Gives the pass that begins now so many seconds; None for as many as it takes."""
+        self.share_s = share_s
+        self.deadline = math.inf if share_s is None else time.perf_counter() + share_s
 
     def probe(self) -> Probe:
         """Starts a new process that measures the original."""
@@ -80,7 +108,7 @@ class Context:
             self.data,
             seed=self.settings.seed,
             backend=self.backend,
-            patience_s=max(PATIENCE_S, self.seconds_left()),
+            patience_s=PATIENCE_S if self.share_s is None else max(_PATIENCE_S, 2 * self.share_s),
         )
 
     def original(self) -> keras.Model:
@@ -106,8 +134,21 @@ class Context:
             "loss": self.workload.loss(model),
             "judge": self.judge,
             "seed": self.settings.seed,
-            "on_step": self.listener.step,
+            "on_step": self._step,
         }
+
+    def _step(self, done: int, total: int, loss: float) -> None:
+        """Tells of a training step, and stops a training that takes far longer than was foreseen."""
+        self.listener.step(done, total, loss)
+        if self.share_s is None or self.seconds_left() > -_GRACE * self.share_s:
+            return
+        taken = self.share_s - self.seconds_left()
+        needs_s = taken * total / done
+        raise OutOfTimeError(
+            f"it was stopped after {duration(taken)}, as its share of the time was {duration(self.share_s)}: step "
+            f"{done:,} of {total:,} of a training was done",
+            needs_s,
+        )
 
     def control(
         self, steps: int, *, learning_rate: float, parts: int = 1, model: keras.Model | None = None
@@ -194,7 +235,7 @@ class Context:
             error = f"it cannot be packed and runs on Keras: {reason}"
         file = stem.with_suffix(".keras" if packed is None else ".cell")
         accelerate(model)
-        speeds = work.keras_speeds(model) if packed is None else (work.packed_speed(packed),)
+        speeds = clocks.speeds(work.keras_uses(model) if packed is None else [work.packed_use(packed)])
         return self.add(
             Candidate(
                 id=name,

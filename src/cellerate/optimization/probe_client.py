@@ -60,7 +60,10 @@ class Probe:
     ) -> None:
         self._patience_s = patience_s
         self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
-        self._environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # Each framework would take most of a GPU's memory at its start, and several processes share it.
+        shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        own = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._environment = shared | dict(os.environ) | own
 
     def __enter__(self) -> "Probe":
         self._start()
@@ -108,22 +111,30 @@ class Probe:
         Raises:
             ProbeError: The question failed or took too long, or the process ended.
         """
-        timeout_s = self._patience_s if timeout_s is None else timeout_s
+        self.tell(kind, **options)
+        return self.answer(timeout_s)
+
+    def tell(self, kind: str, **options: Any) -> None:
+        """Asks a question without waiting for its answer, so that several processes can get ready at once."""
         if self._process.poll() is not None:
             self._end()
             self._start()
-        try:
-            assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        # A process that has just ended has no answer either, which says so.
+        with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps({**self._opened, "kind": kind, "with": options}) + "\n")
             self._process.stdin.flush()
+
+    def answer(self, timeout_s: float | None = None) -> Any:
+        """Waits for the answer to what was told; arguments and errors as of `ask`."""
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
+        try:
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             # A late answer would be taken for the answer to the next question.
             self._process.kill()
             self._process.wait()
             raise ProbeError(f"it took more than {timeout_s:.0f} s", memory=False) from None
-        except OSError:
-            line = ""
         if not line:
             raise self._ended()
         answer = json.loads(line)

@@ -49,14 +49,17 @@ class _Work:
 
         self._workload = open_workload(Path(opened["model"]), opened["data"], seed=opened["seed"])
         self._start = self._workload.model.get_weights()
+        self._uses: dict[tuple[str, ...], list[Any]] = {}
+        self._trainers: dict[str, Any] = {}
         self._kinds: dict[str, Callable[..., Any]] = {
-            "open": lambda: True,
+            "open": self._open,
             "explain": self._explain,
             "judge": self._judge,
             "use": self._use,
             "train": self._train,
+            "trainer": self._trainer,
+            "turn": self._turn,
             "load": self._load,
-            "packed": self._packed,
         }
 
     def answer(self, question: dict[str, Any]) -> Any:
@@ -75,8 +78,26 @@ class _Work:
     def _judge(self, *, part: Any) -> dict[str, Any]:
         return vars(self._workload.judge(self._workload.model, part))
 
-    def _use(self) -> list[dict[str, Any]]:
-        return [vars(speed) for speed in self._workload.keras_speeds(self._workload.model)]
+    def _open(self, *, files: list[str] | None = None) -> bool:
+        """Opens the model and the data, and gets what `_use` is to time ready."""
+        if files is not None:
+            self._ready(files)
+        return True
+
+    def _use(self, *, files: list[str], turns: int = 1) -> list[dict[str, Any]]:
+        """Times packed models, or without any the model in Keras, for one of so many turns."""
+        from cellerate.optimization.clocks import speed
+
+        return [vars(speed(use, turns)) for use in self._ready(files)]
+
+    def _ready(self, files: list[str]) -> list[Any]:
+        from cellerate.runtime.packed import load
+
+        work, key = self._workload, tuple(files)
+        if key not in self._uses:
+            ready = [work.packed_use(load(file)) for file in files]
+            self._uses[key] = ready or list(work.keras_uses(work.model))
+        return self._uses[key]
 
     def _train(
         self,
@@ -122,6 +143,40 @@ class _Work:
             "loss": trial.loss if math.isfinite(trial.loss) else None,
         }
 
+    def _trainer(
+        self, *, name: str, policy: str, implementation: str, batch_size: int, length: int | None
+    ) -> dict[str, Any]:
+        """Gets a training ready, to go on with in turns; gives the size of its batches and about what a step takes."""
+        from cellerate.layers.accelerate import accelerate
+        from cellerate.optimization.training import settings_of
+        from cellerate.training.trial import Trainer
+
+        work = self._workload
+        model = self._model(policy)
+        accelerate(model, implementation)
+        source = work.source(model, batch_size, length)
+        trainer = Trainer(
+            model, source, loss=work.loss(model), settings=settings_of(work.record), policy=policy
+        )
+        self._trainers[name] = trainer
+        return {
+            "batch_size": source.batch_size,
+            "length": length or work.length,
+            "items": source.items_per_batch,
+            "step_s": trainer.step_s if math.isfinite(trainer.step_s) else None,
+        }
+
+    def _turn(self, *, name: str, steps: int) -> dict[str, Any]:
+        """Goes on with a training for so many steps."""
+        from cellerate.machine.environment import peak_memory_bytes
+
+        trial = self._trainers[name].turn(steps)
+        return {
+            "seconds": list(trial.steps.seconds),
+            "loss": trial.loss if math.isfinite(trial.loss) else None,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+
     def _model(self, policy: str) -> Any:
         """Gives the model with its own weights in a dtype policy."""
         from cellerate.models.rewrite import with_dtype_policy
@@ -147,12 +202,6 @@ class _Work:
 
         taken = timed_calls(make)
         return {"batch_ms": 1e3 * sum(taken) / len(taken)}
-
-    def _packed(self, *, file: str) -> dict[str, Any]:
-        """Times a packed model."""
-        from cellerate.runtime.packed import load
-
-        return vars(self._workload.packed_speed(load(file)))
 
 
 def _offer_to_the_memory_killer() -> None:

@@ -19,15 +19,16 @@ class OptimizeSettings:
     """What to optimize for, and what the run may spend.
 
     Attributes:
-        objective: What counts as best among the models that pass the gate: "latency" of one item,
+        objective: What counts as best among the models within the allowed loss: "latency" of one item,
             "throughput" of many, "size" of the file, or "training", which tunes only the training and leaves
             the model as it is.
         max_quality_loss: How much worse the model may become, as a share: 0.01 lets 2.00 bits become 2.02.
-        time_budget: About how many seconds the run may take; whatever does not fit is left out, and said.
-        only: The passes to run; if empty, those that the objective needs.
-        skip: Passes to leave out.
+        time_budget: About how many seconds the run may take. Each stage gets a share; what does not fit is left
+            out, and said.
+        only: The stages to run; if empty, those that the objective needs.
+        skip: Stages to leave out.
         batch_size: Rows per training batch, as the model is trained now; if unset, the default of its task.
-        keep: Shares of hidden units to keep when pruning, tried from the smallest until one passes.
+        keep: Shares of hidden units to keep when pruning, tried from the smallest until one is good enough.
         latency_goal_ms: What a call for one item may take, which decides how small the distilled student is; if
             unset, as long as the quantized model with half of its computing.
         steps: The most batches to train a pruned model, a student or their control on; the time left may allow
@@ -60,8 +61,8 @@ class OptimizeSettings:
         check_number("steps", self.steps, at_least=1, whole=True)
         check_number("seed", self.seed, at_least=0, whole=True)
         for name, what in (
-            ("only", "passes"),
-            ("skip", "passes"),
+            ("only", "stages"),
+            ("skip", "stages"),
             ("keep", "shares of units, such as [0.5]"),
         ):
             given = getattr(self, name)

@@ -44,6 +44,8 @@ class State:
         choices: The choices made so far.
         started: The time of the start, ISO 8601.
         seconds: The time it took, all sessions together.
+        process_s: About how many seconds a new process takes to open the model and the data.
+        judge_s: How many seconds it took to judge the original in Keras.
         passes: The finished passes.
         candidates: The models in the order they were made; the first is the original.
         judged: The quality of each candidate on the validation part, by its id.
@@ -57,6 +59,8 @@ class State:
     choices: Choices
     started: str
     seconds: float = 0.0
+    process_s: float = 5.0
+    judge_s: float = 0.0
     passes: list[Pass] = dataclasses.field(default_factory=list)
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     judged: dict[str, Judged] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The run: the passes in their order, each saved to disk when it ends, and a report of whatever was found."""
+"""The run: the passes (for users: stages) in order, each saved to disk when it ends, and a report of what was found."""
 
 import contextlib
 import dataclasses
@@ -22,11 +22,13 @@ import numpy as np
 
 import cellerate
 from cellerate.errors import CellerateError, ConfigError, OutputError
-from cellerate.files import check_writable
+from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.format import duration
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model
-from cellerate.optimization.context import Context
+from cellerate.optimization.budget import left_out, shares
+from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.listener import Listener, Terminal
 from cellerate.optimization.passes import registry
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
@@ -44,9 +46,6 @@ from cellerate.report.record import SCHEMA, Pass, Run, write_run
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.training.precision import gpu_visible
 
-# Time reserved for the verdict, which is always reached.
-_VERDICT_S = 10.0
-
 
 @takes_fields_of(OptimizeSettings)
 def optimize(
@@ -62,10 +61,10 @@ def optimize(
     """Tunes and shrinks a trained model within an allowed loss of quality, and reports every decision.
 
     First the model is measured as it runs today: a process that uses nothing but Keras trains it, judges it
-    and uses it. The passes follow, and each is kept if it helps: kernels, batch size, sequence length,
-    pipeline, precision, quantizing, pruning, distilling. The best model that passes the gate is written as
-    `optimized.cell` and `optimized.keras`, and measured again in a new process. Each finished pass is saved
-    to disk, so the same call continues a run that was interrupted.
+    and uses it. The stages follow, each with a share of the time, and each is kept if it helps: kernels, batch
+    size, sequence length, pipeline, precision, quantizing, pruning, distilling. The best model within the
+    allowed loss is written as `optimized.cell` and `optimized.keras`. What is compared is timed in turns. Each
+    finished stage is saved to disk, so the same call continues a run that was interrupted.
 
     Args:
         model: A `.keras` file that Cellerate wrote, or a Keras model together with its `record`.
@@ -119,59 +118,75 @@ def run(
         The run; after Ctrl-C its status is "interrupted", and the next call continues it.
 
     Raises:
+        OutputError: Another process runs in the folder.
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
     """
     listener, folder = listener or Listener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
-    paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
-    open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
-    if isinstance(model, keras.Model):
-        # Written beside the files of an earlier run, which may be of another model.
-        file, beside = folder / "original.keras", folder / "given.keras"
+    with _own(folder):
+        paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+        open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
+        if isinstance(model, keras.Model):
+            # Written beside the files of an earlier run, which may be of another model.
+            file, beside = folder / "original.keras", folder / "given.keras"
+            try:
+                save_model(model, beside, record)
+                work, state = open_run(beside)
+                beside.replace(file)
+            finally:
+                beside.unlink(missing_ok=True)
+        else:
+            file = _checked_file(model, record, folder)
+            work, state = open_run(file)
+        if state.passes:
+            done = sum(one.status == "done" for one in state.passes)
+            listener.message(
+                f"going on with the run in {folder}: {done} {'stage is' if done == 1 else 'stages are'} done"
+            )
+        context = Context(
+            workload=work,
+            settings=settings,
+            folder=folder,
+            model_file=file,
+            data=paths,
+            backend=keras.config.backend(),
+            state=state,
+            listener=listener,
+        )
+        reproduce = command or _command(file, paths, folder, settings)
+        began, before = time.perf_counter(), state.seconds
         try:
-            save_model(model, beside, record)
-            work, state = open_run(beside)
-            beside.replace(file)
+            with _stopping(listener):
+                waiting = _run_passes(context, began, before)
+                listener.begin("Verdict")
+                context.give(None)
+                found = verdict(context)
+        except KeyboardInterrupt:
+            state.seconds = before + time.perf_counter() - began
+            save_state(state, folder)
+            result = _record(context, reproduce, "interrupted", None)
+        else:
+            state.seconds = before + time.perf_counter() - began
+            save_state(state, folder)
+            told = left_out(context, state.passes, waiting)
+            found = dataclasses.replace(found, warnings=(*found.warnings, *told))
+            result = _record(context, reproduce, "finished", found)
+        write_run(result, folder)
+        write_html(result, folder)
+        write_markdown(result, folder)
+        return result
+
+
+@contextlib.contextmanager
+def _own(folder: Path) -> Iterator[None]:
+    """A block in which no other process runs in the folder."""
+    with exclusive(folder):
+        try:
+            yield
         finally:
-            beside.unlink(missing_ok=True)
-    else:
-        file = _checked_file(model, record, folder)
-        work, state = open_run(file)
-    if state.passes:
-        done = sum(one.status == "done" for one in state.passes)
-        listener.message(f"going on with the run in {folder}: {done} passes are done")
-    context = Context(
-        workload=work,
-        settings=settings,
-        folder=folder,
-        model_file=file,
-        data=paths,
-        backend=keras.config.backend(),
-        state=state,
-        listener=listener,
-        deadline=time.perf_counter() + settings.time_budget - state.seconds,
-    )
-    reproduce = command or _command(file, paths, folder, settings)
-    began, before = time.perf_counter(), state.seconds
-    try:
-        with _stopping(listener):
-            _run_passes(context, began, before)
-            listener.begin("Verdict")
-            found = verdict(context)
-    except KeyboardInterrupt:
-        state.seconds = before + time.perf_counter() - began
-        save_state(state, folder)
-        result = _record(context, reproduce, "interrupted", None)
-    else:
-        state.seconds = before + time.perf_counter() - began
-        save_state(state, folder)
-        result = _record(context, reproduce, "finished", found)
-    write_run(result, folder)
-    write_html(result, folder)
-    write_markdown(result, folder)
-    return result
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -191,18 +206,26 @@ def _stopping(listener: Listener) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _run_passes(context: Context, began: float, before: float) -> None:
-    """Runs the passes not done yet; a failing pass is reported, and the others continue."""
+def _run_passes(context: Context, began: float, before: float) -> list[str]:
+    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue."""
     state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
     chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
     waiting = [one for one in chosen if one.name not in done]
-    listener.start([one.title for one in waiting] + ["Verdict"], context.seconds_left())
-    for one in waiting:
+    listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
+    for number, one in enumerate(waiting):
         listener.begin(one.title)
         started = time.perf_counter()
-        found = _result(one, context)
-        found = dataclasses.replace(found, seconds=time.perf_counter() - started)
+        share = None
+        if not isinstance(one, Baseline):
+            left = settings.time_budget - before - (started - began)
+            share = shares(context, waiting[number:], left).get(one.name)
+        if share is None and not isinstance(one, Baseline):
+            found = _without_time(one, context)
+        else:
+            context.give(share)
+            found = _result(one, context)
+            found = dataclasses.replace(found, seconds=time.perf_counter() - started)
         # Includes passes of an earlier call that chose others.
         place = [Baseline.name, *registry.PASSES]
         kept = [other for other in state.passes if other.name != one.name]
@@ -210,22 +233,26 @@ def _run_passes(context: Context, began: float, before: float) -> None:
         state.seconds = before + time.perf_counter() - began
         save_state(state, context.folder)
         listener.end(found)
+    return [one.name for one in waiting]
+
+
+def _without_time(one: OptimizerPass, context: Context) -> Pass:
+    needs_s = one.cost_s(context)
+    reason = f"there was no time for it: it needs about {duration(needs_s)}"
+    return Pass(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
 
 
 def _result(one: OptimizerPass, context: Context) -> Pass:
     """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
-    if one.cost_s(context) > context.seconds_left() - _VERDICT_S and not isinstance(one, Baseline):
-        left = max(0.0, context.seconds_left())
-        reason = (
-            f"it takes {one.cost_s(context):.0f} s at least, and {left:.0f} s of the time budget are left. Run the "
-            "same command with a larger --time-budget to go on."
-        )
-        return Pass(name=one.name, title=one.title, status="skipped", reason=reason)
     try:
         with _as_it_was(context.state):
             return one.run(context)
     except NotNeededError as error:
         return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
+    except OutOfTimeError as error:
+        return Pass(
+            name=one.name, title=one.title, status="skipped", reason=str(error), needs_s=error.needs_s
+        )
     # A backend may raise anything; if one pass fails, the others can still work.
     except Exception as error:
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):

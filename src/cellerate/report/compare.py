@@ -112,10 +112,10 @@ def compare(a: Run, b: Run) -> Comparison:
     two runs have different tasks, nothing is compared.
 
     A figure that only one run has is not judged. A model that only one run made gets a warning and is not
-    judged either, because a pass stops at the first model that is good enough. These count as lost, each a
+    judged either, because a stage stops at the first model that is good enough. These count as lost, each a
     regression: a verdict that only the first run reached; a model of both runs that could be measured, or
-    packed, only in the first; a model that passed the gate only in the first, if both runs have the same
-    gate; and a pass that was done in the first and failed in the second.
+    packed, only in the first; a model that was within the allowed loss only in the first, if both runs allow
+    the same; and a stage that was done in the first and failed in the second.
 
     Args:
         a: The earlier run.
@@ -167,9 +167,10 @@ def _quality_of(run: Run, value: float) -> Interval | None:
 
 
 def _training(a: Run, b: Run) -> Iterable[Row]:
-    after = {(one.way, one.batch_size, one.length): one for one in b.training_steps}
-    for one in a.training_steps:
-        other = after.get((one.way, one.batch_size, one.length))
+    # The same way may have been timed several times, each beside another: the newest counts.
+    before, after = ({(s.way, s.batch_size, s.length): s for s in run.training_steps} for run in (a, b))
+    for key, one in before.items():
+        other = after.get(key)
         if other is None:
             continue
         length = "" if one.length is None else f" x {one.length:,}"
@@ -253,12 +254,12 @@ def _lost(a: Run, b: Run) -> Iterable[str]:
             yield f"{one.title}: it could be packed before; now {other.error}"
         fails = one.passes_gate and not other.passes_gate and not one.is_control
         if fails and a.max_quality_loss == b.max_quality_loss:
-            yield f"{one.title}: it passed the gate before, and now fails."
+            yield f"{one.title}: it was within the allowed loss before, and now is not."
     statuses = {one.name: one for one in b.passes}
     for before in a.passes:
         now = statuses.get(before.name)
         if before.status == "done" and now is not None and now.status == "failed":
-            yield f"{before.title}: the pass was done before, and now failed: {now.reason}"
+            yield f"{before.title}: the stage was done before, and now failed: {now.reason}"
 
 
 def _warnings(a: Run, b: Run) -> Iterable[str]:

@@ -81,7 +81,7 @@ def _tables(found: Comparison) -> list[tuple[str, Table]]:
     for outcome, heading in _HEADINGS.items():
         rows = [_row(row) for row in found.rows if row.outcome == outcome]
         heads = ("What", ">Before", ">After", "Change")
-        if one := table(heading, heads, rows):
+        if one := table(heading, heads, rows, stacked=True):
             tables.append((heading, one))
     different = (cells(Cell(label), before, after) for label, before, after in found.differences)
     if one := table("Environment and settings that differ", ("What", "Before", "After"), different):

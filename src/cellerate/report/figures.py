@@ -12,18 +12,23 @@ from cellerate.report.record import Candidate, Curve, Pass, Quantity, Run
 from cellerate.report.svg import Dot, Line, LineChart, ScatterChart, Step, WaterfallChart
 from cellerate.report.svg.scatter import Kind
 from cellerate.report.tables import NONE, Cell, Figure, Table, cells, thinned
-from cellerate.report.view import metric_name
+from cellerate.report.view import BEST_TRADE_OFF, metric_name
 
 _WATERFALLS: tuple[tuple[Quantity, str, str], ...] = (
-    ("training", "Training, pass by pass", "faster"),
-    ("use", "Use, pass by pass", "faster"),
-    ("size", "Size, pass by pass", "smaller"),
+    ("training", "Training, stage by stage", "faster"),
+    ("use", "Use, stage by stage", "faster"),
+    ("size", "Size, stage by stage", "smaller"),
 )
 _OPPOSITE = {"faster": "slower", "smaller": "larger"}
 
 
 def waterfalls(run: Run) -> list[Figure]:
-    """For each quantity, the factor by which each kept pass multiplied it: the pass's first gain of that quantity."""
+    """For each quantity, the factor that each kept pass brought, and the verdict's figure of it as the total.
+
+    The factor of a pass is that of its first gain of the quantity. What all brought is not their product but what was
+    measured from the first to the last: the figure that the verdict names.
+    """
+    headlines = {one.quantity: one for one in reversed(run.verdict.rows)} if run.verdict else {}
     found = []
     for quantity, title, word in _WATERFALLS:
         steps, rows, reached = [], [], 1.0
@@ -46,12 +51,21 @@ def waterfalls(run: Run) -> list[Figure]:
             )
         if not steps:
             continue
+        whole = headlines.get(quantity)
+        if whole is not None and 0 < whole.factor < math.inf:
+            reached = whole.factor
+            ends = shown.quantity(whole.before, whole.unit), shown.quantity(whole.after, whole.unit)
+            rows.append(cells(Cell("In all", note=whole.label), *ends, NONE, factor_in_words(reached, word)))
         total = factor_in_words(reached, word)
         said = "; ".join(f"{step.name}: {step.words}" for step in steps)
         chart = WaterfallChart(
-            title, f"A bar for each pass that was kept. {said}. In all: {total}.", tuple(steps), total
+            title,
+            f"A bar for each stage that was kept. {said}. In all: {total}.",
+            tuple(steps),
+            total,
+            reached,
         )
-        heads = ("Pass", ">Before", ">After", ">By itself", ">In all so far")
+        heads = ("Stage", ">Before", ">After", ">By itself", ">So far")
         found.append(Figure(chart, Table(title, heads, tuple(rows)), wide=True))
     return found
 
@@ -77,22 +91,24 @@ def front(run: Run) -> Figure | None:
         f"Best quality: {best.name}, {shown.number(best.quality, 4)}."
     )
     if gate is not None:
-        described += f" The gate lies at {shown.number(gate, 4)}."
+        described += f" The worst that is allowed: {shown.number(gate, 4)}."
         if any(one.is_control for one in known):
-            described += " A model that was trained further also fails it beside a control that is better."
+            described += " A model that was trained further must also hold beside its control."
     rows = [
         cells(
             dot.name,
             shown.milliseconds(dot.latency_ms),
             shown.number(dot.quality, 4),
-            {"passes": "passes the gate", "fails": "fails the gate"}.get(dot.kind, dot.kind),
+            {"passes": "within the allowed loss", "fails": "beyond the allowed loss"}.get(dot.kind, dot.kind),
             "yes" if dot.on_front else "no",
         )
         for dot in dots
     ]
-    heads = ("Model", ">Latency, median", f">{label}", "Marked as", "On the front")
+    heads = ("Model", ">Latency, median", f">{label}", "Marked as", "Best trade-off")
     chart = ScatterChart("Quality against latency", described, dots, gate, label, run.metric.higher_is_better)
-    return Figure(chart, Table("Quality and latency of each model", heads, tuple(rows)), wide=True)
+    return Figure(
+        chart, Table("Quality and latency of each model", heads, tuple(rows), BEST_TRADE_OFF), wide=True
+    )
 
 
 def _best(run: Run, dots: Sequence[Dot]) -> Dot:
@@ -100,7 +116,7 @@ def _best(run: Run, dots: Sequence[Dot]) -> Dot:
 
 
 def gate_of(run: Run) -> float | None:
-    """The worst quality that still passes the gate; None if the original was not judged."""
+    """The worst quality that is allowed; None if the original was not judged."""
     original = run.candidates[0].quality if run.candidates else None
     if original is None:
         return None

@@ -58,7 +58,7 @@ def _parts(run: Run) -> Iterable[str]:
         yield f"## Quality against latency\n\n{plain(front.chart.description)}"
         yield table(front.table)
     if run.passes:
-        yield "## Passes"
+        yield "## Stages"
         yield table(view.passes_table(run))
         for one in run.passes:
             yield from _pass(view.pass_view(one, figures.curves(one)))

@@ -17,7 +17,7 @@ from cellerate.errors import DataError
 from cellerate.files import atomic_write
 from cellerate.report.quality import STRICT, Interval, Metric, Tested
 
-SCHEMA = 2
+SCHEMA = 3
 FILE_NAME = "report.json"
 CONTROL = "control"
 """What `made_by` says of a control."""
@@ -67,6 +67,8 @@ class TrainingStep:
         items_per_s: Items (characters, windows, lines) per second.
         peak_memory_bytes: Peak memory of the process; None if the system does not report it.
         loss: Mean over the measured steps; None if it was not read.
+        race: The name of the race that it was timed in: steps of one race were timed in turns, and can be compared;
+            "" for a step that was timed by itself.
     """
 
     way: str
@@ -78,6 +80,7 @@ class TrainingStep:
     items_per_s: float
     peak_memory_bytes: _Count | None = None
     loss: float | None = None
+    race: str = ""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -134,7 +137,7 @@ class Change:
 
 @dataclass(frozen=True, config=STRICT)
 class Pass:
-    """A pass of the run.
+    """A pass of the run, which reports call a stage.
 
     Attributes:
         name: Such as "quantise".
@@ -148,6 +151,7 @@ class Pass:
         curves: The curves to draw.
         facts: Further rows to show, each a label and a value.
         notes: Sentences to show, such as remarks and warnings.
+        needs_s: If it was skipped for lack of time, about how many seconds it needs at least.
     """
 
     name: str
@@ -161,6 +165,7 @@ class Pass:
     curves: tuple[Curve, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    needs_s: float | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -238,7 +243,7 @@ class Candidate:
 
     @property
     def worst_loss(self) -> float:
-        """The loss that the gate takes: against the better of the original and the control."""
+        """The loss that counts against the limit: against the better of the original and the control."""
         return max((loss.value for loss in (self.loss, self.control_loss) if loss), default=0.0)
 
     @property
@@ -256,7 +261,7 @@ class Verdict:
         chosen: The id of the chosen candidate.
         rows: Figures before and after, all from this run.
         files: The files to use: each a label and a path within the folder of the run.
-        training: The settings to train with from now on, as options of `cellerate train`.
+        training: The command to train with from now on; before schema 3 only its options.
         warnings: What to know before relying on the result.
         tested: The quality on the test part.
         rejected: The id of the model that would have been chosen, and broke the promise there; or None.
@@ -289,7 +294,7 @@ class Run:
         settings: The options.
         environment: Machine, versions, backend: labels and values.
         metric: The measure of quality.
-        max_quality_loss: The gate, as a share.
+        max_quality_loss: How much worse a model may be than the original, as a share.
         explanation: Which kernel ran each layer before optimizing: each a layer, a kernel and a reason.
         passes: The passes in order.
         candidates: The models in the order they were made; the first is the original.

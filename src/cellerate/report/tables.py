@@ -44,12 +44,14 @@ class Table:
         columns: The column heads; those of figures start with ">" and are set flush right.
         rows: The rows, with one cell for each column.
         remark: A sentence below the table.
+        stacked: Whether a narrow page puts the name of a row above its cells: for few columns of long words.
     """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     remark: str = ""
+    stacked: bool = False
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
@@ -79,11 +81,16 @@ def cells(*values: str | Cell) -> tuple[Cell, ...]:
 
 
 def table(
-    caption: str, columns: Sequence[str], rows: Iterable[tuple[Cell, ...]], remark: str = ""
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[tuple[Cell, ...]],
+    remark: str = "",
+    *,
+    stacked: bool = False,
 ) -> Table | None:
     """Gives a table, or None if it would have no rows."""
     found = tuple(rows)
-    return Table(caption, tuple(columns), found, remark) if found else None
+    return Table(caption, tuple(columns), found, remark, stacked) if found else None
 
 
 def thinned(rows: Sequence[_Row]) -> tuple[tuple[_Row, ...], str]:

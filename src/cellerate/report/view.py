@@ -26,6 +26,7 @@ _ROLES = {
     "rejected": "Chosen, and not kept",
 }
 _STREAM = "A packed model draws many characters of a text in a call; every other way takes a call for each."
+BEST_TRADE_OFF = "Best trade-off: no other model is both better and faster."
 _MADE = {"characters": "character", "forecasts": "forecast", "lines": "line"}
 
 
@@ -65,7 +66,7 @@ def outcome(run: Run) -> tuple[str, Tone]:
         how = "was interrupted" if run.status == "interrupted" else "failed"
         return f"This run {how}; so far: {run.verdict.sentence}", "bad"
     done = sum(one.status == "done" for one in run.passes)
-    passes = f"{done} of its passes {'was' if done == 1 else 'were'} done" if done else "no pass was done"
+    passes = f"{done} of its stages {'was' if done == 1 else 'were'} done" if done else "no stage was done"
     if run.status == "interrupted":
         again = "Start the same command again: it goes on where it stopped."
         return f"This run was interrupted before it came to a verdict; {passes}. {again}", "bad"
@@ -95,7 +96,7 @@ def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> 
                 Cell(sign + words, tone=tone),
             )
         )
-    return table(caption, ("What", ">Before", ">After", "Change"), rows, remark)
+    return table(caption, ("What", ">Before", ">After", "Change"), rows, remark, stacked=True)
 
 
 def titled(run: Run) -> Run:
@@ -103,7 +104,7 @@ def titled(run: Run) -> Run:
     passes = tuple(
         dataclasses.replace(
             one,
-            title=named(one.title, one.name, "Pass"),
+            title=named(one.title, one.name, "Stage"),
             curves=tuple(
                 dataclasses.replace(curve, chart=named(curve.chart, "Curve"), name=named(curve.name, "value"))
                 for curve in one.curves
@@ -156,7 +157,10 @@ def training_command(run: Run) -> str:
     """Gives the command to train with from now on; "" if none is proposed."""
     if run.verdict is None or not run.verdict.training.strip():
         return ""
-    return wrapped(f"cellerate train {run.task} DATA -o MODEL.keras {run.verdict.training.strip()}")
+    told = run.verdict.training.strip()
+    # Before schema 3 it has only the options.
+    whole = told.startswith("cellerate ")
+    return wrapped(told if whole else f"cellerate train {run.task} DATA -o MODEL.keras {told}")
 
 
 def wrapped(command: str) -> str:
@@ -191,7 +195,7 @@ def passes_table(run: Run) -> Table | None:
                 said or NONE,
             )
         )
-    return table("Every pass of the run", ("Pass", "Status", ">Took", "What was found"), rows)
+    return table("Every stage of the run", ("Stage", "Status", ">Took", "What was found"), rows)
 
 
 def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
@@ -216,7 +220,7 @@ def training_table(run: Run) -> Table | None:
     """Gives the table of training measurements."""
     rows = [
         cells(
-            Cell(one.way, note="baseline" if n == 0 else ""),
+            Cell(one.way, note="baseline" if n == 0 else f"in turns: {one.race}" if one.race else ""),
             f"{one.batch_size:,}",
             NONE if one.length is None else f"{one.length:,}",
             Cell(shown.milliseconds(one.step_ms), note=_percentiles(one)),
@@ -235,9 +239,10 @@ def training_table(run: Run) -> Table | None:
         ">Memory, peak",
         ">Loss",
     )
-    return table(
-        "Training as it was measured", heads, rows, "Below the median step: its 20th and 80th percentile."
-    )
+    remark = "Below the median step: its 20th and 80th percentile."
+    if any(one.race for one in run.training_steps):
+        remark += " Ways with the same second line were timed in turns, so that they can be compared."
+    return table("Training as it was measured", heads, rows, remark)
 
 
 def _percentiles(one: TrainingStep) -> str:
@@ -288,34 +293,34 @@ def candidates_table(run: Run) -> Table | None:
     made, beside = _MADE.get(run.item, "item"), any(one.control_loss for one in run.candidates)
     heads = (
         "Model", "Made by", ">Weights", ">File", f">{metric_name(run)}", ">Against the original",
-        *([">Against its control"] if beside else []), "Gate", f">A call for one {made}, median",
+        *([">Against its control"] if beside else []), "Within the allowed loss", f">A call for one {made}, median",
         f">{_items(run.item)} a second, one after another", "Kept as",
     )  # fmt: skip
     chosen = run.verdict.chosen if run.verdict else None
     rows = [_candidate_row(run, one, chosen, beside=beside) for one in run.candidates]
     remark = (
-        f"The gate: at most {shown.percent(run.max_quality_loss)} worse than the original, on the validation part. "
-        "Second lines: 95 % intervals, the latency of the slowest call in a hundred, and many at a time."
+        f"Allowed: at most {shown.percent(run.max_quality_loss)} worse than the original, on the validation part. "
+        f"{BEST_TRADE_OFF} Second lines: 95 % intervals, the 99th percentile of the latency, and many at a time."
     )
     if beside:
         remark += (
             " A control is the original trained for as many further steps on the same batches: a model trained further "
-            "may not be worse than either by more than the gate allows."
+            "may not be worse than either by more than is allowed."
         )
     return table("Every model that was made", heads, rows, f"{remark} {_stream(run)}".rstrip())
 
 
 def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool) -> tuple[Cell, ...]:
     speed = one.speeds[0] if one.speeds else None
-    roles = [one.id] + ["chosen"] * (one.id == chosen) + ["on the front"] * one.on_front
+    roles = [one.id] + ["chosen"] * (one.id == chosen) + ["best trade-off"] * one.on_front
     if one.is_control:
-        gate = Cell("control", note=one.error)
+        allowed = Cell("control", note=one.error)
     elif not one.measured:
-        gate = Cell("✗ not measured", note=one.error, tone="bad")
+        allowed = Cell("✗ not measured", note=one.error, tone="bad")
     elif one.passes_gate:
-        gate = Cell("✓\N{NO-BREAK SPACE}passes", note=one.error, tone="good")
+        allowed = Cell("✓\N{NO-BREAK SPACE}yes", note=one.error, tone="good")
     else:
-        gate = Cell("✗\N{NO-BREAK SPACE}fails", note=one.error, tone="bad")
+        allowed = Cell("✗\N{NO-BREAK SPACE}no", note=one.error, tone="bad")
     many = speed.throughput_per_s if speed else None
     return cells(
         Cell(one.title, note=", ".join(roles), tone="good" if one.id == chosen else ""),
@@ -325,7 +330,7 @@ def _candidate_row(run: Run, one: Candidate, chosen: str | None, *, beside: bool
         Cell(shown.number(one.quality.value, 4), note=reach(one.quality)) if one.quality else NONE,
         _loss(one.loss),
         *([_loss(one.control_loss)] if beside else []),
-        gate,
+        allowed,
         Cell(shown.milliseconds(speed.latency_p50_ms), note=f"p99 {shown.milliseconds(speed.latency_p99_ms)}")
         if speed
         else NONE,

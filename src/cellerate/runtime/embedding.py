@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from cellerate.data.decoding import Errors
+from cellerate.data.given_lines import given_lines
 from cellerate.data.lines import LineVocabulary, Padding, encode_batches
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write, write_parquet
@@ -100,17 +101,14 @@ class Embedder:
 
     def embed(
         self,
-        lines: Sequence[str],
+        lines: Any,
         *,
         batch_size: int,
         errors: Errors,
         progress: Callable[[int, int], None] | None,
     ) -> np.ndarray:
         """See `PackedModel.embed`."""
-        if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
-            raise ConfigError(
-                f"lines must be a list of texts, got {lines!r:.60}; put a single line into a list."
-            )
+        lines = given_lines(lines)
         known = self._settings
         batches = encode_batches(
             lines, known.vocabulary, batch_size, known.max_length, known.padding, errors=errors

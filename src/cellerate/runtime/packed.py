@@ -149,7 +149,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def embed(
         self,
-        lines: Sequence[str],
+        lines: Any,
         *,
         batch_size: int = 256,
         errors: Literal["strict", "replace"] = "strict",
@@ -158,7 +158,7 @@ class PackedModel(Recorded, NextTokenModel):
         """Gives one vector a line, with a packed model of `train embed`.
 
         Args:
-            lines: N lines; an empty one has a vector, too.
+            lines: N lines as a list, an array, a column, or a table with one; an empty one has a vector, too.
             batch_size: Lines a batch; lines of similar length share one.
             errors: A character the model never saw: "strict" raises, "replace" reads it as unknown.
             progress: Called after each batch with how many lines are done, and of how many.

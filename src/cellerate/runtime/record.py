@@ -149,8 +149,14 @@ class Recorded:
             kind = "text" if self.task == "text" else "line"
             return f"{kind} model, vocabulary of {self.vocabulary_size:,}"
         nodes, program = self.cell.program.nodes, self.cell.program
-        inputs = ", ".join(f"{name} {nodes[at].options['shape']}" for name, at in program.inputs.items())
+        inputs = ", ".join(
+            f"{name} {_sizes(nodes[at].options['shape'])}" for name, at in program.inputs.items()
+        )
         return f"model of {inputs:.200} to {', '.join(program.outputs):.200}"
+
+
+def _sizes(shape: Any) -> str:
+    return f"({', '.join('any' if one < 0 else str(one) for one in shape)})"
 
 
 def _columns(names: tuple[str, ...]) -> str:

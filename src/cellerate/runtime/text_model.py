@@ -68,12 +68,15 @@ class NextTokenModel:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a text or line model.
+        """The tokenizer of a text model.
 
         Raises:
-            ModelError: The model has no tokenizer, or a damaged one.
+            ModelError: The model is of another task, or has no tokenizer, or a damaged one.
         """
-        payload = self.cell.header.get("payload")
+        payload, task = self.cell.header.get("payload"), self.cell.header.get("task")
+        if task in ("series", "embed"):
+            what, verb = ("a forecaster", "forecast") if task == "series" else ("a model of lines", "embed")
+            raise ModelError(f"this packed model is {what} and has no tokenizer of texts: use `{verb}`.")
         if not isinstance(payload, dict) or "tokenizer" not in payload:
             raise ModelError(
                 "this packed model has no tokenizer: give ids, or pack a model that `cellerate train` made."

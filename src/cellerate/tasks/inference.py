@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from cellerate.data.line_files import line_list, read_lines
+from cellerate.data.given_lines import given_lines
+from cellerate.data.line_files import read_lines
 from cellerate.data.paths import check_paths
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tokenizers import tokenizer_named
@@ -205,6 +206,8 @@ def embed(
     *,
     record: "TaskRecord | None" = None,
     column: str | None = None,
+    field: str | None = None,
+    encoding: str = "utf-8",
     errors: Errors = "strict",
     batch_size: int = 256,
     progress: Callable[[int, int], None] | None = None,
@@ -213,13 +216,15 @@ def embed(
 
     Args:
         model: A line model's `.keras` or `.cell` file, a Keras model, or the result of `load`.
-        lines: A list of N lines, or a Series or array of texts (pandas, polars, Arrow, NumPy), of which a missing one
-            is an empty line; or the path of a text file with one line each, or of a Parquet file. An empty line has a
-            vector too.
+        lines: N texts as a list, an array of NumPy or Arrow, or a column of pandas or polars; a table with such a
+            column; or the path of a text file with one line each, of JSON lines or of a Parquet file. An empty line has
+            a vector too.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        column: The column of a Parquet file; without it, its only text column.
-        errors: For a character that the model never saw, and bytes that are not UTF-8: "strict" raises, "replace"
-            reads them as unknown.
+        column: The column of a table or a Parquet file; without it, its only text column.
+        field: The field of JSON lines that has the text.
+        encoding: The encoding of a text file.
+        errors: For a character that the model never saw, and bytes that are not of the encoding: "strict" raises,
+            "replace" reads them as unknown.
         batch_size: Lines per batch; lines of similar length share one.
         progress: Called after each batch with how many lines are done, and of how many.
 
@@ -227,7 +232,8 @@ def embed(
         (N, latent) float32, in the order of the lines.
 
     Raises:
-        DataError: The file cannot be used, there is no line, or a character is unknown.
+        ConfigError: `lines` is no list, array or table of texts; or an argument does not belong to it.
+        DataError: The file or the table cannot be used, there is no line, or a character is unknown.
         ModelError: The model is not a line model, or its record is damaged.
         BackendError: A package that is needed is not installed; the message says which.
 
@@ -237,11 +243,13 @@ def embed(
     """
     opened = open_model(model, record)
     if isinstance(lines, str | os.PathLike):
-        lines = read_lines(os.fspath(lines), column=column, errors=errors, drop_empty=False)
-    elif column is not None:
-        raise ConfigError("column is for a Parquet file, and lines is a list: leave it out.")
+        lines = read_lines(
+            os.fspath(lines), column=column, field=field, errors=errors, encoding=encoding, drop_empty=False
+        )
+    elif field is not None:
+        raise ConfigError("field is for a file of JSON lines, and lines is no file: leave it out.")
     else:
-        lines = line_list(lines)
+        lines = given_lines(lines, column)
     if isinstance(opened, PackedModel):
         return opened.embed(lines, batch_size=batch_size, errors=errors, progress=progress)
     from cellerate.tasks.embed import embed_lines, line_model_of

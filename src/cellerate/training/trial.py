@@ -57,23 +57,52 @@ def try_training(
         steps: The number of steps to time; None for as many as fit into `seconds`.
         seconds: See `steps`.
     """
-    optimizer = build_optimizer(settings, len(source), policy)
-    model.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
-    # The first steps compile; on TensorFlow only the first call of `fit` does.
-    warmup = _fit(model, source, min(_WARMUP_STEPS, len(source)), epoch=0)
+    trainer = Trainer(model, source, loss=loss, settings=settings, policy=policy)
     if steps is None:
-        one = float(np.diff(warmup.ends).min(initial=math.inf))
-        fitting = 0 if not math.isfinite(one) else int(seconds / max(one, 1e-6))
+        fitting = 0 if not math.isfinite(trainer.step_s) else int(seconds / max(trainer.step_s, 1e-6))
         steps = min(max(fitting, _LEAST_STEPS), _MOST_STEPS)
-    found: list[float] = []
-    losses, epoch = [], 1
-    while len(found) < steps:
-        clock = _fit(model, source, min(steps - len(found), len(source)), epoch=epoch)
-        found += np.diff([clock.began, *clock.ends]).tolist()
-        losses.append((clock.loss, len(clock.ends)))
-        epoch += 1
-    mean = float(np.average([value for value, _ in losses], weights=[count for _, count in losses]))
-    return Trial(as_timing(found), mean)
+    return trainer.turn(steps)
+
+
+class Trainer:
+    """A model that is compiled and warm, and trains as many steps as it is asked for, again and again.
+
+    Several of them can be timed in turns.
+
+    Args:
+        model: The model; it is compiled again, and its weights change.
+        source: The training batches, repeated as often as needed.
+        loss: The loss.
+        settings: The run's settings.
+        policy: The dtype policy of the model.
+
+    Attributes:
+        step_s: About how many seconds a step takes; infinite if there was only one to warm up.
+    """
+
+    def __init__(
+        self, model: keras.Model, source: BatchSource, *, loss: Any, settings: TrainingSettings, policy: str
+    ) -> None:
+        self._model, self._source, self._epoch = model, source, 1
+        optimizer = build_optimizer(settings, len(source), policy)
+        model.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
+        # The first steps compile; on TensorFlow only the first call of `fit` does.
+        warmup = _fit(model, source, min(_WARMUP_STEPS, len(source)), epoch=0)
+        self.step_s = float(np.diff(warmup.ends).min(initial=math.inf))
+
+    def turn(self, steps: int) -> Trial:
+        """Trains for so many steps more, and times each."""
+        found: list[float] = []
+        losses = []
+        while len(found) < steps:
+            clock = _fit(
+                self._model, self._source, min(steps - len(found), len(self._source)), epoch=self._epoch
+            )
+            found += np.diff([clock.began, *clock.ends]).tolist()
+            losses.append((clock.loss, len(clock.ends)))
+            self._epoch += 1
+        mean = float(np.average([value for value, _ in losses], weights=[count for _, count in losses]))
+        return Trial(as_timing(found), mean)
 
 
 def _fit(model: keras.Model, source: BatchSource, steps: int, *, epoch: int) -> "_Clock":

@@ -13,7 +13,7 @@ class NotNeededError(CellerateError):
 
 
 class OptimizerPass(abc.ABC):
-    """A pass: it measures something, stores what helps in the state, and says what it found.
+    """A pass, which users know as a stage of the run: it measures something, and stores and tells what helps.
 
     Attributes:
         name: The name to choose it by.
@@ -38,11 +38,16 @@ class OptimizerPass(abc.ABC):
     def cost_s(self, context: Context) -> float:
         """The seconds it takes at least; with less time left it is not started."""
 
+    def weight(self, context: Context) -> float:
+        """Its share of the time that is over once all have what they need at least; 0 if more time is of no use."""
+        return 0.0
+
     @abc.abstractmethod
     def run(self, context: Context) -> Pass:
         """Runs the pass.
 
         Raises:
             NotNeededError: There is nothing to do.
+            OutOfTimeError: There is no time for it.
             CellerateError: It failed; the state is unchanged.
         """

@@ -1,7 +1,10 @@
 """The baseline: the model as its user runs it today, in a process without any code of ours in it."""
 
+import time
+
 import keras
 
+from cellerate.optimization.clocks import TURNS, middle
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.passes.base import OptimizerPass
@@ -16,7 +19,7 @@ class Baseline(OptimizerPass):
     name = "baseline"
     title = "Baseline"
     reads = ("choices",)
-    writes = ("candidates", "judged", "training_steps", "explanation")
+    writes = ("candidates", "judged", "training_steps", "explanation", "process_s", "judge_s")
 
     def cost_s(self, context: Context) -> float:
         """Zero, as nothing works without it."""
@@ -25,12 +28,17 @@ class Baseline(OptimizerPass):
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         work, choices, listener = context.workload, context.state.choices, context.listener
+        began = time.perf_counter()
         with context.probe() as probe:
             context.state.explanation[:] = [tuple(row) for row in probe.ask("explain")]
+            context.state.process_s = time.perf_counter() - began
             listener.note("judging the model on held-out data")
+            began = time.perf_counter()
             judged = Judged(**probe.ask("judge", part="validation"))
+            context.state.judge_s = time.perf_counter() - began
             listener.note("using it as Keras does")
-            speeds = tuple(Speed(**speed) for speed in probe.ask("use"))
+            turns = [[Speed(**one) for one in probe.ask("use", files=[], turns=TURNS)] for _ in range(TURNS)]
+            speeds = tuple(middle(found) for found in zip(*turns, strict=True))
         listener.note("training it as Keras does")
         # A new process, so that the memory `predict` took does not count for training.
         with context.probe() as probe:

@@ -4,9 +4,7 @@ All passes that train share one number of steps where they can, so that one cont
 """
 
 from cellerate.format import percent
-from cellerate.optimization.context import Context
-from cellerate.optimization.passes.base import NotNeededError
-from cellerate.optimization.passes.loading import chosen_passes
+from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.report.effects import loss_reach
 from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate
@@ -21,7 +19,9 @@ LEAST_STEPS = 50
 DISTILLING = 2.5
 # The share of the time left that trainings may take; the rest is for packing, judging and timing.
 _SHARE = 0.8
-_REST_S = 20.0
+_REST_S = 10.0
+# What passes before the first training begins.
+_START_S = 3.0
 # With more time than planned for this many times as many steps, as in a later call with a larger budget, a
 # number decided before is given up.
 _MORE = 4
@@ -34,9 +34,14 @@ def step_s(context: Context) -> float:
     return min(step.step_ms for step in alike) / 1e3
 
 
-def least_s(context: Context, trainings: float) -> float:
+def trainings(context: Context, own: float) -> float:
+    """How many trainings of the original a pass takes as long as, with the control if there is none yet."""
+    return own + _controls(context)
+
+
+def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _REST_S + LEAST_STEPS * step_s(context) * (trainings + _controls(context))
+    return _START_S + _REST_S + LEAST_STEPS * step_s(context) * trainings(context, own) / _SHARE
 
 
 def further_steps(context: Context, now: float, later: float = 0.0) -> int:
@@ -44,11 +49,11 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
 
     Args:
         context: The context.
-        now: How many trainings of the original the pass takes as long as.
-        later: The same for the passes to come.
+        now: How many trainings of the original the next one takes as long as.
+        later: The same for those of the pass that come after it.
 
     Raises:
-        NotNeededError: There is no time for a training worth its name.
+        OutOfTimeError: There is no time for a training worth its name.
     """
     decided, left = context.state.further_steps, max(0.0, context.seconds_left() - _REST_S)
     if decided is not None:
@@ -58,10 +63,13 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
             return decided
     fitting = _fitting(context, _SHARE * left, now + later + 1)
     if fitting < LEAST_STEPS:
-        raise NotNeededError(
-            f"there is no time for {LEAST_STEPS} steps of training and as many of a control: give a larger "
-            "time_budget"
-        )
+        if _fitting(context, _SHARE * left, now + 1) < LEAST_STEPS:
+            raise OutOfTimeError(
+                f"there was no time for {LEAST_STEPS} steps of training and as many of a control",
+                least_s(context, now),
+            )
+        # Rather the next one alone than none.
+        fitting = LEAST_STEPS
     context.state.further_steps = min(context.settings.steps, fitting)
     return context.state.further_steps
 
@@ -70,12 +78,6 @@ def fine_tuning_steps(context: Context) -> int:
     """Gives how many steps a quantised model may be trained: each of two precisions, and their control."""
     left = max(0.0, context.seconds_left() - _REST_S)
     return min(context.settings.steps, _fitting(context, 0.5 * left, 3))
-
-
-def distilling(context: Context) -> float:
-    """Gives how many trainings the pass distill is still to take: none if the run has no such pass, or had it."""
-    done = {one.name for one in context.state.passes if one.status == "done"}
-    return DISTILLING if "distill" in chosen_passes(context.settings).keys() - done else 0.0
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:

@@ -1,15 +1,17 @@
-"""Kernels: the same model on Cellerate's kernels, checked for equal quality."""
+"""Kernels: the same model on Cellerate's kernels, checked to give the same predictions."""
 
 import numpy as np
 
 from cellerate.compress.record import relative_loss
 from cellerate.errors import ModelError
-from cellerate.format import percent, times
+from cellerate.format import milliseconds, percent, short
 from cellerate.keras_graph.graph import find_over_time, inner_layers
 from cellerate.layers.accelerate import is_accelerated
+from cellerate.measure import Order
 from cellerate.optimization.context import ORIGINAL, PACKED, Context
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.steps import step_gain, training_step
+from cellerate.optimization.passes.racing import Timed, Way, all_timed, race_trainings
+from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.training import policy_of
 from cellerate.report.record import Pass
 
@@ -28,8 +30,8 @@ class Kernels(OptimizerPass):
     inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """A process that opens the model, and a few training steps."""
-        return 10.0
+        """Two processes that compile, a few training steps, and a model to judge, pack, judge again and time."""
+        return 2 * (context.state.process_s + context.state.judge_s) + 8
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -40,7 +42,7 @@ class Kernels(OptimizerPass):
             one for found in find_over_time(model) for one in (found.layer, *inner_layers(found.layer))
         ]
         fused = [layer for layer in recurrent if is_accelerated(layer)]
-        context.listener.note("checking that both compute the same")
+        context.listener.note("checking that both predict the same")
         here, there = work.judge(model, "validation"), state.judged[ORIGINAL]
         apart = float(np.max(np.abs(np.subtract(here.values, there.values))) / max(abs(there.mean), 1e-9))
         if apart > _ROUNDING.get(policy, _ROUNDING_16_BITS):
@@ -50,27 +52,23 @@ class Kernels(OptimizerPass):
             )
         gains, decision = [], "no layer can be fused"
         if fused:
-            context.listener.note("training on the fused kernels")
             first = state.training_steps[0]
-            with context.probe() as probe:
-                # On batches like the baseline's, whatever a pass of an earlier call has chosen since.
-                step = training_step(
-                    probe,
-                    implementation="auto",
-                    policy=policy,
-                    batch_size=first.batch_size,
-                    length=first.length,
-                )
-            state.training_steps.append(step)
-            gain = step_gain(first, step)
-            decision = f"training steps {times(gain.factor)} as fast, with equal results"
-            if gain.factor > 1:
+            # On batches like the baseline's, whatever a pass of an earlier call has chosen since.
+            ways = [Way(one, policy, first.batch_size, first.length) for one in ("keras", "auto")]
+            stock, ours = all_timed(race_trainings(context, self.name, ways))
+            state.training_steps += [stock.step, ours.step]
+            order = stock.order(ours)
+            decision = f"a training step in {_ms(ours)} on them, in {_ms(stock)} on Keras's"
+            if order.certain and order.factor > 1:
                 choices.implementation = "auto"
-                gains.append(gain)
+                gains.append(step_gain(stock.step, ours.step))
+            elif order.certain:
+                decision += ", which stay"
+            else:
+                decision += f"; they were {_faster(order)} {order.in_words}, which is noise: Keras's stay"
         packed = context.consider(PACKED, "packed in float32", self.name, model, "float32")
         if not packed.error:
-            slow = context.before.speeds[0]
-            decision += f"; {work.verb} {times(packed.speeds[0].per_s / slow.per_s)} as fast as {slow.way}"
+            decision += f"; packed: {short(packed.speeds[0].per_s)} {work.item}/s"
         return Pass(
             name=self.name,
             title=self.title,
@@ -80,7 +78,18 @@ class Kernels(OptimizerPass):
             gains=tuple(gains),
             facts=(
                 ("fused layers", str(len(fused))),
-                ("difference in quality", f"{abs(relative_loss(there.mean, here.mean)):.2g} of its value"),
+                (
+                    "difference of their quality",
+                    f"{abs(relative_loss(there.mean, here.mean)):.2g} of its value",
+                ),
             ),
             notes=(packed.error,) if packed.error else (),
         )
+
+
+def _ms(one: Timed) -> str:
+    return milliseconds(one.step.step_ms)
+
+
+def _faster(order: Order) -> str:
+    return "faster" if order.factor > 1 else "slower"

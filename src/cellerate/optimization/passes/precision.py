@@ -1,15 +1,14 @@
 """Precision: tries each dtype policy on the model and its data, and keeps it if it is faster and learns as well."""
 
-from cellerate.format import times
+from cellerate.format import milliseconds, times
 from cellerate.optimization.context import Context
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.steps import step_gain, training_step
+from cellerate.optimization.passes.racing import Timed, Way, all_timed, race_trainings
+from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import policy_of
-from cellerate.report.record import Change, Pass, TrainingStep
+from cellerate.report.record import Change, Pass
 from cellerate.training.precision import PrecisionTrial, fastest_precision, precision_candidates
-
-_STEPS = 24
 
 
 class Precision(OptimizerPass):
@@ -21,58 +20,68 @@ class Precision(OptimizerPass):
     writes = ("choices", "training_steps")
 
     def cost_s(self, context: Context) -> float:
-        """A process, and two policies to compile."""
-        return 15.0
+        """A process for each policy, which compiles it, and a few training steps."""
+        return 2 * context.state.process_s + 6
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         choices, now = context.state.choices, policy_of(context.workload.model)
         policies = [now, *(p for p in ("float32", *precision_candidates()) if p != now)]
-        steps: dict[str, TrainingStep] = {}
-        trials = []
-        with context.probe() as probe:
-            for policy in policies:
-                context.listener.note(policy)
-                try:
-                    step = training_step(
-                        probe,
-                        implementation=choices.implementation,
-                        policy=policy,
-                        batch_size=choices.batch_size,
-                        length=choices.length,
-                        steps=_STEPS,
-                    )
-                except ProbeError as error:
-                    if policy == now:
-                        raise
-                    trials.append(PrecisionTrial(policy, None, None, str(error)))
-                    continue
-                if step.loss is None:
-                    trials.append(PrecisionTrial(policy, None, None, "its loss is not finite"))
-                    continue
-                steps[policy] = step
-                trials.append(PrecisionTrial(policy, step.step_ms, step.loss))
-        chosen = fastest_precision(trials).policy
+        ways = [Way(choices.implementation, p, choices.batch_size, choices.length) for p in policies]
+        raced = dict(zip(policies, race_trainings(context, self.name, ways), strict=True))
+        (base,) = all_timed([raced[now]])
+        tried = [_Tried(policy, base, found) for policy, found in raced.items()]
+        trials = [one.trial for one in tried if one.policy == now or not one.doubt]
+        chosen = raced[fastest_precision(trials).policy]
         gains: tuple[Change, ...] = ()
-        decision = f"{now} stays: no other policy is 5 % faster with a loss that holds"
-        if chosen != now:
-            choices.training_precision = chosen
-            context.state.training_steps.append(steps[chosen])
-            gain = step_gain(steps[now], steps[chosen])
-            gains = (gain,)
+        doubts = [f"{one.policy} was {times(one.factor)} as fast, {one.doubt}" for one in tried if one.doubt]
+        decision = f"{now} stays: " + (
+            "; ".join(doubts) if doubts else "no other policy is 5 % faster with a loss that holds"
+        )
+        if isinstance(chosen, Timed) and chosen is not base:
+            policy = next(name for name, found in raced.items() if found is chosen)
+            choices.training_precision = policy
+            context.state.training_steps += [base.step, chosen.step]
+            gains = (step_gain(base.step, chosen.step),)
             decision = (
-                f"{chosen}: steps {times(gain.factor)} as fast, loss {steps[chosen].loss:.4f} after {_STEPS} of "
-                f"them against {steps[now].loss:.4f}"
+                f"{policy}: a step in {milliseconds(chosen.step.step_ms)} instead of "
+                f"{milliseconds(base.step.step_ms)}, loss {chosen.step.loss:.4f} over them against "
+                f"{base.step.loss:.4f}"
             )
         return Pass(
             name=self.name,
             title=self.title,
             status="done",
             decision=decision,
-            kept=chosen != now,
+            kept=bool(gains),
             gains=gains,
-            facts=tuple(
-                (trial.policy, trial.error or f"{trial.step_ms:.2f} ms a step, loss {trial.loss:.4f}")
-                for trial in trials
-            ),
+            facts=tuple((one.policy, one.in_words) for one in tried),
         )
+
+
+class _Tried:
+    """A policy beside the one in use, from what both took in turns."""
+
+    def __init__(self, policy: str, base: Timed, found: Timed | ProbeError) -> None:
+        self.policy, self.factor, self.doubt = policy, 1.0, ""
+        if isinstance(found, ProbeError):
+            self.trial = PrecisionTrial(policy, None, None, str(found))
+            self.in_words = str(found)
+            return
+        if found.step.loss is None:
+            self.trial = PrecisionTrial(policy, None, None, "its loss is not finite")
+            self.in_words = self.trial.error
+            return
+        order = base.order(found)
+        self.factor = order.factor
+        # By the turns, and not by the medians of all steps: those of a busy minute would count twice.
+        self.trial = PrecisionTrial(policy, base.step.step_ms / order.factor, found.step.loss)
+        self.in_words = f"{found.step.step_ms:.2f} ms a step, loss {found.step.loss:.4f}"
+        if found is base:
+            return
+        self.in_words += f"; {'faster' if order.factor > 1 else 'slower'} {order.in_words}"
+        if not order.certain:
+            self.doubt = (
+                f"but only {order.in_words}, which is noise" if order.factor > 1 else "which is noise"
+            )
+            self.in_words += ", which is noise"

@@ -1,4 +1,4 @@
-"""The promise that a chosen model is no worse than the gate allows, held against data that no choice has seen.
+"""The promise that a chosen model is no worse than allowed, held against data that no choice has seen.
 
 Only this module looks at the test part, and only once everything is chosen: a part that helped to choose tells
 what was chosen for, not how good it is.

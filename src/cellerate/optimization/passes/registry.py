@@ -9,7 +9,7 @@ PASSES: dict[str, str] = {
     "kernels": f"{_HERE}.kernels:Kernels",
     "batch": f"{_HERE}.sweeps:BatchSize",
     "length": f"{_HERE}.sweeps:SequenceLength",
-    "pipeline": f"{_HERE}.sweeps:Pipeline",
+    "pipeline": f"{_HERE}.pipeline:Pipeline",
     "precision": f"{_HERE}.precision:Precision",
     "quantize": f"{_HERE}.shrinking:Quantize",
     "prune": f"{_HERE}.shrinking:Prune",

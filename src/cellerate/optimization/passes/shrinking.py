@@ -12,17 +12,17 @@ from cellerate.compress.student import smaller
 from cellerate.errors import ConfigError, ModelError
 from cellerate.format import milliseconds, percent
 from cellerate.keras_graph.ties import units_of
-from cellerate.optimization.context import PACKED, Context
+from cellerate.optimization.context import PACKED, Context, OutOfTimeError
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimization.passes.further import (
     DISTILLING,
     GENTLE_RATE,
     LEARNING_RATE,
-    distilling,
     fine_tuning_steps,
     further_steps,
     least_s,
     plain_training,
+    trainings,
 )
 from cellerate.program import PRECISIONS
 from cellerate.report.effects import loss_in_words
@@ -30,7 +30,7 @@ from cellerate.report.record import Candidate, Curve, Pass
 
 _WITH_CONTROL = (
     "Each model is held against the original and against a control: the original trained for as many further steps "
-    "on the same batches. The gate takes the worse of the two losses."
+    "on the same batches. The worse of the two losses counts against what is allowed."
 )
 
 
@@ -44,8 +44,12 @@ class Quantize(OptimizerPass):
     changes_model = inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """Two models to pack, judge and time."""
-        return 10.0
+        """Two models to round, judge, pack, judge again and time."""
+        return 10 + 4 * context.state.judge_s
+
+    def weight(self, context: Context) -> float:
+        """Both models may have to be trained, and a control."""
+        return 3.0
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -107,23 +111,29 @@ class Prune(OptimizerPass):
         """At least a short training, and that of a control."""
         return least_s(context, 1)
 
+    def weight(self, context: Context) -> float:
+        """A training for each share of the units."""
+        return trainings(context, len(context.settings.keep))
+
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         model = context.to_train()
         if not units_of(model).layers:
             raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
-        curves, facts, reason = [], [], ""
+        curves, facts, reason, needs_s = [], [], "", None
         shares = sorted(context.settings.keep)
         for number, share in enumerate(shares):
             if found and found[-1].passes_gate:
                 break
             words = f"{percent(share)} of the units"
             try:
-                later = len(shares) - number - 1 + distilling(context)
+                later = len(shares) - number - 1
                 candidate, told, losses = self._pruned(context, model, share, words, later)
-            except NotNeededError as error:
-                reason = str(error)
+            except OutOfTimeError as error:
+                if not found:
+                    raise
+                reason, needs_s = f"{error}, to keep {words}", error.needs_s
                 break
             except ConfigError as error:
                 # Of so few units that rounding keeps them all.
@@ -133,7 +143,7 @@ class Prune(OptimizerPass):
             facts.append((words, told))
             curves += losses
         if not found:
-            raise NotNeededError(reason or "; ".join(told for _, told in facts))
+            raise NotNeededError("; ".join(told for _, told in facts))
         passing = [candidate for candidate in found if candidate.passes_gate]
         skipped = bool(reason) and not passing
         return Pass(
@@ -142,6 +152,7 @@ class Prune(OptimizerPass):
             # A skipped pass continues when a later call has more time.
             status="skipped" if skipped else "done",
             reason=reason if skipped else "",
+            needs_s=needs_s if skipped else None,
             decision="" if skipped else _decision(context, passing, found),
             kept=bool(passing),
             curves=tuple(curves),
@@ -179,7 +190,7 @@ class Prune(OptimizerPass):
 
 
 class Distill(OptimizerPass):
-    """A small model of the same layers, taught by the original; and its twin, trained without a teacher."""
+    """A small model of the same layers, taught by the original; and the same one trained without a teacher."""
 
     name = "distill"
     title = "Distil"
@@ -190,6 +201,10 @@ class Distill(OptimizerPass):
     def cost_s(self, context: Context) -> float:
         """At least a short training of two models, and that of a control."""
         return least_s(context, DISTILLING)
+
+    def weight(self, context: Context) -> float:
+        """The trainings of both models."""
+        return trainings(context, DISTILLING)
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -202,7 +217,7 @@ class Distill(OptimizerPass):
         curves, facts = [], [("latency goal", milliseconds(goal_ms))]
         for name, title, weight in (
             ("student", f"a student of {share} of the weights", 1.0),
-            ("untaught", f"the student's twin of {share} without a teacher", 0.0),
+            ("untaught", f"the same student of {share}, trained without a teacher", 0.0),
         ):
             context.listener.note(title)
             small, record = distill(
@@ -251,7 +266,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
-        raise NotNeededError("how fast the model is has to be known first: run the pass kernels too")
+        raise NotNeededError("how fast the model is has to be known first: run the stage kernels too")
     latency = now.speeds[0].latency_p50_ms
     # A step spends its time reading the weights, so its time is proportional to their number; that of the call
     # around it is not.
@@ -320,4 +335,4 @@ def _decision(context: Context, kept: list[Candidate], found: list[Candidate]) -
         return f"{kept[-1].title}: {_in_words(kept[-1])}"
     limit = percent(context.settings.max_quality_loss)
     failed = "; ".join(f"{candidate.title}: {_in_words(candidate)}" for candidate in found)
-    return f"nothing passes the gate of {limit}: {failed}"
+    return f"nothing keeps within the {limit} allowed: {failed}"

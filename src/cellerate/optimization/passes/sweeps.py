@@ -1,15 +1,16 @@
-"""Batch size, sequence length and pipeline: measures curves of speed and memory, and chooses from them."""
+"""Batch size and sequence length: measures curves of speed and memory, and chooses from them."""
 
 from collections.abc import Callable
 
-from cellerate.format import percent
+from cellerate.format import duration, percent, short, times
 from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import available_memory_bytes
 from cellerate.models.rewrite import reinitialized
-from cellerate.optimization.context import Context
+from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.steps import batch_items, training_step
+from cellerate.optimization.passes.racing import Way, all_timed, race_trainings
+from cellerate.optimization.passes.steps import training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
 from cellerate.report.record import Change, Curve, Pass, TrainingStep, training_item
@@ -33,8 +34,12 @@ class BatchSize(OptimizerPass):
     writes = ("choices", "training_steps")
 
     def cost_s(self, context: Context) -> float:
-        """A process, and at least three sizes to compile."""
-        return 20.0
+        """A process that compiles at least three sizes, and two that train with the old and the new one in turns."""
+        return 3 * context.state.process_s + 15
+
+    def weight(self, context: Context) -> float:
+        """More time is for more sizes."""
+        return 1.0
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -57,7 +62,8 @@ class BatchSize(OptimizerPass):
                     timeout_s=max(30.0, context.seconds_left()),
                 )
 
-            points, limit = sweep(measure, before, free, lambda: context.seconds_left() > 15)
+            kept_s = 2 * context.state.process_s + 8  # for the turns
+            points, limit = sweep(measure, before, free, lambda: context.seconds_left() > kept_s)
         if not points:
             raise ProbeError(f"no batch fits: {limit}", memory=True)
         fits = [p for p in points if not free or (p.peak_memory_bytes or 0) <= _HEADROOM * free]
@@ -69,23 +75,29 @@ class BatchSize(OptimizerPass):
             (point for point in fits or points[:1] if point.items_per_s * _FLAT >= best),
             key=lambda point: point.batch_size,
         )
-        worth = chosen.items_per_s >= _WORTH * now.items_per_s or now not in (fits or points[:1])
+        too_large = now not in (fits or points[:1])
+        worth = chosen.items_per_s >= _WORTH * now.items_per_s or too_large
         notes = [limit] if limit else []
         gains: tuple[Change, ...] = ()
         decision = f"{now.batch_size} stays: no size is {percent(_WORTH - 1)} faster"
-        if worth and chosen.batch_size != now.batch_size:
-            context.state.training_steps.append(chosen)
+        old, new, doubt = now, chosen, ""
+        if worth and chosen is not now and not too_large:
+            old, new, doubt = _in_turns(context, now, chosen)
+        if doubt:
+            decision, worth = f"{now.batch_size} stays: {doubt}", False
+        if worth and chosen is not now:
+            context.state.training_steps += [new] if too_large else [old, new]
             choices.batch_size = chosen.batch_size
             decision = (
-                f"{chosen.batch_size} instead of {now.batch_size}: {chosen.items_per_s / now.items_per_s:.2f} times "
-                f"as many {_item(context)} a second"
+                f"{chosen.batch_size} instead of {now.batch_size}: {short(new.items_per_s)} {_item(context)}/s "
+                f"instead of {short(old.items_per_s)}"
             )
             gains = (
                 Change(
                     quantity="training",
                     label="training speed",
-                    before=now.items_per_s,
-                    after=chosen.items_per_s,
+                    before=old.items_per_s,
+                    after=new.items_per_s,
                     unit=f"{_item(context)}/s",
                     higher_is_better=True,
                 ),
@@ -137,6 +149,27 @@ class BatchSize(OptimizerPass):
             + ((("memory free at the start", f"{free / 1e9:.1f} GB"),) if free else ()),
             notes=tuple(notes),
         )
+
+
+def _in_turns(
+    context: Context, now: TrainingStep, chosen: TrainingStep
+) -> tuple[TrainingStep, TrainingStep, str]:
+    """Times two batch sizes in turns; gives both, and why the second is not to be chosen, or ""."""
+    choices, policy = context.state.choices, policy_of(context.workload.model)
+    ways = [Way(choices.implementation, policy, one.batch_size, choices.length) for one in (now, chosen)]
+    try:
+        old, new = all_timed(race_trainings(context, BatchSize.name, ways))
+    except ProbeError as error:
+        return now, chosen, f"{chosen.batch_size} could not be timed beside it ({error})"
+    order = old.order(new)
+    doubt = ""
+    if not order.certain:
+        doubt = f"{chosen.batch_size} was faster only {order.in_words}, which is noise"
+        if order.factor <= 1:
+            doubt = f"{chosen.batch_size} was no faster in turns with it"
+    elif order.factor < _WORTH:
+        doubt = f"{chosen.batch_size} was {times(order.factor)} as fast in turns with it"
+    return old.step, new.step, doubt
 
 
 def sweep(
@@ -235,8 +268,12 @@ class SequenceLength(OptimizerPass):
     _CHARACTERS_S = 6.0  # seconds of training for each length
 
     def cost_s(self, context: Context) -> float:
-        """Three trainings of a few seconds, each compiled."""
-        return 45.0
+        """Three trainings of a few seconds, each compiled and judged."""
+        return 3 * (7 + context.state.judge_s)
+
+    def weight(self, context: Context) -> float:
+        """More time is for more characters."""
+        return 1.0
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -247,11 +284,15 @@ class SequenceLength(OptimizerPass):
             raise NotNeededError(f"the model is built for rows of {choices.length}")
         settings = settings_of(work.record)
         tokens = choices.batch_size * choices.length
-        steps = 0
+        steps, least_left = 0, 0.0
         found = {}
-        lengths = {max(8, choices.length // 2), choices.length, 2 * choices.length}
+        # The one in use first, as it is what the others are compared with.
+        lengths = (choices.length, max(8, choices.length // 2), 2 * choices.length)
         # If a batch has a single row, no batch with rows twice as long has as many characters.
-        for length in sorted(length for length in lengths if length <= tokens):
+        for length in dict.fromkeys(length for length in lengths if length <= tokens):
+            began = context.seconds_left()
+            if began < least_left:
+                break
             context.listener.note(f"rows of {length}")
             model = accelerate(reinitialized(work.model, seed=context.settings.seed))
             source = work.source(model, max(1, tokens // length), length)
@@ -260,15 +301,22 @@ class SequenceLength(OptimizerPass):
                 speed = max(step.items_per_s for step in context.state.training_steps)
                 seconds = min(self._CHARACTERS_S, max(1.0, context.seconds_left() / 10))
                 steps = max(8, int(speed * seconds / tokens))
-            trial = try_training(
+            try_training(
                 model, source, loss=work.loss(model), settings=settings, policy=policy_of(model), steps=steps
             )
-            found[length] = (source.items_per_batch / trial.steps.median_s, work.judge(model, "validation"))
+            found[length] = work.judge(model, "validation")
+            least_left = began - context.seconds_left() if context.share_s is not None else 0.0
+        if len(found) < 2 and least_left:
+            raise OutOfTimeError(
+                f"the training of one length took {duration(least_left)}, and there was no time for another",
+                len(lengths) * least_left,
+            )
+        found = dict(sorted(found.items()))
         metric = work.metric
-        base_speed, base = found[choices.length]
+        base = found[choices.length]
         losses = {
             length: paired_loss(base, judged, higher_is_better=metric.higher_is_better)
-            for length, (_, judged) in found.items()
+            for length, judged in found.items()
         }
         chosen = min(
             (length for length in found if losses[length].high < -_BETTER or length == choices.length),
@@ -282,7 +330,7 @@ class SequenceLength(OptimizerPass):
         if longer_or_shorter:
             decision = (
                 f"{chosen} instead of {choices.length}: {percent(-losses[chosen].value)} fewer {metric.unit} after "
-                f"{read:,} characters, {found[chosen][0] / base_speed:.2f} times as fast"
+                f"{read:,} characters"
             )
             choices.batch_size = max(1, tokens // chosen)
             choices.length = chosen
@@ -300,63 +348,12 @@ class SequenceLength(OptimizerPass):
                     x_label="characters of a row",
                     y_label=metric.unit or metric.name,
                     x=x,
-                    y=tuple(judged.mean for _, judged in found.values()),
-                    log_x=True,
-                ),
-                Curve(
-                    chart="Training speed by row length",
-                    name="with as many characters a batch",
-                    x_label="characters of a row",
-                    y_label=f"{_item(context)}/s",
-                    x=x,
-                    y=tuple(speed for speed, _ in found.values()),
+                    y=tuple(judged.mean for judged in found.values()),
                     log_x=True,
                 ),
             ),
             notes=(
                 "These are short trainings: what is better after seconds need not be after hours.",
                 "The model here keeps what it has learnt: the length is for its next training.",
-            ),
-        )
-
-
-class Pipeline(OptimizerPass):
-    """Measures the loader's share of a training step."""
-
-    name = "pipeline"
-    title = "Pipeline"
-    reads = ("choices", "training_steps")
-    writes = ()
-
-    def cost_s(self, context: Context) -> float:
-        """A process that opens the data."""
-        return 8.0
-
-    def run(self, context: Context) -> Pass:
-        """See `OptimizerPass.run`."""
-        choices = context.state.choices
-        with context.probe() as probe:
-            batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]
-        step = min(context.state.training_steps, key=lambda step: step.step_ms / batch_items(step))
-        step_ms = step.step_ms * batch_items(choices) / batch_items(step)
-        share = batch_ms / step_ms
-        if share < 0.5:
-            decision = (
-                f"making a batch takes {batch_ms:.3g} ms, {percent(share)} of a step, and a thread makes batches "
-                "ahead: training never waits"
-            )
-        else:
-            decision = (
-                f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
-                "them on a faster disk or in memory, or in a narrower type (--storage float16 for series)"
-            )
-        return Pass(
-            name=self.name,
-            title=self.title,
-            status="done",
-            decision=decision,
-            facts=(("a batch", f"{batch_ms:.3g} ms"), ("a step", f"{step_ms:.3g} ms")),
-            notes=(
-                "Batches are cut from a memory map, never stored as windows, and 8 of them are made ahead.",
             ),
         )

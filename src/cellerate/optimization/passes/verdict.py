@@ -1,128 +1,171 @@
-"""The verdict: the best of all candidates that are good enough, if it keeps its promise; timed in a new process."""
+"""The verdict: the best of the models that are good enough, if it keeps its promise; all of them timed in turns."""
 
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
+from cellerate.measure import Order
+from cellerate.optimization.clocks import middle
 from cellerate.optimization.context import ORIGINAL, Context
 from cellerate.optimization.passes.loading import load_passes
 from cellerate.optimization.passes.promise import hold
-from cellerate.optimization.passes.steps import batch_items, step_gain, training_step
+from cellerate.optimization.passes.racing import busy_machine, race_uses, training_before_and_after
+from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
-from cellerate.optimization.training import learning_rate_of, settings_of, way_of
+from cellerate.optimization.train_command import train_command
 from cellerate.report.effects import effect, loss_in_words
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
 
 _NAME = "optimized"
 _ALIKE = 1.05  # two speeds within this factor count as the same
-_NOISE = 1.5  # two timings of the same thing may differ by this factor
+
+_Turns = Mapping[str, Sequence[Speed]]
+"""How fast each model was in each turn, by its id."""
 
 
 def verdict(context: Context) -> Verdict:
-    """Chooses a model, judges it on the test part, copies its files to their final place, and times it again.
+    """Chooses a model, judges it on the test part, and copies its files to their final place.
 
     Raises:
         OutputError: A file cannot be written.
     """
     state, settings = context.state, context.settings
+    turns: _Turns = {}
+    warnings = []
+    try:
+        turns = _time_in_turns(context)
+    except ProbeError as error:
+        warnings.append(
+            f"The models could not be timed in turns, {error}. Their speeds are of the search, each of another minute."
+        )
     state.candidates[:] = front(state.candidates, higher_is_better=context.workload.metric.higher_is_better)
-    chosen = choose(state.candidates, settings.objective)
+    chosen = choose(state.candidates, settings.objective, turns)
+    warnings += _doubt(context, chosen, turns)
     promise, rejected = hold(context, chosen), None
-    warnings = list(promise.warnings)
+    warnings += promise.warnings
     if promise.broken:
         # Not the second best in its place: that would be a choice by the test part.
         rejected, chosen = chosen.id, context.before
-    files, speeds = _copy(context, chosen), chosen.speeds
-    if chosen.file is not None and chosen.file.endswith(".cell"):
-        context.listener.note("measuring it again in a process of its own")
-        try:
-            with context.probe() as probe:
-                again = probe.ask("packed", file=str((context.folder / f"{_NAME}.cell").resolve()))
-        except ProbeError as error:
-            warnings.append(f"These are the figures of the search: it could not be measured again, {error}.")
-        else:
-            found = Speed(**again)
-            if not 1 / _NOISE < found.per_s / speeds[0].per_s < _NOISE:
-                warnings.append(
-                    f"It was {times(found.per_s / speeds[0].per_s)} as fast in a process of its own: something else "
-                    "may use this machine."
-                )
-            speeds = (found,)
+    files = _copy(context, chosen)
+    trained: tuple[TrainingStep, TrainingStep] | None = None
     try:
-        _train_as_before(context)
+        trained, doubt = training_before_and_after(context)
+        warnings += doubt
     except ProbeError as error:
-        warnings.append(f"Training as it was chosen could not be measured on batches as before: {error}.")
-    rows = _rows(context, chosen, speeds)
+        warnings.append(f"Training as it was chosen could not be timed beside training as before: {error}.")
+    rows = _rows(context, chosen, trained)
     _credit(context, chosen)
     if chosen.id == ORIGINAL and rejected is None:
         made = [one for one in state.candidates if one.id != ORIGINAL and not one.is_control]
         if not made:
-            why = "No pass made another model"
+            why = "No stage made another model"
         elif any(one.passes_gate for one in made):
-            why = "None that passes the gate is better"
+            why = "None of those within the allowed loss is better"
         else:
-            why = "No candidate passes the gate"
+            why = "No other model is within the allowed loss"
         warnings.append(f"{why}, so this one stays as it was.")
+    warnings += busy_machine(state.training_steps)
     return Verdict(
         sentence=_sentence(context, chosen, rows, promise.broken),
         chosen=chosen.id,
         rows=rows,
         files=files,
-        training=_training(context),
+        training=train_command(context),
         warnings=tuple(warnings),
         tested=promise.tested,
         rejected=rejected,
     )
 
 
-def _train_as_before(context: Context) -> None:
-    """Measures the chosen way of training on batches like the baseline's, unless that is already measured."""
-    state, choices = context.state, context.state.choices
-    first = state.training_steps[0]
-    way = way_of(choices.implementation, choices.training_precision)
-    if any(
-        (s.way, s.batch_size, s.length) == (way, first.batch_size, first.length) for s in state.training_steps
-    ):
-        return
-    context.listener.note("training it on batches like those of the baseline")
-    with context.probe() as probe:
-        step = training_step(
-            probe,
-            implementation=choices.implementation,
-            policy=choices.training_precision,
-            batch_size=first.batch_size,
-            length=first.length,
-        )
-    state.training_steps.append(step)
+def _time_in_turns(context: Context) -> _Turns:
+    """Times the original and all packed models that may be chosen in turns; their speeds become those."""
+    candidates = context.state.candidates
+    packed = [
+        one
+        for one in choosable(candidates, context.settings.objective)
+        if one.file is not None and one.file.endswith(".cell")
+    ]
+    if not packed:
+        return {}
+    context.listener.note(f"timing {len(packed) + 1} models in turns")
+    files = [str((context.folder / one.file).resolve()) for one in packed if one.file]
+    there, here = race_uses(context, files)
+    speeds = {ORIGINAL: tuple(map(middle, there))}
+    speeds |= {one.id: (middle(turns),) for one, turns in zip(packed, here, strict=True)}
+    candidates[:] = [dataclasses.replace(one, speeds=speeds.get(one.id, one.speeds)) for one in candidates]
+    return {ORIGINAL: there[0]} | {one.id: turns for one, turns in zip(packed, here, strict=True)}
 
 
-def choose(candidates: Sequence[Candidate], objective: str) -> Candidate:
-    """Gives the best candidate that passes the gate, or the original; for training, one with an unchanged model."""
+def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate]:
+    """Gives the original and the models within the allowed loss; for training, only those not changed."""
     # A control is to compare with. Who wants it wants `train`, and not a few steps of it.
     passing = [one for one in candidates if (one.passes_gate or one.id == ORIGINAL) and not one.is_control]
     if objective == "training":
         changing = {name for name, kind in load_passes().items() if kind.changes_model}
         passing = [one for one in passing if one.made_by not in changing]
+    return passing
+
+
+def choose(candidates: Sequence[Candidate], objective: str, turns: _Turns = {}) -> Candidate:  # noqa: B006 (read only)
+    """Gives the best of the models that can be chosen.
+
+    Args:
+        candidates: The models.
+        objective: As in the settings.
+        turns: How fast each was in each turn; where turns contradict each other, two count as equally fast.
+    """
+    passing = choosable(candidates, objective)
 
     def small(one: Candidate) -> tuple[int, float]:
-        # A student and its twin have the same size.
+        # Two students have the same size.
         return one.file_bytes, one.worst_loss
 
     if objective == "size":
         return min(passing, key=small)
-
-    def rate(one: Candidate) -> float:
-        first = one.speeds[0]
-        if objective == "throughput":
-            return first.throughput_per_s or first.per_s
-        return 1 / first.latency_p50_ms
+    fastest = max(passing, key=lambda one: _rate(one.speeds[0], objective))
+    most = _rate(fastest.speeds[0], objective)
 
     # Among those that another timing might order differently, the smallest.
-    fastest = max(map(rate, passing))
-    return min((one for one in passing if rate(one) * _ALIKE >= fastest), key=small)
+    def alike(one: Candidate) -> bool:
+        if _rate(one.speeds[0], objective) * _ALIKE >= most:
+            return True
+        order = _order(one, fastest, objective, turns)
+        return order is not None and not order.certain
+
+    return min(filter(alike, passing), key=small)
+
+
+def _rate(speed: Speed, objective: str) -> float:
+    if objective == "throughput":
+        return speed.throughput_per_s or speed.per_s
+    return 1 / speed.latency_p50_ms
+
+
+def _order(one: Candidate, other: Candidate, objective: str, turns: _Turns) -> Order | None:
+    """How much faster the other is in each turn; None if they were not timed in the same turns."""
+    if one.id not in turns or other.id not in turns:
+        return None
+    rates = ([_rate(speed, objective) for speed in turns[each.id]] for each in (one, other))
+    return Order(tuple(after / before for before, after in zip(*rates, strict=True)))
+
+
+def _doubt(context: Context, chosen: Candidate, turns: _Turns) -> list[str]:
+    """Says that another model is faster in some turns only, if the choice depended on that."""
+    objective = context.settings.objective
+    if objective == "size":
+        return []
+    passing = choosable(context.state.candidates, objective)
+    fastest = max(passing, key=lambda one: _rate(one.speeds[0], objective))
+    order = _order(chosen, fastest, objective, turns)
+    if order is None or order.certain or order.factor < _ALIKE:
+        return []
+    return [
+        f"{fastest.title} was {times(order.factor)} as fast as {chosen.title}, but only {order.in_words}, which is "
+        "noise: the smaller of the two was chosen. Run it again on a quiet machine to be sure."
+    ]
 
 
 def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
@@ -161,9 +204,11 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
     return tuple(files)
 
 
-def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed]) -> tuple[Change, ...]:
-    """The rows of the table of figures before and after."""
-    state, work = context.state, context.workload
+def _rows(
+    context: Context, chosen: Candidate, trained: tuple[TrainingStep, TrainingStep] | None
+) -> tuple[Change, ...]:
+    """The rows of the table of figures before and after; the first of each quantity is its headline everywhere."""
+    state, work, speeds = context.state, context.workload, chosen.speeds
     original = context.before
     rate = f"{work.item}/s"
 
@@ -198,7 +243,7 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed]) -> tuple
     best = original.speeds[-1]
     for label, was, becomes in (
         ("latency of a call, median", best.latency_p50_ms, now(best).latency_p50_ms),
-        ("latency of a call, one in a hundred", best.latency_p99_ms, now(best).latency_p99_ms),
+        ("latency of a call, 99th percentile", best.latency_p99_ms, now(best).latency_p99_ms),
     ):
         rows.append(
             Change(
@@ -220,7 +265,7 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed]) -> tuple
             higher_is_better=False,
         )
     )
-    rows += _training_rows(context)
+    rows += [] if trained is None else [_training_row(context, *trained)]
     rows.append(
         Change(
             quantity=None,
@@ -234,31 +279,20 @@ def _rows(context: Context, chosen: Candidate, speeds: Sequence[Speed]) -> tuple
     return tuple(rows)
 
 
-def _training_rows(context: Context) -> list[Change]:
-    steps = context.state.training_steps
-    first, best = steps[0], fastest_step(context)
-    alike = [s for s in steps if (s.batch_size, s.length) == (first.batch_size, first.length)]
-    rows = []
-    quickest = min(alike, key=lambda step: step.step_ms)
-    if quickest is not first:
-        rows.append(step_gain(first, quickest, f"training step, batch of {first.batch_size}"))
-    if best is not first and best is not quickest:
-        rows.append(
-            Change(
-                quantity="training",
-                label=f"training, batch of {best.batch_size}",
-                before=first.items_per_s,
-                after=best.items_per_s,
-                unit=f"{training_item(context.workload.item)}/s",
-                higher_is_better=True,
-            )
-        )
-    return rows
-
-
-def fastest_step(context: Context) -> TrainingStep:
-    """The training step that reads the most items per second."""
-    return max(context.state.training_steps, key=lambda step: step.items_per_s)
+def _training_row(context: Context, before: TrainingStep, after: TrainingStep) -> Change:
+    if (before.batch_size, before.length) == (after.batch_size, after.length):
+        return step_gain(before, after, f"training step, batch of {before.batch_size}")
+    sizes = f"batches of {after.batch_size} instead of {before.batch_size}"
+    if before.length != after.length:
+        sizes = f"{after.batch_size} rows of {after.length} instead of {before.batch_size} of {before.length}"
+    return Change(
+        quantity="training",
+        label=f"training, {sizes}",
+        before=before.items_per_s,
+        after=after.items_per_s,
+        unit=f"{training_item(context.workload.item)}/s",
+        higher_is_better=True,
+    )
 
 
 def _credit(context: Context, chosen: Candidate) -> None:
@@ -318,30 +352,12 @@ def _sentence(context: Context, chosen: Candidate, rows: Sequence[Change], broke
     if broken:
         return " ".join([broken, *(f"{one[0].upper()}{one[1:]}." for one in told)])
     quality = next(row for row in rows if row.quantity is None)
-    state, gate = context.state, percent(context.settings.max_quality_loss)
+    state, allowed = context.state, percent(context.settings.max_quality_loss)
     change = loss_in_words(context.loss(state.tested[ORIGINAL], state.tested[chosen.id]).value)
     if not told:
-        return f"The model stays as it was: nothing is faster within the gate of {gate}."
+        return f"The model stays as it was: nothing is faster within the {allowed} allowed."
     first = ", ".join(told)
     if chosen.id == ORIGINAL:
         return f"{first[0].upper()}{first[1:]}; the model stays as it was."
     value = f"{quality.before:.4g} to {quality.after:.4g} {work.metric.name}"
-    return f"{first[0].upper()}{first[1:]}; on the test part {change} ({value}; allowed {gate})."
-
-
-def _training(context: Context) -> str:
-    """The settings to train with, as options of `cellerate train`."""
-    choices, told = context.state.choices, settings_of(context.workload.record)
-    first = context.state.training_steps[0]
-    larger = choices.accumulate * batch_items(choices) / batch_items(first)
-    options = [f"--batch-size {choices.batch_size}"]
-    if choices.accumulate > 1:
-        options.append(f"--accumulate {choices.accumulate}")
-    if context.workload.length is not None:
-        options.append(f"--length {choices.length}")
-    options.append(f"--precision {choices.training_precision}")
-    if choices.implementation == "keras":
-        options.append("--implementation keras")
-    options.append(f"--optimizer {told.optimizer}")
-    options.append(f"--learning-rate {learning_rate_of(told, larger):.3g}")
-    return " ".join(options)
+    return f"{first[0].upper()}{first[1:]}; on the test part {change} ({value}; allowed {allowed})."

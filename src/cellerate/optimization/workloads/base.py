@@ -11,9 +11,10 @@ import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.models.storage import TaskRecord
+from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample, Speed
+from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel
 
 Part = Literal["validation", "test"]
@@ -102,12 +103,12 @@ class Workload(abc.ABC):
         """
 
     @abc.abstractmethod
-    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """Measures its speed for a user who has only Keras: "predict" and "predict_on_batch"."""
+    def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
+        """Gives the ways to use it of somebody who has only Keras: "predict" and "predict_on_batch"."""
 
     @abc.abstractmethod
-    def packed_speed(self, model: PackedModel) -> Speed:
-        """Measures its speed when packed."""
+    def packed_use(self, model: PackedModel) -> Use:
+        """Gives the way to use it when it is packed."""
 
     @abc.abstractmethod
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:

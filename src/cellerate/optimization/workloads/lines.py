@@ -13,12 +13,12 @@ from cellerate.data.lines import LineBatches, encode_batches
 from cellerate.errors import ConfigError, DataError
 from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord
-from cellerate.optimization.clocks import predict_speeds, speed
+from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample, Speed
+from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.embed import embed_lines, line_loss, line_model_of, reconstruct_lines, split_lines
 from cellerate.tasks.settings import LineOptions
@@ -132,15 +132,15 @@ class LineWorkload(Workload):
             weights.append(total)
         return judged(np.concatenate(shares), np.concatenate(weights))
 
-    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """Measures `predict` and `predict_on_batch` of the encoder, with one line and with 256."""
+    def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
+        """`predict` and `predict_on_batch` of the encoder, with one line and with 256."""
         encode, _ = encoder_and_decoder(model)
-        return predict_speeds(encode, self._inputs(1), self._inputs(_ROWS), _ROWS)
+        return predict_uses(encode, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
-    def packed_speed(self, model: PackedModel) -> Speed:
-        """Measures `PackedModel.predict` of the vectors of the same lines."""
+    def packed_use(self, model: PackedModel) -> Use:
+        """`PackedModel.predict` of the vectors of the same lines."""
         one, many = {"source": self._inputs(1)}, {"source": self._inputs(_ROWS)}
-        return speed(
+        return Use(
             "packed", lambda: model.predict(one, ["vector"]), lambda: model.predict(many, ["vector"]), _ROWS
         )
 

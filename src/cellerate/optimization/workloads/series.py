@@ -12,11 +12,11 @@ from cellerate.data.batches import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
-from cellerate.optimization.clocks import predict_speeds, speed
+from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import ForecastSample, Sample, Speed
+from cellerate.report.record import ForecastSample, Sample
 from cellerate.runtime.forecasting import forecast_windows, reading_arguments
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.series import series_loss, series_model_of
@@ -130,14 +130,14 @@ class SeriesWorkload(Workload):
             quantiles=bool(self._quantiles),
         )
 
-    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """Measures `predict` and `predict_on_batch`, with one window and with 256."""
-        return predict_speeds(model, self._inputs(1), self._inputs(_ROWS), _ROWS)
+    def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
+        """`predict` and `predict_on_batch`, with one window and with 256."""
+        return predict_uses(model, self._inputs(1), self._inputs(_ROWS), _ROWS)
 
-    def packed_speed(self, model: PackedModel) -> Speed:
-        """Measures `PackedModel.predict` with the same windows."""
+    def packed_use(self, model: PackedModel) -> Use:
+        """`PackedModel.predict` with the same windows."""
         one, many = self._inputs(1), self._inputs(_ROWS)
-        return speed("packed", lambda: model.predict(one), lambda: model.predict(many), _ROWS)
+        return Use("packed", lambda: model.predict(one), lambda: model.predict(many), _ROWS)
 
     def _inputs(self, rows: int) -> np.ndarray:
         columns = list(self._data.feature_columns)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from cellerate.data.batches import BatchSource
+from cellerate.data.decoding import READ_AS
 from cellerate.data.text import open_text
 from cellerate.data.tokenizers import tokenizer_from_config
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
@@ -17,12 +18,12 @@ from cellerate.keras_graph.graph import forget_states
 from cellerate.keras_graph.step_graph import StepGraph, gives_probabilities, step_model
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.models.storage import TaskRecord
-from cellerate.optimization.clocks import speed
+from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
-from cellerate.report.record import Sample, Speed
+from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.scoring import score_ids
 from cellerate.tasks.generating import generate_text
@@ -66,6 +67,7 @@ class TextWorkload(Workload):
                 errors="replace",
                 batch_size=self.batch_size,
                 **{name: told[name] for name in ("length", "validation_fraction", "include", "exclude")},
+                **{name: told[name] for name in READ_AS if name in told},
             )
         except (KeyError, TypeError, ConfigError) as error:
             raise ModelError(f"the model's record is damaged: {error}. Train the model again.") from error
@@ -78,6 +80,7 @@ class TextWorkload(Workload):
             errors="replace",
             include=self._options.include,
             exclude=self._options.exclude,
+            **{name: getattr(self._options, name) for name in READ_AS},
         )
         fraction = self._options.validation_fraction or _HELD_OUT
         self._head, tail = self._text.split(fraction)
@@ -198,16 +201,16 @@ class TextWorkload(Workload):
             return np.array([score.nats_per_token for score in scores])
         return self._nats(model, windows)
 
-    def keras_speeds(self, model: keras.Model) -> tuple[Speed, ...]:
-        """Measures one call of `predict`, or of `predict_on_batch`, per character, with the state going in and out.
+    def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:
+        """One call of `predict`, or of `predict_on_batch`, per character, with the state going in and out.
 
         Predicting from all the text so far, as many do, is slower in proportion to the length of the text; a loop
         over many characters that the backend compiles as a whole is faster, and is not measured here.
         """
         single, several = step_model(model, 1), step_model(model, _ROWS)
         return (
-            speed("predict", self._drawing(single, "predict", 1), None, 1),
-            speed(
+            Use("predict", self._drawing(single, "predict", 1), None, 1),
+            Use(
                 "predict_on_batch",
                 self._drawing(single, "predict_on_batch", 1),
                 self._drawing(several, "predict_on_batch", _ROWS),
@@ -230,8 +233,8 @@ class TextWorkload(Workload):
 
         return draw
 
-    def packed_speed(self, model: PackedModel) -> Speed:
-        """Measures a call for one character, calls that draw many characters of one text, and `generate` of 64.
+    def packed_use(self, model: PackedModel) -> Use:
+        """A call for one character, calls that draw many characters of one text, and `generate` of 64.
 
         The first is the latency: what a caller waits for the next character. The second is the speed of a
         text, which needs no call for each of its characters.
@@ -240,7 +243,7 @@ class TextWorkload(Workload):
         try:
             stepper = model.stepper()
         except (BackendError, ModelError):
-            return speed("packed predict", lambda: model.predict(first[:, :-1]), None, 1)
+            return Use("packed predict", lambda: model.predict(first[:, :-1]), None, 1)
         stepper.read(first[:, :_PROMPT])
         rules = SamplingRules(temperature=_TEMPERATURE, seed=1)
 
@@ -251,7 +254,7 @@ class TextWorkload(Workload):
             prompts = [self._prompt] * _ROWS
             model.generate(prompts, max_tokens=_SAMPLE, temperature=_TEMPERATURE, seed=1, errors="ignore")
 
-        return speed("packed", lambda: draw(1), many, _ROWS, several=draw, steps=_SAMPLE)
+        return Use("packed", lambda: draw(1), many, _ROWS, several=draw, steps=_SAMPLE)
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """A continuation of a held-out line."""

@@ -15,6 +15,8 @@ from cellerate.format import bare, number
 
 FONT = 12.0
 """The size of all text, in units of the drawing, which is shown at about its drawn size."""
+LINE = 14.0
+"""From one line of text to the next."""
 SERIES = 6
 """How many lines have a colour, dash and marker of their own."""
 
@@ -70,6 +72,24 @@ def shorten(text: str, width: float, size: float = FONT) -> str:
     while text and text_width(text + "…", size) > width:
         text = text[:-1]
     return text.rstrip() + "…"
+
+
+def head_height(label: str, right: float) -> float:
+    """The height of a label above an axis that ends at `right`, with the space around it."""
+    return 26.0 + LINE * (len(wrapped(label, right - 2)) - 1)
+
+
+def wrapped(text: str, width: float, most: int = 3) -> list[str]:
+    """Breaks text between words into lines that fit into a width; what more than `most` would hold is cut."""
+    lines: list[str] = []
+    words = text[:400].split()
+    while words and len(lines) < most - 1:
+        count = 1
+        while count < len(words) and text_width(" ".join(words[: count + 1])) <= width:
+            count += 1
+        lines.append(shorten(" ".join(words[:count]), width))
+        del words[:count]
+    return [*lines, shorten(" ".join(words), width)] if words else lines or [""]
 
 
 class Scale(NamedTuple):
@@ -187,10 +207,10 @@ class Box(NamedTuple):
         return wide * high
 
 
-_Anchor = Literal["start", "middle", "end"]
+Anchor = Literal["start", "middle", "end"]
 
 
-def text(x: float, y: float, words: str, *, anchor: _Anchor = "start", class_: str | None = None) -> Markup:
+def text(x: float, y: float, words: str, *, anchor: Anchor = "start", class_: str | None = None) -> Markup:
     """A line of text with its baseline at y."""
     return element("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
@@ -241,53 +261,6 @@ def dash(kind: int) -> str:
     return _DASHES[kind % SERIES]
 
 
-def place_label(
-    words: str, x: float, y: float, taken: list[Box], within: Box, class_: str, gap: float = 8.0
-) -> Markup:
-    """Places text near a point, where it covers least, and adds its box to `taken`.
-
-    If the text is further away from the point, a line connects the two.
-    """
-    wide = text_width(words)
-    near: list[tuple[float, float, _Anchor]] = [
-        (gap, 4, "start"),
-        (-gap, 4, "end"),
-        (0, -gap - 1, "middle"),
-        (0, gap + 9, "middle"),
-    ]
-    for far in range(14, 140, 14):
-        for up in (-far, far + 8):
-            near += [(gap * 0.7, up, "start"), (-gap * 0.7, up, "end"), (0, up, "middle")]
-
-    def box(spot: tuple[float, float, _Anchor]) -> Box:
-        left = x + spot[0] - {"start": 0.0, "middle": wide / 2, "end": wide}[spot[2]]
-        return Box(left, y + spot[1] - FONT, left + wide, y + spot[1] + 3)
-
-    def cost(spot: tuple[float, float, _Anchor]) -> float:
-        own = box(spot)
-        outside = wide * (FONT + 3) - own.overlap(within)
-        return sum(own.overlap(other) for other in taken) + 4 * outside + abs(spot[1]) / 2
-
-    best = min(near, key=cost)
-    taken.append(box(best))
-    right, down, anchor = best
-    shown = text(x + right, y + down, words, anchor=anchor, class_=class_)
-    if abs(down) < 2.2 * gap:
-        return shown
-    end = y + down + (4 if down < 0 else -FONT)
-    return line(x, y + math.copysign(gap * 0.6, down), x + right, end, "lead") + shown
-
-
-def along(places: Sequence[tuple[float, float]]) -> list[Box]:
-    """Gives small boxes along a line, for labels to avoid."""
-    found = []
-    for (x1, y1), (x2, y2) in pairwise(places):
-        count = int(max(abs(x2 - x1), abs(y2 - y1)) / 6) + 1
-        steps = [(x1 + (x2 - x1) * n / count, y1 + (y2 - y1) * n / count) for n in range(count)]
-        found += [Box(a - 3, b - 3, a + 3, b + 3) for a, b in steps]
-    return found
-
-
 def frame(
     box: Box,
     x_ticks: Sequence[tuple[float, str]],
@@ -311,28 +284,12 @@ def frame(
             parts.append(text(place, box.bottom + 17, label, anchor="middle"))
             reached = place + half + 5
     parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
-    parts.append(text(2, box.top - 10, shorten(y_label, box.right - 2), class_="label"))
+    head = wrapped(y_label, box.right - 2)
+    for n, words in enumerate(head, 1 - len(head)):
+        parts.append(text(2, box.top - 10 + LINE * n, words, class_="label"))
     wide = box.right - 2
     parts.append(text(box.right, box.bottom + 34, shorten(x_label, wide), anchor="end", class_="label"))
     return Markup("").join(parts)
-
-
-def legend(entries: Sequence[tuple[Markup, str]], width: float, top: float) -> tuple[Markup, float]:
-    """Draws signs with their meanings, in as many rows as needed; each sign is drawn around (0, 0).
-
-    Returns:
-        The legend, and the position of its lower edge.
-    """
-    parts, left, y = [], 2.0, top + 10
-    for sign, words in entries:
-        words = shorten(words, width - 34)
-        needed = 30 + text_width(words)
-        if left > 2 and left + needed > width:
-            left, y = 2.0, y + 18
-        parts.append(element("g", sign, transform=f"translate({left + 12:.1f} {y - 4:.1f})"))
-        parts.append(text(left + 28, y, words))
-        left += needed + 12
-    return Markup("").join(parts), y + 8 if entries else top
 
 
 @dataclasses.dataclass(frozen=True)

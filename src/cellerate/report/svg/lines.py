@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from cellerate.report.svg import canvas
+from cellerate.report.svg import canvas, labels
 from cellerate.report.svg.canvas import Box, Chart, Scale
 
 _MOST_MARKERS = 24
@@ -56,13 +56,15 @@ class LineChart(Chart):
         beside = several and len(lines) <= 6 and longest <= 0.3 * width
         top, head = 0.0, Markup("")
         if several and not beside:
-            head, top = canvas.legend([(_sign(n), one.name) for n, one in enumerate(lines)], width, 0)
-        bottom = top + 26 + max(170.0, min(240.0, 0.44 * width))
+            head, top = labels.legend([(_sign(n), one.name) for n, one in enumerate(lines)], width, 0)
+        right = width - (longest if beside else 8.0)
+        top += canvas.head_height(self.y_label, right)
+        bottom = top + max(170.0, min(240.0, 0.44 * width))
         # Over sizes, a half must look like a half; over time, the shape of the curve matters.
         zero_below = 0.7 if self.log_x else 0.3
-        y = Scale.around([value for _, value in points], bottom, top + 26, zero_below=zero_below)
+        y = Scale.around([value for _, value in points], bottom, top, zero_below=zero_below)
         y_ticks = canvas.linear_ticks(y, 5)
-        box = Box(canvas.beside_ticks(y_ticks), top + 26, width - (longest if beside else 8.0), bottom)
+        box = Box(canvas.beside_ticks(y_ticks), top, right, bottom)
         x = Scale.around([value for value, _ in points], box.left + 6, box.right - 4, log=self.log_x)
         if not self.log_x and points:
             # The measured range fills the width; only y needs space above it.
@@ -79,7 +81,7 @@ class LineChart(Chart):
             if not places:
                 continue
             drawn = canvas.thin(places)
-            taken += canvas.along(drawn)
+            taken += labels.along(drawn)
             parts.append(canvas.path(drawn, f"line {_series(n)}", canvas.dash(n)))
             if len(places) <= _MOST_MARKERS:
                 parts += [canvas.marker(n, *place, class_=f"dot {_series(n)}") for place in places]
@@ -107,8 +109,9 @@ def _series(n: int) -> str:
 
 def _mark(words: str, place: tuple[float, float], taken: list[Box], box: Box) -> Markup:
     ring = canvas.element("circle", cx=place[0], cy=place[1], r=7.0, class_="ring")
-    shown = canvas.shorten(words, 0.6 * (box.right - box.left))
-    return ring + canvas.place_label(shown, *place, taken=taken, within=box, class_="mark", gap=10)
+    return ring + labels.place_label(
+        words, *place, taken=taken, within=box, class_="mark", gap=10, width=0.6 * (box.right - box.left)
+    )
 
 
 def _spread(ends: Sequence[tuple[float, int]], box: Box) -> list[tuple[float, int]]:

@@ -4,7 +4,7 @@ import dataclasses
 
 from markupsafe import Markup
 
-from cellerate.report.svg import canvas
+from cellerate.report.svg import canvas, labels
 from cellerate.report.svg.canvas import Chart, Scale
 
 _ROW, _BAR = 42.0, 16.0
@@ -43,7 +43,7 @@ class PartsChart(Chart):
         """See `Chart.body`."""
         shown = [n for n in range(len(self.kinds)) if any(bar.segments[n] for bar in self.bars)]
         signs = [(_segment(-12, 24, -8, self.kinds[n][0], height=12.0), self.kinds[n][1]) for n in shown]
-        head, top = canvas.legend(signs, width, 0) if len(shown) > 1 else (Markup(""), 0.0)
+        head, top = labels.legend(signs, width, 0) if len(shown) > 1 else (Markup(""), 0.0)
         longest = max(sum(bar.segments) for bar in self.bars) or 1.0
         x = Scale(0.0, longest, 2.0, width - 2.0)
         parts = [head]

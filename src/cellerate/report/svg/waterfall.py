@@ -33,11 +33,13 @@ class WaterfallChart(Chart):
 
     Attributes:
         steps: The steps, at least one.
-        total: The effect of all steps together, in words: "12x faster in all".
+        total: What all steps brought together, in words: "12x faster".
+        factor: The same as a factor.
     """
 
     steps: tuple[Step, ...]
     total: str
+    factor: float
 
     def body(self, width: float) -> tuple[Markup, float]:
         """See `Chart.body`."""
@@ -46,7 +48,8 @@ class WaterfallChart(Chart):
             after = min(_LARGEST, max(1 / _LARGEST, reached * step.factor))
             spans.append((reached, after))
             reached = after
-        low, high = min(1.0, *(b for _, b in spans)), max(1.0, *(b for _, b in spans))
+        whole = min(_LARGEST, max(1 / _LARGEST, self.factor))
+        low, high = min(1.0, whole, *(b for _, b in spans)), max(1.0, whole, *(b for _, b in spans))
         low, high = (low, high) if high / low > 1.3 else (low / 1.15, high * 1.15)
         box = Box(2, _TOP, width - 2, _TOP + _ROW * (len(spans) + 1))
         # The labels at the ends of the axis need space, too.
@@ -61,7 +64,7 @@ class WaterfallChart(Chart):
             parts.append(_bar(n, x, (before, after), step.name, step.words, width, kind))
             foot = _TOP + n * _ROW + 22 + _BAR
             parts.append(canvas.line(x(after), foot, x(after), foot + _ROW - _BAR, "link"))
-        parts.append(_bar(len(spans), x, (1.0, reached), "In all", self.total, width, "total"))
+        parts.append(_bar(len(spans), x, (1.0, whole), "In all", self.total, width, "total"))
         return Markup("").join(parts), box.bottom + 22
 
 

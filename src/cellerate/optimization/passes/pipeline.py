@@ -1,0 +1,49 @@
+"""Pipeline: whether training waits for its data."""
+
+from cellerate.format import percent
+from cellerate.optimization.context import Context
+from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.passes.steps import batch_items
+from cellerate.report.record import Pass
+
+
+class Pipeline(OptimizerPass):
+    """Measures the loader's share of a training step."""
+
+    name = "pipeline"
+    title = "Pipeline"
+    reads = ("choices", "training_steps")
+    writes = ()
+
+    def cost_s(self, context: Context) -> float:
+        """A process that opens the data."""
+        return context.state.process_s + 3
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        choices = context.state.choices
+        with context.probe() as probe:
+            batch_ms = probe.ask("load", batch_size=choices.batch_size, length=choices.length)["batch_ms"]
+        step = min(context.state.training_steps, key=lambda step: step.step_ms / batch_items(step))
+        step_ms = step.step_ms * batch_items(choices) / batch_items(step)
+        share = batch_ms / step_ms
+        if share < 0.5:
+            decision = (
+                f"making a batch takes {batch_ms:.3g} ms, {percent(share)} of a step, and a thread makes batches "
+                "ahead: training never waits"
+            )
+        else:
+            decision = (
+                f"making a batch takes {batch_ms:.3g} ms of a step of {step_ms:.3g}: training waits for data. Keep "
+                "them on a faster disk or in memory, or in a narrower type (--storage float16 for series)"
+            )
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=decision,
+            facts=(("a batch", f"{batch_ms:.3g} ms"), ("a step", f"{step_ms:.3g} ms")),
+            notes=(
+                "Batches are cut from a memory map, never stored as windows, and 8 of them are made ahead.",
+            ),
+        )

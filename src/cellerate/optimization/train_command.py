@@ -1,0 +1,197 @@
+"""The command to train with from now on: complete, with the model as it is and the settings that were chosen."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from cellerate.models.autoencoder import build_autoencoder
+from cellerate.models.forecast import build_forecast_model
+from cellerate.models.text import build_text_model
+from cellerate.optimization.context import Context
+from cellerate.optimization.passes.steps import batch_items
+from cellerate.optimization.training import learning_rate_of, settings_of
+from cellerate.optimization.workloads.base import Workload
+from cellerate.tasks.settings import (
+    AutoencoderArchitecture,
+    ForecastArchitecture,
+    LineOptions,
+    SeriesOptions,
+    TextArchitecture,
+    TextOptions,
+)
+from cellerate.training.settings import TrainingSettings
+
+_OPTIONS: Mapping[str, type] = {"text": TextOptions, "series": SeriesOptions, "embed": LineOptions}
+_FILE = "retrained.keras"
+
+
+def train_command(context: Context) -> str:
+    """Gives the command line that trains such a model on the same data as the run found best.
+
+    A model that the command line cannot build is named by its file, and goes on from its weights.
+    """
+    work, choices = context.workload, context.state.choices
+    told = settings_of(work.record)
+    larger = choices.accumulate * batch_items(choices) / batch_items(context.state.training_steps[0])
+    chosen: dict[str, Any] = {
+        "batch_size": choices.batch_size,
+        "length": choices.length,
+        "precision": choices.training_precision,
+        "optimizer": told.optimizer,
+        "learning_rate": float(f"{learning_rate_of(told, larger):.3g}"),
+    }
+    words = ["cellerate", "train", work.record.task, *context.data]
+    architecture = architecture_of(work)
+    words += ["--model", str(context.model_file)] if architecture is None else list(_every(architecture))
+    words += _differing(_OPTIONS[work.record.task], _recorded(work), chosen)
+    training = dataclasses.asdict(told) | {"accumulate": told.accumulate * choices.accumulate}
+    if choices.implementation == "keras":
+        training["implementation"] = "keras"
+    words += _differing(TrainingSettings, training, chosen)
+    return shlex.join([*words, "--backend", context.backend, "-o", str(context.folder / _FILE)])
+
+
+def architecture_of(work: Workload) -> Any | None:
+    """Gives the settings that build a model like that of a task; None if none do, as for a user's own model."""
+    guess = {"text": _text, "series": _series, "embed": _lines}[work.record.task]
+    try:
+        settings, built = guess(work)
+    # Of a model that is quite another, anything may be missing.
+    except (LookupError, AttributeError, TypeError, ValueError):
+        return None
+    return settings if _described(built) == _described(work.model) else None
+
+
+def _text(work: Workload) -> tuple[TextArchitecture, keras.Model]:
+    layers = list(_layers(work.model))
+    tables = [one for one in layers if isinstance(one, keras.layers.Embedding)]
+    lstms = [one for one in layers if isinstance(one, keras.layers.LSTM)]
+    found = TextArchitecture(
+        embedding=tables[0].output_dim,
+        units=lstms[0].units,
+        layers=len(lstms),
+        dropout=_rate(layers),
+        recurrent_dropout=lstms[0].recurrent_dropout,
+        layer_norm=any(isinstance(one, keras.layers.LayerNormalization) for one in layers),
+        tie_weights=isinstance(tables[0], keras.layers.ReversibleEmbedding),
+    )
+    return found, build_text_model(tables[0].input_dim, **dataclasses.asdict(found))
+
+
+def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
+    layers, payload = list(_layers(work.model)), work.record.payload
+    lstms = [one for one in layers if isinstance(one, keras.layers.LSTM)]
+    both = any(isinstance(one, keras.layers.Bidirectional) for one in layers)
+    options, (_, window, features) = payload["options"], work.model.inputs[0].shape
+    found = ForecastArchitecture(
+        units=lstms[0].units,
+        layers=len(lstms) // 2 if both else len(lstms),
+        bidirectional=both,
+        dropout=_rate(layers),
+        quantile=tuple(payload["quantiles"]),
+        residual=any(isinstance(one, keras.layers.Cropping1D) for one in layers),
+    )
+    arguments = dataclasses.asdict(found)
+    targets = list(options["target"])
+    columns = [options["feature"].index(one) for one in targets] if found.residual else range(len(targets))
+    quantiles = list(arguments.pop("quantile")) or None
+    built = build_forecast_model(
+        window,
+        features,
+        options["horizon"],
+        len(targets),
+        target_columns=list(columns),
+        quantiles=quantiles,
+        **arguments,
+    )
+    return found, built
+
+
+def _lines(work: Workload) -> tuple[AutoencoderArchitecture, keras.Model]:
+    by_name = {one.name: one for one in _layers(work.model)}
+    rates = {name: by_name[name].rate for name in ("encoder_dropout", "character_dropout") if name in by_name}
+    found = AutoencoderArchitecture(
+        embedding=by_name["source_embedding"].output_dim,
+        units=by_name["decoder"].units,
+        latent=by_name["vector"].units,
+        dropout=rates.get("encoder_dropout", 0.0),
+        decoder_dropout=rates.get("character_dropout", 0.0),
+    )
+    return found, build_autoencoder(by_name["source_embedding"].input_dim, **dataclasses.asdict(found))
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """The layers of a model, those of nested models and wrappers too."""
+    for layer in model.layers:
+        yield layer
+        if isinstance(layer, keras.Model):
+            yield from _layers(layer)
+        elif isinstance(layer, keras.layers.Bidirectional):
+            yield from (layer.forward_layer, layer.backward_layer)
+
+
+def _rate(layers: Sequence[Any]) -> float:
+    return next((one.rate for one in layers if isinstance(one, keras.layers.Dropout)), 0.0)
+
+
+def _described(model: keras.Model) -> list[Any]:
+    """What two models have in common that are built alike, whatever their names, seeds and weights."""
+    kinds = [
+        (type(one).__name__, getattr(one, "rate", None), getattr(one, "recurrent_dropout", None))
+        for one in _layers(model)
+    ]
+    return [kinds, [tuple(weight.shape) for weight in model.weights]]
+
+
+def _recorded(work: Workload) -> dict[str, Any]:
+    """The options of the task's data, as far as the model's record has them."""
+    payload = work.record.payload
+    told = dict(payload.get("options", payload))
+    kind = (payload.get("tokenizer") or {}).get("kind", "characters")
+    # The file of a tokenizer of one's own is not recorded.
+    told["tokenizer"] = kind if kind in ("characters", "bytes") else "TOKENIZER.json"
+    return told
+
+
+def _every(settings: Any) -> Iterator[str]:
+    """Settings as options: all sizes, so that the command says what it builds, and what is not the default."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if type(value) is int or not _same(value, field.default):
+            yield from _option(field.name, value, field.default is True)
+
+
+def _differing(kind: type, told: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+    """The settings that were chosen, and those of the record that are not the defaults, as options."""
+    words: list[str] = []
+    for field in dataclasses.fields(kind):
+        name = field.name
+        if name in chosen:
+            words += _option(name, chosen[name], False)
+        elif name not in ("paths", "path") and name in told and not _same(told[name], field.default):
+            words += _option(name, told[name], field.default is True)
+    return words
+
+
+def _same(value: Any, default: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return list(value) == list(default or ())
+    return bool(value == default)
+
+
+def _option(name: str, value: Any, on_by_default: bool) -> Iterator[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool) and name == "jit_compile":
+        yield from (flag, "on" if value else "off")
+    elif isinstance(value, bool):
+        if value is not on_by_default:
+            yield flag if value else f"--no-{flag[2:]}"
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from (flag, str(one))
+    elif isinstance(value, str | int | float):
+        whole = isinstance(value, float) and value.is_integer()
+        yield from (flag, str(int(value) if whole else value))
