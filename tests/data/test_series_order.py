@@ -145,6 +145,16 @@ def test_hour_that_another_zone_shows_twice_is_named(opened):
         opened(lines, time_zone="America/New_York")
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize(
+    ("dates", "following"),
+    [(("0001-01-01", "0001-01-02"), "0001-01-03"), (("9999-12-30", "9999-12-31"), "10000-01-01 ")],
+)
+def test_years_at_the_ends_of_the_calendar_are_read_and_written(opened, dates, following, zone):
+    data = opened([f"{date},1" for date in dates], time_zone=zone)
+    assert data.form.write(data.times_after(2, 1))[0].startswith(following)
+
+
 def test_zone_of_plain_numbers_is_refused(opened):
     with pytest.raises(ConfigError, match=r"time_zone is 'UTC'.*plain numbers"):
         opened(["1,1", "2,2"], time_zone="UTC")

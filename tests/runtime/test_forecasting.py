@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import json
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from cellerate.data.scaler import Scaler
-from cellerate.errors import DataError, ModelError
+from cellerate.data.series_packing import pack_series
+from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.program import Program
 from cellerate.runtime import forecasting
 from cellerate.runtime.cell import Cell, write_cell
@@ -378,3 +380,23 @@ def test_parquet_of_forecasts_has_times_with_their_zone(tmp_path):
 def test_record_of_an_earlier_version_names_one_series_column(tmp_path):
     path = write_shops(tmp_path / "s.csv", {"a": 9, "b": 9})
     assert [one.series for one in packed(series_column="shop").forecast_files([path])] == ["a", "b"]
+
+
+def test_packed_series_is_not_read_otherwise_than_it_was_packed(tmp_path):
+    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), tmp_path / "s.series", series_column="shop")
+    write_cell(tmp_path / "m.cell", program(), header=header(series_column=["shop"]))
+    assert len(inference.forecast(tmp_path / "m.cell", tmp_path / "s.series")) == 1
+    with pytest.raises(ConfigError, match=r"duplicates is 'mean'.*packed, with 'error'"):
+        inference.forecast(tmp_path / "m.cell", tmp_path / "s.series", duplicates="mean")
+
+
+def test_packed_series_of_an_earlier_version_goes_on_by_its_step(tmp_path):
+    packed_series = tmp_path / "s.series"
+    pack_series(write_shops(tmp_path / "s.csv", {"a": 9}), packed_series, series_column="shop")
+    told = json.loads((packed_series / "series.json").read_text())
+    for name in ("frequency", "form", "notes"):
+        del told[name]
+    told["settings"] = {"time_column": "date", "series_column": "shop", "missing": "error", "gaps": "split"}
+    (packed_series / "series.json").write_text(json.dumps(told))
+    (example,) = packed(series_column="shop").forecast_files([packed_series])
+    assert example_record(example)["rows"][0]["time"] == "2024-01-10 00:00:00"

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.data.series import open_series
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.inference import forecast
-from cellerate.tasks.series import load_series_model, train_on_series
+from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
 from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
@@ -440,3 +441,12 @@ def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file"):
         train_on_series(options(tmp_path / "missing.csv"), tmp_path / "file" / "m.keras")
+
+
+def test_model_of_business_days_notes_that_for_short_files(tmp_path):
+    days = np.arange("2024-01-01", "2024-03-01", dtype="datetime64[D]")
+    lines = ["date,load", *(f"{day},{n}" for n, day in enumerate(days[np.is_busday(days)]))]
+    (tmp_path / "s.csv").write_text("\n".join(lines) + "\n")
+    options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["load"])
+    plain = _plain_options(options, open_series(options.paths, targets=["load"]))
+    assert (plain["frequency"], plain["season"], plain["series_column"]) == ("business-day", 5, ())

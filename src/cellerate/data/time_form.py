@@ -4,6 +4,7 @@ Inside, times are datetime64[us]: instants in UTC where the file has a zone or o
 """
 
 import dataclasses
+import datetime
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -157,6 +158,9 @@ class TimeForm:
 def _written(time: np.datetime64, ahead: int, pattern: str) -> str:
     day = time.astype("datetime64[D]")
     date = day.item()
+    if not isinstance(date, datetime.date):
+        # A year that Python's dates do not have.
+        return str(time).replace("T", " ")
     year, month = date.year, date.month
     rest = int((time - day.astype("datetime64[us]")).astype(np.int64))
     hour, minute, second, micro = (

@@ -113,9 +113,9 @@ def _changes(zone: str, first: np.datetime64, last: np.datetime64) -> tuple[np.n
         sign, hours, minutes = fixed.groups()
         ahead = (60 * int(hours) + int(minutes)) * (1 if sign == "+" else -1)
         return np.empty(0, "datetime64[us]"), np.array([ahead], "timedelta64[m]").astype("timedelta64[us]")
-    years = range(
-        max(1, int(str(first.astype("datetime64[Y]")))), min(9998, int(str(last.astype("datetime64[Y]")))) + 1
-    )
+    # Those that Python's dates have.
+    begin, end = (min(9998, max(2, int(str(time.astype("datetime64[Y]"))))) for time in (first, last))
+    years = range(begin, end + 1)
     changes = [change for year in years for change in _year(zone, year)[1]]
     offsets = [_year(zone, years[0])[0], *(offset for _, offset in changes)]
     return (

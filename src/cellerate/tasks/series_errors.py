@@ -14,7 +14,7 @@ from cellerate.data.frequency import season_of
 from cellerate.data.series import SeriesData, SeriesPart, open_series
 from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
-from cellerate.errors import ModelError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings, forecast_windows
 from cellerate.settings import check_choice
 from cellerate.tasks.forecasts import ERRORS, Naive, window_errors
@@ -59,10 +59,17 @@ class SeriesForecaster:
         """Opens files as in training, but for some arguments of `open_series`.
 
         Raises:
+            ConfigError: A packed series was packed otherwise.
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
         data = open_series(paths, **{**self.settings.reading, **changes})
+        for name, value in changes.items():
+            if data.packed_with is not None and data.packed_with.get(name) != value:
+                raise ConfigError(
+                    f"{name} is {value!r}, but a packed series is read as it was packed, with "
+                    f"{data.packed_with.get(name)!r}. Leave it out, or pack the series again."
+                )
         self.check(data)
         return data
 
