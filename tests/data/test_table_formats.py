@@ -13,6 +13,7 @@ import pytest
 
 from cellerate.data import arrow_table, json_table
 from cellerate.data.series import open_series
+from cellerate.data.series_packing import pack_series
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import NpyTable, find_tables, open_table
 from cellerate.errors import BackendError, ConfigError, DataError
@@ -180,3 +181,13 @@ def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
 def test_columns_of_a_wide_table_cannot_be_named(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
         open_series(written(tmp_path, "csv", WIDE), wide=True, **arguments)
+
+
+def test_options_of_tables_are_refused_for_a_packed_series(tmp_path):
+    path = tmp_path / "t.series"
+    pack_series(written(tmp_path, "csv", WIDE), path)
+    assert open_series(path, targets=["n"], table=TableOptions(told=print)).columns == ("n", "s")
+    with pytest.raises(
+        ConfigError, match=r"is packed, and decimal=',', header='yes' say how tables are written"
+    ):
+        open_series(path, targets=["n"], table=TableOptions(decimal=",", header=True))

@@ -288,6 +288,8 @@ def open_series(
     paths = as_sources(paths)
     path = _packed_path(paths)
     if path is not None:
+        if table is not None and (given := table.given):
+            raise ConfigError(f"{path} is packed, and {given} say how tables are written: leave that out.")
         packed = open_packed(path)
         kinds = dict.fromkeys(packed.columns, "number")
         columns = choose_columns(path, packed.columns, kinds, list(targets), features, "", None)

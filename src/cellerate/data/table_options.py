@@ -86,6 +86,14 @@ class TableOptions:
         if self.encoding is not None:
             check_codec(self.encoding)
 
+    @property
+    def given(self) -> str:
+        """The fields that are not left out, as arguments."""
+        fields = [field for field in dataclasses.fields(self) if field.compare]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        defaults = {field.name: field.default for field in fields}
+        return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != defaults[name])
+
     def tell(self, line: str) -> None:
         """Says how a file was read to whoever wants to know."""
         if self.told is not None:

@@ -55,15 +55,15 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options)
 
-    def open(self, paths: Any, **changes: Any) -> SeriesData:
-        """Opens files as in training, but for some arguments of `open_series`.
+    def open(self, paths: Any, table: TableOptions | None = None, **changes: Any) -> SeriesData:
+        """Opens files as in training, but for some arguments of `open_series`; `table` says how they are written.
 
         Raises:
             ConfigError: A packed series was packed otherwise.
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = open_series(paths, **{**self.settings.reading, **changes})
+        data = open_series(paths, **{**self.settings.reading, **changes}, table=table)
         for name, value in changes.items():
             if data.packed_with is not None and data.packed_with.get(name) != value:
                 raise ConfigError(
