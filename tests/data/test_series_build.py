@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cellerate.data import series_layout, series_read, tables
+from cellerate.data import arrow_table, series_layout, series_read
 from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_build import build_series
 from cellerate.data.series_pack import open_packed
@@ -69,8 +69,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def use(cache: str) -> None:
         monkeypatch.setattr(series_layout, "_BLOCK_BYTES", 16 * 40)
-        monkeypatch.setattr(tables, "_BLOCK_ROWS", 31)
-        monkeypatch.setattr(tables, "_PART_ROWS", 100)
+        monkeypatch.setattr(arrow_table, "_BLOCK_ROWS", 31)
+        monkeypatch.setattr(arrow_table, "_PART_ROWS", 100)
         monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / cache))
 
     return use
@@ -184,11 +184,11 @@ def test_categories_that_no_row_has_are_no_series(tmp_path):
 BUILD = """
 import os, signal, sys
 from pathlib import Path
-from cellerate.data import series_read, tables
+from cellerate.data import arrow_table, series_read
 from cellerate.data.series_build import build_series
 from cellerate.data.series_read import Columns
 from cellerate.data.tables import find_tables, open_table
-tables._BLOCK_ROWS, tables._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
+arrow_table._BLOCK_ROWS, arrow_table._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
 left = int(sys.argv[3])
 def progress(rows, total):
     global left

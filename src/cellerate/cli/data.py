@@ -5,20 +5,27 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.options import Config, Json, Quiet
+from cellerate.cli.options import Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, tell
 from cellerate.cli.running import progress_bar
+from cellerate.cli.tables import spoken
+from cellerate.data.table_options import TableOptions
 from cellerate.format import size
 
 
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def pack(
     paths: Annotated[
         list[str],
-        typer.Argument(help="CSV, Parquet or .npy files, folders or patterns.", show_default=False),
+        typer.Argument(
+            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), folders or patterns.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder to make, named *.series.", show_default=False)
     ],
+    table: TableOptions,
     column: Annotated[
         list[str] | None,
         typer.Option(help="A column of numbers to keep; without any, all of them.", show_default=False),
@@ -78,6 +85,7 @@ def pack(
             missing=missing,  # type: ignore[arg-type]  # checked there
             gaps=gaps,  # type: ignore[arg-type]
             dtype=storage,  # type: ignore[arg-type]
+            table=spoken(table, quiet),
             duplicates=duplicates,  # type: ignore[arg-type]
             time_zone=time_zone,
             frequency=frequency,

@@ -9,13 +9,16 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, in_options, show_figures
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
+from cellerate.cli.tables import spoken
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 
 
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def evaluate(
     model: Annotated[
         Path,
@@ -24,6 +27,7 @@ def evaluate(
         ),
     ],
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    table: TableOptions,
     part: Annotated[
         Literal["all", "held-out"] | None,
         typer.Option(
@@ -68,14 +72,20 @@ def evaluate(
     """
     check_processes(processes, output)
     if output is not None or processes > 1:
-        found = _in_pieces(model, data, output, part, processes, backend, quiet)
+        found = _in_pieces(model, data, output, part, processes, backend, quiet, table)
     else:
         if model.suffix != ".cell":
             start_backend(backend)
         from cellerate.tasks import inference
 
         found = inference.evaluate(
-            model, data, part=part, column=column, errors=errors, batch_size=batch_size
+            model,
+            data,
+            part=part,
+            column=column,
+            errors=errors,
+            batch_size=batch_size,
+            **vars(spoken(table, quiet)),
         )
     if json:
         emit_json(found)
@@ -96,6 +106,7 @@ def _in_pieces(
     processes: int,
     backend: str | None,
     quiet: bool,
+    table: TableOptions,
 ) -> dict[str, Any]:
     """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
     from cellerate.distributed.group import own_share
@@ -115,7 +126,9 @@ def _in_pieces(
         from cellerate.tasks.bulk import judge_files
 
         with progress_bar("judging windows", quiet) as progress:
-            done, report = judge_files(model, data, output, part=part, progress=progress)
+            done, report = judge_files(
+                model, data, output, part=part, table=spoken(table, quiet), progress=progress
+            )
     if report is None:
         note("other processes are still at work; once they have ended, the same command tells the figures.")
     return report or pass_record(done)

@@ -11,19 +11,25 @@ from typing import Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit_json, note, show, tell
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
+from cellerate.cli.tables import spoken
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 
 
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
         list[str],
-        typer.Argument(help="The series so far: CSV, Parquet, .npy or a packed series.", show_default=False),
+        typer.Argument(
+            help="The series so far: tables of any format, or a packed series.", show_default=False
+        ),
     ],
+    table: TableOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -154,6 +160,7 @@ def forecast(
                     output,
                     future=future or None,
                     reading=reading,
+                    table=spoken(table, quiet),
                     levels=levels,
                     progress=progress,
                 )
@@ -175,7 +182,14 @@ def forecast(
     with _as_notes(), progress_bar("forecasting", quiet) as progress:
         notes: list[str] = []
         examples = inference.forecast(
-            model, data, future=future or None, **reading, levels=levels, progress=progress, tell=notes.append
+            model,
+            data,
+            future=future or None,
+            **reading,
+            levels=levels,
+            progress=progress,
+            tell=notes.append,
+            **vars(spoken(table, quiet)),
         )
     for told in notes if not quiet else ():
         tell(told)
@@ -193,10 +207,10 @@ def forecast(
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:
         shown = io.StringIO()
-        table = csv.writer(shown, lineterminator="\n")
-        table.writerow(columns)
+        writer = csv.writer(shown, lineterminator="\n")
+        writer.writerow(columns)
         time = columns.index("time")
-        table.writerows(
+        writer.writerows(
             [f"{v:.6g}" if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
             for row in rows
         )

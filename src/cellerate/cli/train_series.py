@@ -26,21 +26,29 @@ from cellerate.cli.running import (
     training_display,
     training_report,
 )
+from cellerate.cli.tables import spoken, table_words
+from cellerate.data.table_options import TableOptions
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
 
 @with_settings("options", SeriesOptions, leave_out=["paths"], panel="Series")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 @with_settings("architecture", ForecastArchitecture, panel="Model")
 @with_settings("training", TrainingSettings, panel="Training")
 @with_settings("parallel", ProcessSettings, panel="Processes")
 def train_series(
     paths: Annotated[
-        list[str], typer.Argument(help="CSV, Parquet or .npy files, or a packed series.", show_default=False)
+        list[str],
+        typer.Argument(
+            help="Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or a packed series.",
+            show_default=False,
+        ),
     ],
     output: Output,
     options: SeriesOptions,
+    table: TableOptions,
     architecture: ForecastArchitecture,
     training: TrainingSettings,
     parallel: ProcessSettings,
@@ -67,6 +75,8 @@ def train_series(
     Examples:
         cellerate train series ETTh1.csv --target OT --window 96 --horizon 24 -o ett.keras
 
+        cellerate train series umsatz.csv --target umsatz --decimal , --date-order dmy -o umsatz.keras
+
         cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
         --quantile 0.9 -o sales.keras
     """
@@ -90,6 +100,7 @@ def train_series(
             overwrite=overwrite,
             display=training_display(quiet),
             reading=reading,
+            table=spoken(table, quiet),
             tell=None if quiet else tell,
         )
     chart = None
@@ -113,5 +124,7 @@ def train_series(
     if chart is not None and not quiet:
         note(f"chart: {chart}")
     finish_training(
-        run.training, quiet, next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths])]
+        run.training,
+        quiet,
+        next_steps=[shlex.join(["cellerate", "forecast", str(output), *paths, *table_words(table)])],
     )

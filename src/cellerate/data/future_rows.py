@@ -8,15 +8,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cellerate.data.frames import as_sources
 from cellerate.data.series import SeriesData, open_series
 from cellerate.errors import DataError
-
-_Paths = Sequence[str | Path] | str | Path
 
 
 class FutureRows:
@@ -89,11 +87,7 @@ class FutureRows:
 
 
 def open_known(
-    paths: _Paths,
-    reading: Mapping[str, Any],
-    columns: Sequence[str],
-    future: _Paths | None = None,
-    **more: Any,
+    paths: Any, reading: Mapping[str, Any], columns: Sequence[str], future: Any = None
 ) -> SeriesData:
     """Opens a series up to its last known target, with what is known of the rows after it.
 
@@ -101,8 +95,7 @@ def open_known(
         paths: As `open_series` takes them.
         reading: The other arguments of `open_series`.
         columns: The columns that are known in advance.
-        future: A table that holds them; None for the rows of the series itself that have no targets.
-        more: More arguments of `open_series`; all but `progress` are for both.
+        future: Tables that hold them, as `paths`; None for the rows of the series itself that have no targets.
 
     Returns:
         The series; `ahead` looks up what comes after it.
@@ -111,39 +104,43 @@ def open_known(
         DataError: See `open_series`.
     """
     if not columns:
-        return open_series(paths, **reading, **more)
-    data = _without_trailing(paths, reading, more)
-    shared = {name: value for name, value in more.items() if name != "progress"}
+        return open_series(paths, **reading)
+    # A reader gives its rows once, and they are looked at more than once.
+    paths = as_sources(paths)
+    data = _without_trailing(paths, reading)
+    table = reading.get("table")
     alone = {
         **reading,
-        **shared,
+        "progress": None,
+        # How the same tables are written was told.
+        "table": dataclasses.replace(table, told=None) if table is not None and future is None else table,
         "targets": list(columns),
         "features": list(columns),
         "missing": "drop",
         "gaps": "ignore",
     }
-    where = paths if future is None else future
-    source = ", ".join(map(str, [where] if isinstance(where, str | Path) else where))
+    where = paths if future is None else as_sources(future)
+    source = ", ".join(str(getattr(one, "path", one)) for one in where)
     ahead = FutureRows(functools.partial(open_series, where, **alone), columns, source)
     return dataclasses.replace(data, ahead=ahead)
 
 
-def _without_trailing(paths: _Paths, reading: Mapping[str, Any], more: Mapping[str, Any]) -> SeriesData:
+def _without_trailing(paths: Any, reading: Mapping[str, Any]) -> SeriesData:
     """The series without the rows at the end of each that have no targets."""
     missing = reading.get("missing", "error")
-    dropped = functools.partial(open_series, paths, **{**reading, **more, "missing": "drop"})
+    dropped = functools.partial(open_series, paths, **{**reading, "missing": "drop"})
     if missing == "drop":
-        return open_series(paths, **reading, **more)
+        return open_series(paths, **reading)
     if missing == "error":
         try:
-            return open_series(paths, **reading, **more)
+            return open_series(paths, **reading)
         except DataError:
             with contextlib.suppress(DataError):
                 found = dropped()
                 if _only_trailing(found):
                     return found
             raise
-    data = open_series(paths, **reading, **more)
+    data = open_series(paths, **reading)
     if data.packed_with is not None:
         return data
     # Filling went on to the last row: the targets of rows that are still to come were made up.

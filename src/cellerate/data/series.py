@@ -7,6 +7,7 @@ one matrix and its segments.
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.batches import digest
+from cellerate.data.frames import as_sources
 from cellerate.data.frequency import Frequency
 from cellerate.data.gather import open_rows
 from cellerate.data.series_build import Storage, build_series, check_packing, copy_columns, packing_key
@@ -22,8 +24,10 @@ from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import Columns, Progress, times_in
+from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import NpyTable, find_tables, open_tables
 from cellerate.data.time_form import TimeForm
+from cellerate.data.wide_table import SERIES, VALUE, WideTable
 from cellerate.errors import ConfigError, DataError
 from cellerate.files import cache_dir
 
@@ -228,9 +232,9 @@ class SeriesSplit:
 
 
 def open_series(
-    paths: Sequence[str | Path] | str | Path,
+    paths: Any,
     *,
-    targets: Sequence[str],
+    targets: Sequence[str] = (),
     features: Sequence[str] | None = None,
     time_column: str | None = None,
     series_column: Sequence[str] | str | None = None,
@@ -241,18 +245,20 @@ def open_series(
     time_zone: str | None = None,
     frequency: str | None = None,
     names: Sequence[str] | None = None,
+    wide: bool = False,
+    table: TableOptions | None = None,
     progress: Progress | None = None,
 ) -> SeriesData:
-    """Opens a time series from CSV, Parquet or `.npy` files, or a packed one.
+    """Opens a time series from tables (CSV, Parquet, Arrow, Excel, JSON lines, `.npy`, frames), or a packed one.
 
     Several files with the same columns are read one after another. Without a series column, a file whose times
     do not continue those of the file before it begins a new series.
 
-    CSV and Parquet are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that
+    Tables are read once in blocks and kept as a matrix in the cache folder; a `.npy` file that
     already is that matrix is used in place. In both cases the values are memory-mapped, not loaded.
 
     Args:
-        paths: Files, folders or patterns, or one packed series, whose settings then hold.
+        paths: Files, folders or patterns, frames in memory, or one packed series, whose settings then hold.
         targets: Columns to forecast.
         features: Columns to forecast from; None for every column of numbers except time and series.
         time_column: The column of times; "" for none. None takes the column named date, time, timestamp,
@@ -272,7 +278,10 @@ def open_series(
             takes them as they stand.
         frequency: How often there is a row: "15min", "hour", "day", "business-day", "week", "month", "quarter",
             "year"; None finds it from the times.
-        names: Column names for `.npy` files; None for "0", "1", ...
+        names: Column names for `.npy` files and for CSV files without a header; None for "0", "1", ...
+        wide: Whether each column of numbers beside the column of times is a series of its own, of one target named
+            "value". Then `targets` may be empty, and there is no series column.
+        table: How the tables are written, where that is not to be found out.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Returns:
@@ -288,16 +297,27 @@ def open_series(
     reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
     reading |= {"time_zone": time_zone, "frequency": frequency}
     check_packing(**reading)
+    if wide:
+        targets = _wide_targets(targets, features, series_column)
     if isinstance(targets, str) or not targets:
         raise ConfigError(f"targets is {targets!r}; expected a list of at least one column name.")
+    paths = as_sources(paths)
     path = _packed_path(paths)
     if path is not None:
+        if table is not None and (given := table.given):
+            raise ConfigError(f"{path} is packed, and {given} say how tables are written: leave that out.")
         packed = open_packed(path)
         kinds = dict.fromkeys(packed.columns, "number")
         columns = choose_columns(path, packed.columns, kinds, list(targets), features, "", None)
         return _series_data(_with_columns(packed, columns.values), columns.features, targets, packed.settings)
-    tables = open_tables(find_tables(paths), names)
+    tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
+    if wide:
+        found = choose_columns(
+            first.path, first.columns, first.kinds, [], None, time_column, None, times_in(first)
+        )
+        tables = [WideTable(one, found.time) for one in tables]
+        first, series_column, time_column = tables[0], SERIES, found.time or ""
     columns = choose_columns(
         first.path,
         first.columns,
@@ -317,6 +337,20 @@ def open_series(
             return _series_data(open_packed(folder, in_place), columns.features, targets)
     made = build_series(folder, key, tables, read, **reading, note=columns.note, progress=progress)
     return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
+
+
+def _wide_targets(
+    targets: Sequence[str], features: Sequence[str] | None, series_column: Any
+) -> Sequence[str]:
+    """The target of a wide table. Raises `ConfigError` for what has no meaning in one."""
+    if list(targets or [VALUE]) != [VALUE] or list(features or [VALUE]) != [VALUE]:
+        raise ConfigError(
+            f"of a wide table each column is a series, and the target and feature is {VALUE!r}: leave targets and "
+            "features out."
+        )
+    if series_column:
+        raise ConfigError("the series of a wide table are its columns: leave series_column out.")
+    return [VALUE]
 
 
 def _with_columns(packed: PackedSeries, columns: Sequence[str]) -> PackedSeries:
@@ -363,10 +397,10 @@ def _series_data(
     )
 
 
-def _packed_path(paths: Sequence[str | Path] | str | Path) -> Path | None:
+def _packed_path(given: Sequence[Any]) -> Path | None:
     """The packed series that is asked for, if one is."""
-    given = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    packed = [path for path in given if is_packed_series(path)]
+    found = [Path(path) for path in given if isinstance(path, str | os.PathLike)]
+    packed = [path for path in found if is_packed_series(path)]
     if packed and len(given) > 1:
         raise DataError(
             f"{packed[0]} is a packed series, which is opened alone; {len(given)} paths were given."

@@ -14,7 +14,6 @@ import numpy as np
 
 from cellerate.data.batches import digest
 from cellerate.data.date_order import LOOKED_AT, decide_order, swap_day_and_month
-from cellerate.data.file_digest import file_digest
 from cellerate.data.frequency import parse_frequency
 from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
@@ -180,7 +179,9 @@ def packing_key(
     """A hash of the content of tables and of how they are packed."""
     settings = {
         "version": 3,
-        "files": [file_digest(table.path) for table in tables],
+        "files": [table.digest() for table in tables],
+        # How a file is written is found again each time, or said; it decides what is read.
+        "reading": [dict(table.reading) for table in tables if table.reading],
         "table": tables[0].columns,
         "columns": dataclasses.asdict(columns),
         "missing": missing,

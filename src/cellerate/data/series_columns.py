@@ -75,6 +75,8 @@ def choose_columns(
         # A column without a name is an index that some program added.
         others = {time_column, *series, ""}
         features = [name for name in names if kinds[name] == "number" and name not in others]
+        # Reading a target then names its first value that is no number.
+        features = features or list(targets)
         if not features:
             raise DataError(f"{path} has no column of numbers to forecast from.")
     elif not features:

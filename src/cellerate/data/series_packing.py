@@ -10,6 +10,7 @@ from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import Columns, Progress, times_in
+from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
 
@@ -28,12 +29,13 @@ def pack_series(
     time_zone: str | None = None,
     frequency: str | None = None,
     names: Sequence[str] | None = None,
+    table: TableOptions | None = None,
     progress: Progress | None = None,
 ) -> PackedSeries:
     """Packs tables. A process that was killed is continued by the same call; what is packed already is only opened.
 
     Args:
-        paths: CSV, Parquet or `.npy` files, folders or patterns.
+        paths: Tables in files, folders or patterns.
         output: The folder to make, named `*.series`.
         columns: Which columns of numbers; None for all.
         time_column: See `open_series`.
@@ -45,6 +47,7 @@ def pack_series(
         time_zone: See `open_series`.
         frequency: See `open_series`.
         names: See `open_series`.
+        table: See `open_series`.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
 
     Raises:
@@ -58,7 +61,7 @@ def pack_series(
     reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
     reading |= {"time_zone": time_zone, "frequency": frequency}
     check_packing(**reading)
-    tables = open_tables(find_tables(paths), names)
+    tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     chosen = choose_columns(
         first.path, first.columns, first.kinds, [], columns, time_column, series_column, times_in(first)

@@ -158,7 +158,7 @@ class Reader:
         """How a message names a row, by its number in the order of reading."""
         starts = self.done.file_starts
         file = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{self._tables[file].path}, data row {row - starts[file] + 1}"
+        return self._tables[file].place(row - starts[file])
 
     def _take(self, block: Block, table: Table, files: Sequence[BinaryIO]) -> None:
         done, count = self.done, len(block.numbers)

@@ -1,7 +1,7 @@
 """How a forecaster reads a series: its columns, its sizes, its scaler and its covariates."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,13 @@ class ForecastSettings:
     covariates: Covariates = NO_COVARIATES
     calibration: Calibration | None = None
 
-    def open(self, paths: Sequence[Any], future: Any = None, **more: Any) -> SeriesData:
-        """Opens files as in training, up to the last known target.
+    def open(self, paths: Any, future: Any = None, **more: Any) -> SeriesData:
+        """Opens tables as in training, up to the last known target.
 
         Args:
             paths: As `open_series` takes them.
             future: A table of the columns that are known in advance; None for rows of the files without targets.
-            more: More arguments of `open_series`.
+            more: Arguments of `open_series`; they win over those of the training.
 
         Raises:
             ConfigError: There is a table, and no column is known in advance.
@@ -58,4 +58,5 @@ class ForecastSettings:
             raise ConfigError(
                 "future is for models with columns that are known in advance, and this has none."
             )
-        return open_known(paths, self.reading, self.covariates.future, future, **more)
+        reading = {**self.reading, **more}
+        return open_known(paths, reading, self.covariates.future, future)

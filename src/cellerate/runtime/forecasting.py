@@ -7,7 +7,6 @@ CSV and Parquet files need pyarrow.
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -27,6 +26,7 @@ from cellerate.runtime.forecast_at import forecast_at
 from cellerate.runtime.forecast_rows import RowForecaster
 from cellerate.runtime.forecast_settings import ForecastSettings, Predict
 from cellerate.runtime.intervals import Calibration
+from cellerate.runtime.named_rows import by_name
 from cellerate.runtime.series_ends import row_times, series_ends
 
 __all__ = [
@@ -79,7 +79,10 @@ def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `open_series` beside the paths, from a training's options as plain values."""
     names = ("time_column", "missing", "gaps")
     later = {"duplicates": "error", "time_zone": None, "frequency": None}
+    # Models of earlier versions know nothing of wide tables.
+    wide = {"wide": True} if options.get("wide", False) else {}
     return {
+        **wide,
         "targets": options["target"],
         "features": list(dict.fromkeys([*options["feature"], *options.get("future", ())]))
         if options["feature"]
@@ -112,6 +115,8 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(kind))}, got {options[name]!r:.40}"
                 )
+        if not isinstance(options.get("wide", False), bool):
+            raise ValueError(f"wide must be true or false, got {options['wide']!r:.40}")
         for name in ("time_column", "time_zone", "frequency"):
             if not isinstance(options.get(name) if name != "time_column" else options[name], str | None):
                 raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
@@ -250,15 +255,6 @@ class Forecaster:
         """How the model reads a series."""
         return self._settings
 
-    def open(
-        self,
-        paths: Sequence[str | os.PathLike[str]],
-        future: Sequence[str | os.PathLike[str]] | None = None,
-    ) -> SeriesData:
-        """Opens files as in training; see `ForecastSettings.open`."""
-        known = None if future is None else [os.fspath(path) for path in future]
-        return self._settings.open([os.fspath(path) for path in paths], known)
-
     def predict(self, scaled: Inputs) -> np.ndarray:
         """Forecasts of scaled windows; see `Predict`."""
         (made,) = self._engine.run(scaled).values()
@@ -280,8 +276,9 @@ class Forecaster:
             f"numbers of shape (rows, {count}) or (windows, rows, {count}), with at least {window} rows and the "
             f"features {', '.join(self._features):.200}"
         )
+        named = by_name(rows, self._features)
         try:
-            array = np.asarray(rows)
+            array = np.asarray(rows) if named is None else named
         except ValueError as error:
             raise DataError(f"rows must be {wanted}; got rows of different lengths.") from error
         if array.dtype.kind not in "fiu":

@@ -188,7 +188,8 @@ class PackedModel(Recorded, NextTokenModel):
 
         Args:
             rows: (T, features) or (B, T, features), in the units of the data, with the features of the training;
-                the last `window` of the T rows are used.
+                the last `window` of the T rows are used. Of a frame (pandas, polars, Arrow, a dict of columns) the
+                features are taken by name, and a list of frames is B windows.
             future: (horizon, K) or (B, horizon, K), the K columns that are known in advance (`future` of the
                 training), in the units of the data; only for a model that has some.
             times: (T,) or (B, T) datetime64, whose last ones are the times of the window and of the horizon; only for
@@ -212,16 +213,16 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast_files(
         self,
-        paths: Sequence[str | os.PathLike[str]],
+        paths: Any,
         *,
         levels: Sequence[float] | None = None,
-        future: Sequence[str | os.PathLike[str]] | None = None,
+        future: Any = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> "tuple[Example, ...]":
-        """Forecasts what comes after the end of each series in files, which are read as in training.
+        """Forecasts what comes after the end of each series in files or frames, which are read as in training.
 
         Args:
-            paths: CSV, Parquet or .npy files; the last `window` rows of each series are used.
+            paths: Tables, in files or frames; the last `window` rows of each series are used.
             levels: The levels of intervals; see `cellerate.forecast`.
             future: A table of the columns that are known in advance, with the time of each row and its series; None
                 takes them from rows without targets at the end of the files.
@@ -242,7 +243,7 @@ class PackedModel(Recorded, NextTokenModel):
 
         made = self.forecaster
         return forecast_with_intervals(
-            made.predict, made.open(paths, future), made.settings, progress, levels
+            made.predict, made.settings.open(paths, future), made.settings, progress, levels
         )
 
     def streams(self, count: int = 1) -> Streams:

@@ -17,6 +17,7 @@ from cellerate.data.decoding import Errors
 from cellerate.data.file_digest import file_digest
 from cellerate.data.line_files import find_line_files, line_blocks
 from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 from cellerate.machine.environment import require
 from cellerate.runtime.calibrating import Intervals
@@ -150,6 +151,7 @@ def forecast_files(
     reading: Mapping[str, Any] | None = None,
     levels: Sequence[float] | None = None,
     future: Sequence[_Path] | _Path | None = None,
+    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Pass:
@@ -162,6 +164,7 @@ def forecast_files(
         reading: The arguments of `open_series` in which these data are read otherwise than in training.
         levels: The levels of intervals; see `cellerate.forecast`.
         future: A table of the columns that are known in advance; None for rows of the series without targets.
+        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many series are done, and of how many.
 
@@ -169,7 +172,7 @@ def forecast_files(
         CellerateError: Anything wrong with the model, the files or the folder.
     """
     known = None if future is None else one_or_more(future)
-    forecaster, data = _open(model, paths, known, **(reading or {}))
+    forecaster, data = _open(model, paths, known, table=table, **(reading or {}))
     ends = list(series_ends(data, forecaster.settings.window).items())
     starts = range(0, len(ends), _SERIES_A_PIECE)
     intervals = Intervals.of(
@@ -200,6 +203,7 @@ def judge_files(
     output: _Path,
     *,
     part: str | None = None,
+    table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Pass, dict[str, Any] | None]:
@@ -215,6 +219,7 @@ def judge_files(
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out. None: see
             `evaluate_forecaster`.
+        table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
 
@@ -224,7 +229,7 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths)
+    forecaster, data = _open(model, paths, table=table)
     settings = forecaster.settings
     chosen = part_of(forecaster, data, part)
     judged, about_errors = chosen.part, judging_of(forecaster, data)
@@ -258,10 +263,10 @@ def judge_files(
 
 
 def _open(
-    model: _Path, paths: Sequence[_Path] | _Path, future: Sequence[_Path] | None = None, **changes: Any
+    model: _Path, paths: Any, future: Sequence[_Path] | None = None, **changes: Any
 ) -> tuple[SeriesForecaster, SeriesData]:
     forecaster = forecaster_of(open_model(model), os.fspath(model))
-    return forecaster, forecaster.open(one_or_more(paths), future, **changes)
+    return forecaster, forecaster.open(paths, future, **changes)
 
 
 def _embedder(model: _Path, batch_size: int, errors: Errors) -> _Embed:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +9,8 @@ import keras
 
 from cellerate.data.decoding import READ_AS
 from cellerate.data.line_files import read_lines
+from cellerate.data.paths import check_paths
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
@@ -22,13 +23,14 @@ from cellerate.tasks.text import evaluate_text, text_model_of
 def evaluate_model(
     model: keras.Model,
     record: TaskRecord,
-    data: Sequence[str | os.PathLike[str]],
+    data: Any,
     *,
     name: str,
     part: Literal["all", "held-out"] | None,
     column: str | None,
     errors: Literal["strict", "replace"],
     batch_size: int,
+    table: TableOptions | None = None,
 ) -> dict[str, Any]:
     """Judges a model on data of its task; the arguments are those of `tasks.inference.evaluate`.
 
@@ -41,11 +43,15 @@ def evaluate_model(
         column: The column of a Parquet file of lines.
         errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch.
+        table: How tables of series are written, where that is not to be found out.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
     """
-    paths = [Path(path) for path in data]
+    if record.task == "series":
+        forecaster = series_model_of(name, model, record).forecaster
+        return {"task": "series", **evaluate_forecaster(forecaster, data, part=part, table=table)}
+    paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
         text_model = text_model_of(model, record)
         told = text_model.record
@@ -53,16 +59,13 @@ def evaluate_model(
             # The files of a folder that `train` left out are left out here too.
             cut = {key: told[key] for key in ("length", "validation_fraction", "include", "exclude")}
             cut |= {key: told[key] for key in READ_AS if key in told}
-            options = TextOptions(paths=[os.fspath(path) for path in data], **cut)
+            options = TextOptions(paths=[os.fspath(path) for path in paths], **cut)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
                 f"the task record of {name} is damaged: {error}. Train the model again."
             ) from error
         options = dataclasses.replace(options, errors=errors, batch_size=batch_size)
         return {"task": "text", **evaluate_text(text_model, options, part=part or "all")}
-    if record.task == "series":
-        series_model = series_model_of(name, model, record)
-        return {"task": "series", **evaluate_forecaster(series_model.forecaster, paths, part=part)}
     if part == "held-out" or len(paths) != 1:
         raise ConfigError("a line model is judged on all lines of one file: part must be 'all'.")
     lines = read_lines(paths[0], column=column, errors=errors)

@@ -12,6 +12,8 @@ import numpy as np
 
 from cellerate.data.given_lines import given_lines
 from cellerate.data.line_files import read_lines
+from cellerate.data.paths import check_paths
+from cellerate.data.table_options import TableOptions
 from cellerate.data.tokenizers import tokenizer_named
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
@@ -20,14 +22,14 @@ from cellerate.runtime.device import check_implementation
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
 from cellerate.runtime.series_ends import left_out
-from cellerate.settings import check_choice, one_or_more
-from cellerate.tasks.opening import Model, Path, forecaster_of, open_model, record_for
+from cellerate.settings import check_choice, record_of, takes_fields_of
+from cellerate.tasks.forecast_frame import Forecasts
+from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
 from cellerate.tasks.series_errors import evaluate_forecaster
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
-    from cellerate.runtime.forecasting import Example
 
 Errors = Literal["strict", "replace"]
 
@@ -131,11 +133,12 @@ def generate(
     return "".join(pieces)
 
 
+@takes_fields_of(TableOptions)
 def forecast(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
-    future: Path | Sequence[Path] | None = None,
+    future: Any = None,
     record: "TaskRecord | None" = None,
     time_column: str | None = None,
     series_column: Sequence[str] | str | None = None,
@@ -147,12 +150,14 @@ def forecast(
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> "tuple[Example, ...]":
-    """Forecasts what comes after the end of each series in files.
+    **options: Any,
+) -> Forecasts:
+    """Forecasts what comes after the end of each series in files or frames.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
-        data: CSV, Parquet or .npy files, read as in training; the last `window` rows of each series are used.
+        data: Tables, read as in training: files, or frames of pandas, polars, Arrow or NumPy, whose columns are taken
+            by name. The last `window` rows of each series are used.
         future: A table of the columns that are known in advance, with the time of each row and its series; None takes
             them from rows without targets at the end of the files.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
@@ -168,11 +173,13 @@ def forecast(
         progress: Called now and then with how many series are done, and of how many.
         tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
             are too short to forecast.
+        options: How the tables are written, where that is not to be found out; listed below.
 
     Returns:
-        For each series that is long enough its name, the rows that were read (`past`, with `past_times`) and the
-        `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets, Q).
-        `intervals` has for each level (horizon, targets, 2): low and high.
+        `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
+        An entry, of a series that is long enough, has its name, the rows that were read (`past`, with `past_times`) and
+        the `forecast` with its `times`, in the units of the data: (horizon, targets), with quantiles (horizon, targets,
+        Q). `intervals` has for each level (horizon, targets, 2): low and high.
 
     Raises:
         ConfigError: A level is out of range, or the model cannot give it.
@@ -183,19 +190,22 @@ def forecast(
     Example:
         >>> cellerate.forecast("ett.keras", "ETTh1.csv")[0].forecast.shape
         (24, 1)
+        >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
     given = {"time_column": time_column, "series_column": series_column, "missing": missing, "gaps": gaps}
     given |= {"duplicates": duplicates, "time_zone": time_zone, "frequency": frequency}
-    ahead = None if future is None else one_or_more(future)
     series = known.open(
-        one_or_more(data), ahead, **{name: value for name, value in given.items() if value is not None}
+        data,
+        future,
+        table=record_of(TableOptions, options),
+        **{name: value for name, value in given.items() if value is not None},
     )
     if tell is not None:
         for told in (*series.notes, left_out(series, known.settings.window)):
             if told:
                 tell(told)
-    return forecast_with_intervals(known.predict, series, known.settings, progress, levels)
+    return Forecasts(forecast_with_intervals(known.predict, series, known.settings, progress, levels))
 
 
 def embed(
@@ -257,22 +267,24 @@ def embed(
     return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
 
 
+@takes_fields_of(TableOptions)
 def evaluate(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
     record: "TaskRecord | None" = None,
     part: Literal["all", "held-out"] | None = None,
     column: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
+    **options: Any,
 ) -> dict[str, Any]:
     """Judges a model on data of its task.
 
     Args:
         model: A `.keras` file that Cellerate wrote, a Keras model, the `.cell` file of a text model or a forecaster,
             or the result of `load`.
-        data: Text files, series files, or one file of lines.
+        data: Text files; tables of series, in files or frames; or one file of lines.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         part: "all" of the data, or the part that training on the same data held out (text and series only). None is
             all, but for a forecaster and the very data that it was trained on: those it is judged on where it was not
@@ -280,6 +292,7 @@ def evaluate(
         column: The column of a Parquet file of lines.
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
+        options: How tables of series are written, where that is not to be found out; listed below.
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
@@ -292,10 +305,10 @@ def evaluate(
     Example:
         >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
     """
-    opened, paths = open_model(model, record), one_or_more(data)
+    opened, table = open_model(model, record), record_of(TableOptions, options)
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
-        return _evaluate_packed(opened, paths, part, errors, name)
+        return _evaluate_packed(opened, data, part, errors, name, table)
     from cellerate.tasks.evaluation import evaluate_model
 
     network, found, name = opened
@@ -306,29 +319,34 @@ def evaluate(
     return evaluate_model(
         network,
         found,
-        paths,
+        data,
         name=name,
         part=part,
         column=column,
         errors=errors,
         batch_size=batch_size,
+        table=table,
     )
 
 
 def _evaluate_packed(
     model: PackedModel,
-    paths: Sequence[Path],
+    data: Any,
     part: Literal["all", "held-out"] | None,
     errors: Errors,
     name: str,
+    table: TableOptions,
 ) -> dict[str, Any]:
     """The figures of a packed model; one of text reads it from end to end and not in windows."""
     if model.task == "series":
-        return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), paths, part=part)}
+        return {
+            "task": "series",
+            **evaluate_forecaster(forecaster_of(model, name), data, part=part, table=table),
+        }
     if model.task not in ("text", None):
         raise ModelError(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    score = vars(model.score_files(paths, part=part or "all", errors=errors))
+    score = vars(model.score_files(check_paths(data), part=part or "all", errors=errors))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

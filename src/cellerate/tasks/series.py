@@ -14,6 +14,7 @@ from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.series_scaler import SeriesScaler
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
@@ -145,6 +146,7 @@ def train_on_series(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
+    table: TableOptions | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
@@ -161,6 +163,7 @@ def train_on_series(
         callbacks: Keras callbacks of your own; see `training.loop.train`.
         display: Shows the progress.
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
+        table: How the tables are written, where that is not to be found out.
         tell: Called with a sentence for each thing worth knowing of how the tables were read.
 
     Raises:
@@ -169,7 +172,9 @@ def train_on_series(
     training = training or TrainingSettings()
     architecture = architecture or ForecastArchitecture()
     check_start(output, resume=resume, overwrite=overwrite)
-    data = _open(options, reading)
+    data = _open(options, reading, table)
+    if options.wide:
+        options = dataclasses.replace(options, target=data.target_names)
     _check_packed(data, options)
     if tell is not None:
         for told in data.notes:
@@ -254,14 +259,20 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
     return losses[name]()
 
 
-def _open(options: SeriesOptions, reading: Callable[[int, int], None] | None = None) -> SeriesData:
-    if not options.target:
+def _open(
+    options: SeriesOptions,
+    reading: Callable[[int, int], None] | None = None,
+    table: TableOptions | None = None,
+) -> SeriesData:
+    if not options.target and not options.wide:
         raise ConfigError("no target is named: give the column to forecast (target), or several.")
-    return open_known(options.paths, _reading(options), options.future, progress=reading)
+    how = {**_reading(options), "table": table, "progress": reading}
+    return open_known(options.paths, how, options.future)
 
 
 def _reading(options: SeriesOptions) -> dict[str, Any]:
-    return reading_arguments(dataclasses.asdict(options))
+    # A frame among the paths is no setting, and is not to be copied.
+    return reading_arguments(dataclasses.asdict(dataclasses.replace(options, paths=())))
 
 
 def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
@@ -281,7 +292,7 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
 
 def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     """The options with which a saved model opens other files: JSON values, with the columns that were found."""
-    plain = dataclasses.asdict(options)
+    plain = dataclasses.asdict(dataclasses.replace(options, paths=()))
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
     season = season_rows(options.season, data)

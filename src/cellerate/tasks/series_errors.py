@@ -12,6 +12,7 @@ import numpy as np
 
 from cellerate.data.gather import WindowIndex
 from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast_at import forecast_at, units_at
@@ -59,12 +60,15 @@ class SeriesForecaster:
             ) from error
         return cls(predict, settings, options, trained_on(payload))
 
-    def open(self, paths: Sequence[Any], future: Sequence[Any] | None = None, **changes: Any) -> SeriesData:
-        """Opens files as in training, but for some arguments of `open_series`.
+    def open(
+        self, paths: Any, future: Any = None, *, table: TableOptions | None = None, **changes: Any
+    ) -> SeriesData:
+        """Opens tables as in training, but for some arguments of `open_series`.
 
         Args:
-            paths: The files.
-            future: A table of the columns that are known in advance; None for rows of the files without targets.
+            paths: The tables.
+            future: A table of the columns that are known in advance; None for rows of the tables without targets.
+            table: How they are written, where that is not to be found out.
             changes: Those arguments.
 
         Raises:
@@ -72,7 +76,7 @@ class SeriesForecaster:
             DataError: They cannot be used.
             ModelError: They have other columns than the model reads.
         """
-        data = self.settings.open(paths, future, **changes)
+        data = self.settings.open(paths, future, table=table, **changes)
         for name, value in changes.items():
             if data.packed_with is not None and data.packed_with.get(name) != value:
                 raise ConfigError(
@@ -134,9 +138,10 @@ def trained_on(payload: Any) -> str | None:
 
 def evaluate_forecaster(
     model: SeriesForecaster,
-    paths: Sequence[Any],
+    paths: Any,
     *,
     part: str | None = None,
+    table: TableOptions | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Judges a forecaster against the baselines, on every window of the data.
@@ -146,12 +151,13 @@ def evaluate_forecaster(
         paths: The data; columns and options for missing values and gaps are those of the training.
         part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
             data that the model was trained on, and all of other data.
+        table: How tables are written, where that is not to be found out.
         progress: See `judge_windows`.
 
     Returns:
         See `forecaster_report`.
     """
-    judged = part_of(model, model.open(paths), part)
+    judged = part_of(model, model.open(paths, table=table), part)
     baselines = baselines_for(model, judged)
     return forecaster_report(model, judged, baselines, judge_windows(model, judged.part, baselines, progress))
 

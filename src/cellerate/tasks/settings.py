@@ -103,11 +103,12 @@ class SeriesOptions:
     """Which series to use, and how to cut it into windows.
 
     Attributes:
-        paths: CSV, Parquet or .npy files, or one packed series.
+        paths: Tables (CSV, Parquet, Arrow, Excel, JSON lines, .npy), or one packed series.
         target: Columns to forecast.
         feature: Columns the model sees; without any, all numeric columns.
         time_column: The column of times; without it, it is found by its name or type.
         series_column: The columns that tell several series apart; no window crosses from one to another.
+        wide: Whether each column of numbers beside the times is a series of its own; the target is then "value".
         missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate".
         gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore".
         duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean".
@@ -137,6 +138,7 @@ class SeriesOptions:
     feature: Sequence[str] = ()
     time_column: str | None = None
     series_column: Sequence[str] = ()
+    wide: bool = False
     missing: Missing = "error"
     gaps: Gaps = "split"
     duplicates: Duplicates = "error"

@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 
+from cellerate.data.frames import as_sources
 from cellerate.data.paths import check_paths
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
-from cellerate.settings import one_or_more, record_of, takes_fields_of
+from cellerate.settings import record_of, takes_fields_of
 from cellerate.tasks.embed import EmbedRun, train_on_lines
 from cellerate.tasks.presets import preset_options, preset_sentence
 from cellerate.tasks.series import SeriesRun, train_on_series
@@ -92,9 +94,11 @@ def train_text(
     )
 
 
-@takes_fields_of(SeriesOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths"])
+@takes_fields_of(
+    SeriesOptions, TableOptions, ForecastArchitecture, TrainingSettings, leave_out=["paths", "told"]
+)
 def train_series(
-    data: _Path | Sequence[_Path],
+    data: Any,
     output: _Path,
     *,
     model: _Model | None = None,
@@ -107,7 +111,7 @@ def train_series(
     """Trains a forecaster on time series, and judges it beside naive forecasts and a linear one.
 
     Args:
-        data: CSV, Parquet or .npy files; one or several.
+        data: Tables, one or several: files, or frames of pandas, polars, Arrow or NumPy.
         output: A `.keras` path for the model.
         model: Your own model instead of a new one, or its file: (B, window, features) to (B, horizon, targets), or
             to (B, horizon) for one target.
@@ -128,8 +132,9 @@ def train_series(
         >>> run = cellerate.train_series("ETTh1.csv", "ett.keras", target="OT", window=96, horizon=24)
         >>> run.test["model"]["mae"]
     """
+    display = _display(verbose)
     return train_on_series(
-        record_of(SeriesOptions, options, paths=one_or_more(data)),
+        record_of(SeriesOptions, options, paths=tuple(as_sources(data))),
         _output(output),
         architecture=record_of(ForecastArchitecture, options),
         training=record_of(TrainingSettings, options),
@@ -137,7 +142,8 @@ def train_series(
         resume=resume,
         overwrite=overwrite,
         callbacks=callbacks,
-        display=_display(verbose),
+        display=display,
+        table=record_of(TableOptions, options, told=display.message),
     )
 
 

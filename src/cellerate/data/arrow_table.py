@@ -1,0 +1,209 @@
+"""What tables of Arrow arrays share: turning their columns into NumPy; and Parquet and Arrow files, which are no more.
+
+It reads in blocks because a file may be larger than memory.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.series_keys import series_of
+from cellerate.data.table import MISSING, Block, Kind, TableFile
+from cellerate.data.table_options import TableOptions
+from cellerate.data.time_column import TimeParser
+from cellerate.errors import DataError
+
+_BLOCK_ROWS = 1 << 16
+_PART_ROWS = 1 << 20
+_PARQUET_BUFFER = 1 << 20
+
+
+class ArrowTable(TableFile):
+    """A table whose rows come as Arrow record batches."""
+
+    path: Path
+    columns: tuple[str, ...]
+    kinds: dict[str, Kind]
+    rows: int | None = None
+    parts = 1
+    options = TableOptions()
+    written: Mapping[str, Any] = {}
+
+    @property
+    def reading(self) -> Mapping[str, Any]:
+        """See `Table.reading`."""
+        order = self.options.date_order
+        return {**self.written, **({} if order == "auto" else {"date_order": order})}
+
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _first_row(self, part: int) -> int:
+        del part
+        return 0
+
+    def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
+        return as_float(values, self.path, column, row)
+
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
+    ) -> Iterator[Block]:
+        """See `Table.blocks`."""
+        wanted = list(dict.fromkeys([*numbers, *([] if time is None else [time]), *series]))
+        parser = TimeParser(self.path, time or "", date_order=self.options.date_order)
+        row = self._first_row(part)
+        for batch in self._batches(wanted, numbers, part):
+            values = np.empty((batch.num_rows, len(numbers)))
+            for place, name in enumerate(numbers):
+                values[:, place] = self._numbers(batch.column(name), name, row)
+            times = parser.parse(batch.column(time), row) if time is not None else None
+            found = Block(values, times, None, form=parser.form)
+            if series:
+                codes, ids = series_of([batch.column(name) for name in series], series, self.path, row)
+                found = dataclasses.replace(found, series=codes, ids=ids)
+            yield found
+            row += batch.num_rows
+
+
+class ParquetTable(ArrowTable):
+    """A Parquet file."""
+
+    def __init__(self, path: Path, options: TableOptions) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path, self.options = path, options
+        try:
+            with pq.ParquetFile(path) as file:
+                schema = file.schema_arrow
+                groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+        self.columns = tuple(schema.names)
+        self.kinds = kinds_of(schema)
+        self.rows = sum(groups)
+        # Row groups, several together where they are small, and the row with which each part begins.
+        self._parts = [(range(0, len(groups)), 0)] if self.rows <= _PART_ROWS else list(_parts(groups))
+        self.parts = len(self._parts)
+
+    def _first_row(self, part: int) -> int:
+        return self._parts[part][1]
+
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        del numbers
+        try:
+            # Without a buffer for all of a row group, which may be of any size.
+            with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_PARQUET_BUFFER) as file:
+                groups = list(self._parts[part][0])
+                yield from file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=groups, columns=columns)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{self.path} cannot be read as Parquet: {error}") from error
+
+
+class ArrowFileTable(ArrowTable):
+    """An Arrow file (Feather, version 2), through a memory map."""
+
+    def __init__(self, path: Path, options: TableOptions) -> None:
+        import pyarrow as pa
+
+        self.path, self.options = path, options
+        try:
+            with pa.memory_map(str(path)) as source:
+                schema = pa.ipc.open_file(source).schema
+        except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as an Arrow file: {error}") from error
+        self.columns, self.kinds = tuple(schema.names), kinds_of(schema)
+
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        del numbers, part
+        try:
+            with pa.memory_map(str(self.path)) as source:
+                reader = pa.ipc.open_file(source)
+                for number in range(reader.num_record_batches):
+                    batch = reader.get_batch(number).select(columns)
+                    for first in range(0, batch.num_rows, _BLOCK_ROWS):
+                        yield batch.slice(first, _BLOCK_ROWS)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{self.path} cannot be read as an Arrow file: {error}") from error
+
+
+def _parts(groups: Sequence[int]) -> Iterator[tuple[range, int]]:
+    """Row groups that follow one another, of `_PART_ROWS` rows and more, and the rows before them."""
+    first, before, rows = 0, 0, 0
+    for group, count in enumerate(groups):
+        rows += count
+        if rows >= _PART_ROWS or group == len(groups) - 1:
+            yield range(first, group + 1), before
+            first, before, rows = group + 1, before + rows, 0
+
+
+def kinds_of(schema: Any) -> dict[str, Kind]:
+    """What each column of an Arrow schema holds."""
+    return {field.name: _kind(field.type) for field in schema}
+
+
+def _kind(kind: Any) -> Kind:
+    import pyarrow as pa
+
+    types = pa.types
+    # A null type means only missing values in the first block; numbers may well follow later.
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return "number"
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "time"
+    return "other"
+
+
+def trimmed(values: Any) -> Any:
+    """Arrow strings without blanks around them, null where a value is missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = pc.utf8_trim_whitespace(values)
+    return pc.if_else(pc.is_in(values, pa.array(MISSING, values.type)), None, values)
+
+
+def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
+    """Float64 with NaN for missing values.
+
+    Args:
+        values: An Arrow array.
+        path: Its table, for messages.
+        column: Its name.
+        row: The rows of the table before it.
+
+    Raises:
+        DataError: Names the first value that is not a number.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = trimmed(values)
+    try:
+        return np.asarray(pc.fill_null(pc.cast(values, pa.float64(), safe=False), float("nan")))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        for place, value in enumerate(values.to_pylist()):
+            try:
+                float("nan" if value is None else value)
+            except (TypeError, ValueError):
+                raise no_number(path, column, value, row + place) from error
+        raise DataError(f"{path}: column {column!r} of type {values.type} holds no numbers.") from error
+
+
+def no_number(path: Path, column: str, value: object, row: int, advice: str = "") -> DataError:
+    """The error of a value that is not a number, in a row counted from 0."""
+    advice = advice or "Correct it, or leave the column out of targets and features."
+    return DataError(
+        f"{path}: column {column!r} holds {value!r} in data row {row + 1}, which is no number. {advice}"
+    )

@@ -1,0 +1,175 @@
+"""CSV files, in blocks: Arrow reads numbers as fast as the disk gives them; only grouped digits are read as text."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cellerate.data.arrow_table import ArrowTable, as_float, kinds_of, no_number, trimmed
+from cellerate.data.csv_dialect import Dialect, find_dialect, unclear_number
+from cellerate.data.number_marks import SPACES, WORDS, is_number, number_pattern
+from cellerate.data.table import MISSING
+from cellerate.data.table_options import TableOptions
+from cellerate.errors import DataError
+
+_BLOCK_BYTES = 4 << 20
+
+
+class CsvTable(ArrowTable):
+    """A CSV file, however it is written; see `find_dialect`."""
+
+    def __init__(self, path: Path, options: TableOptions, names: Sequence[str] | None = None) -> None:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        self.path, self.options = path, options
+        self.dialect = dialect = find_dialect(path, options, names)
+        self._parse = csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=dialect.newlines)
+        self._read = csv.ReadOptions(
+            block_size=_BLOCK_BYTES,
+            encoding="utf8" if dialect.encoding == "utf-8" else dialect.encoding,
+            skip_rows=dialect.skip_lines,
+            column_names=None if dialect.header else list(dialect.names),
+        )
+        try:
+            with csv.open_csv(str(path), self._read, self._parse, self._convert()) as reader:
+                schema = reader.schema
+        except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeError) as error:
+            if "Empty CSV" in str(error):
+                raise DataError(f"{path} is empty; expected a header and rows.") from error
+            raise self._unreadable(error) from error
+        self.columns = tuple(schema.names)
+        self.kinds = kinds_of(schema)
+        if dialect.thousands or dialect.open_marks or dialect.unclear:
+            self.kinds |= dict.fromkeys(
+                (name for name in dialect.numbers if self.kinds.get(name) == "other"), "number"
+            )
+        if dialect.unclear is not None:
+            self.kinds[dialect.unclear[0]] = "number"
+        self.written = dialect.settings
+        self.read_as = dialect.in_words
+
+    def _convert(self, **further: Any) -> Any:
+        from pyarrow import csv
+
+        return csv.ConvertOptions(
+            null_values=list(MISSING),
+            strings_can_be_null=True,
+            decimal_point=self.dialect.decimal,
+            **further,
+        )
+
+    def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        del part
+        dialect = self.dialect
+        if dialect.unclear is not None and dialect.unclear[0] in numbers:
+            raise unclear_number(self.path, *dialect.unclear)
+        # The fast read does not say in which row a value is not a number; a second read, as text, finds it.
+        asked = set() if dialect.thousands or dialect.open_marks else set(numbers)
+        types = {name: pa.float64() if name in asked else pa.string() for name in columns}
+        try:
+            yield from self._read_as(types)
+        except (pa.ArrowInvalid, UnicodeError) as error:
+            self._explain(list(numbers))
+            raise self._unreadable(error) from error
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error}") from error
+
+    def _read_as(self, types: dict[str, Any]) -> Iterator[Any]:
+        from pyarrow import csv
+
+        convert = self._convert(column_types=types, include_columns=list(types))
+        with csv.open_csv(str(self.path), self._read, self._parse, convert) as reader:
+            yield from reader
+
+    def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
+        import pyarrow as pa
+
+        if not pa.types.is_string(values.type):
+            return as_float(values, self.path, column, row)
+        return self._from_text(values, column, row)
+
+    def _from_text(self, values: Any, column: str, row: int) -> np.ndarray:
+        """Numbers of strings as the dialect has them; raises `DataError` at the first value that is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        dialect = self.dialect
+        decimal, thousands = dialect.decimal, dialect.thousands
+        values = trimmed(values)
+        if dialect.open_marks:
+            unclear = pc.fill_null(pc.match_substring_regex(values, r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"), False)
+            if pc.any(unclear).as_py():
+                raise unclear_number(self.path, column, values.filter(unclear)[0].as_py())
+        plain = values
+        if thousands:
+            fits = pc.match_substring_regex(values, f"^(?:{number_pattern(decimal, thousands)})$")
+            bare = values
+            for mark in SPACES if thousands == " " else thousands:
+                bare = pc.replace_substring(bare, mark, "")
+            plain = pc.if_else(fits, bare, values)
+        if decimal == ",":
+            # A point has no place in such a number; what has one stays, and is refused below.
+            points = pc.match_substring(plain, ".")
+            plain = pc.if_else(points, pc.binary_join_element_wise(plain, ",", ""), plain)
+            plain = pc.if_else(points, plain, pc.replace_substring(plain, ",", "."))
+        try:
+            return np.asarray(pc.fill_null(pc.cast(plain, pa.float64()), float("nan")))
+        except pa.ArrowInvalid as error:
+            for place, (value, said) in enumerate(zip(plain.to_pylist(), values.to_pylist(), strict=True)):
+                try:
+                    pc.cast(pa.array([value], pa.string()), pa.float64())
+                except pa.ArrowInvalid:
+                    raise no_number(self.path, column, said, row + place, self._advice(said)) from error
+            raise self._unreadable(error) from error
+
+    def _advice(self, value: str) -> str:
+        """The option that would take a value, if one would."""
+        return number_advice(value, self.dialect)
+
+    def _explain(self, numbers: list[str]) -> None:
+        """Raises `DataError` at the first value that is not a number."""
+        import pyarrow as pa
+
+        row = 0
+        try:
+            for part in self._read_as(dict.fromkeys(numbers, pa.string())):
+                for name in numbers:
+                    self._from_text(part.column(name), name, row)
+                row += part.num_rows
+        except pa.ArrowInvalid:
+            return  # not about numbers: the caller reports it
+
+    def _unreadable(self, error: Exception) -> DataError:
+        """What to say of a file that Arrow refuses."""
+        text = str(error)
+        hint = ""
+        if "Expected" in text and "columns" in text:
+            mark = "a tab" if self.dialect.separator == "\t" else repr(self.dialect.separator)
+            hint = (
+                f" Columns are taken to stand between {mark}; if they do not, give separator. A row of more or fewer "
+                "values has to be mended, and lines before the table are left out with skip_lines."
+            )
+        elif "UTF8" in text or isinstance(error, UnicodeError):
+            hint = " Give the encoding that it has (encoding)."
+        return DataError(f"{self.path} cannot be read as CSV: {text.rstrip('.')}.{hint}")
+
+
+def number_advice(value: str, dialect: Dialect) -> str:
+    """The option with which a value would be a number, as a sentence; "" if there is none."""
+    other = "," if dialect.decimal == "." else "."
+    own_word, word = WORDS[dialect.decimal], WORDS[other]
+    for decimal, thousands, words in (
+        (dialect.decimal, other, f"thousands={word!r}"),
+        (dialect.decimal, " ", "thousands='space'"),
+        (other, "", f"decimal={word!r}"),
+        (other, dialect.decimal, f"decimal={word!r} and thousands={own_word!r}"),
+    ):
+        if is_number(value, decimal, thousands):
+            return f"Correct it, or if it is one, say how numbers are written ({words})."
+    if value.rstrip().endswith("%"):
+        return "Take the sign out of the column, or leave the column out of targets and features."
+    return ""

@@ -1,0 +1,108 @@
+"""Takes rows that have names, such as a frame's, by their names and not by their order.
+
+It needs NumPy alone: a frame is known by what it can do, and pandas, polars and pyarrow are not imported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cellerate.errors import DataError
+
+_SHOWN = 12
+
+
+def by_name(rows: Any, names: Sequence[str]) -> np.ndarray | None:
+    """The columns of these names, or None if the rows have no names.
+
+    Args:
+        rows: A frame of pandas or polars, an Arrow table or record batch, a mapping of columns, a structured array; or
+            a list of these, which are windows of as many rows each.
+        names: The columns, in the order in which they are wanted. Others are left alone.
+
+    Returns:
+        (rows, names) or, of a list, (windows, rows, names) float64, with NaN where a value is missing.
+
+    Raises:
+        DataError: A column is missing, occurs twice or holds no numbers; or columns or windows differ in length.
+    """
+    if isinstance(rows, list | tuple) and rows and all(_names(one) is not None for one in rows):
+        windows = [_columns(one, names) for one in rows]
+        lengths = {len(one) for one in windows}
+        if len(lengths) > 1:
+            raise DataError(
+                f"rows is a list of windows of {min(lengths)} to {max(lengths)} rows: give all as many rows."
+            )
+        return np.stack(windows)
+    return None if _names(rows) is None else _columns(rows, names)
+
+
+def _names(rows: Any) -> list[Any] | None:
+    """The names of the columns, or None if there are none."""
+    if isinstance(rows, np.ndarray):
+        return None if rows.dtype.names is None else list(rows.dtype.names)
+    if isinstance(rows, Mapping):
+        return list(rows)
+    for attribute in ("column_names", "columns"):
+        found = getattr(rows, attribute, None)
+        if found is not None and not callable(found):
+            names = list(found)
+            # The columns of a record batch are its values; its names are those of its schema.
+            if all(isinstance(name, str | int) for name in names):
+                return names
+    schema: Any = getattr(rows, "schema", None)
+    return list(schema.names) if hasattr(schema, "names") else None
+
+
+def _columns(rows: Any, names: Sequence[str]) -> np.ndarray:
+    there = _names(rows) or []
+    lacking = [name for name in names if name not in there]
+    if lacking:
+        shown = ", ".join(map(str, there[:_SHOWN])) + (", ..." if len(there) > _SHOWN else "")
+        raise DataError(
+            f"rows has no column {', '.join(map(repr, lacking))}, which the model forecasts from. It has: {shown}."
+        )
+    columns = []
+    for name in names:
+        if there.count(name) > 1:
+            raise DataError(f"rows has more than one column named {name!r}; rename one of them.")
+        columns.append(_numbers(rows[name], name))
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(names, columns, strict=True))
+        raise DataError(f"the columns of rows differ in length: {lengths}.")
+    return np.column_stack(columns)
+
+
+def _numbers(column: Any, name: str) -> np.ndarray:
+    """(rows,) float64."""
+    values = column
+    # What holds nulls beside whole numbers knows itself how to put NaN there.
+    if hasattr(column, "to_numpy"):
+        try:
+            values = column.to_numpy(zero_copy_only=False)
+        except TypeError:
+            values = column.to_numpy()
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise DataError(f"the column {name!r} of rows has shape {values.shape}; expected one number a row.")
+    if values.dtype == object:
+        values = np.array([np.nan if _is_missing(value) else value for value in values.tolist()], object)
+        if any(isinstance(value, str | bytes | bool) for value in values):
+            raise DataError(f"the column {name!r} of rows holds {_first_text(values)!r}, which is no number.")
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the column {name!r} of rows holds no numbers: {error}.") from error
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"the column {name!r} of rows holds {values.dtype}; expected numbers.")
+    return values.astype(np.float64)
+
+
+def _is_missing(value: Any) -> bool:
+    # That of pandas is equal to nothing, and says so with something that is no truth value.
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _first_text(values: np.ndarray) -> Any:
+    return next(value for value in values if isinstance(value, str | bytes | bool))

@@ -1,0 +1,35 @@
+import pytest
+
+from cellerate.cli.tables import table_words
+from cellerate.data.table_options import TableOptions
+
+pytestmark = pytest.mark.keras
+
+
+def german(path):
+    lines = path.read_text().splitlines()
+    path.write_bytes("\n".join(line.replace(",", ";").replace(".", ",") for line in lines).encode("utf-16"))
+
+
+def test_verbs_tell_how_they_read_a_table_and_take_its_options(cellerate, here, made):
+    plain = cellerate("forecast", made / "series.keras", "s.csv")
+    german(here / "s.csv")
+    code, shown, told = cellerate("forecast", made / "series.keras", "s.csv")
+    assert (code, shown) == plain[:2]
+    assert "s.csv read as: UTF-16, ';' between columns, ',' decimal\n" in told
+    assert " read as" not in plain[2]
+    assert " read as" not in cellerate("forecast", made / "series.keras", "s.csv", "-q")[2]
+    code, _, told = cellerate("forecast", made / "series.keras", "s.csv", "--decimal", "point")
+    assert code != 0 and "--decimal comma" in told
+    code, _, told = cellerate("data", "pack", "s.csv", "-o", "s.series", "--separator", ";")
+    assert code == 0 and "',' decimal" in told
+    code, _, told = cellerate("evaluate", made / "series.keras", "s.csv")
+    assert code == 0 and "',' decimal" in told
+
+
+def test_options_of_tables_are_repeated_as_they_are_typed():
+    given = TableOptions(separator="\t", decimal=",", thousands="none", header="no", skip_lines=2, told=print)
+    assert " ".join(table_words(given)) == (
+        "--separator tab --decimal , --thousands none --header no --skip-lines 2"
+    )
+    assert table_words(TableOptions()) == []
