@@ -51,6 +51,8 @@ def test_preloaded_allocator_is_told_without_its_folder(monkeypatch):
     monkeypatch.setenv("LD_PRELOAD", "/opt/somewhere/libjemalloc.so.2")
     monkeypatch.setenv("MALLOC_CONF", "background_thread:true")
     monkeypatch.setenv("MALLOCATED", "no setting")
+    # polars sets it for an allocator of its own.
+    monkeypatch.setenv("_RJEM_MALLOC_CONF", "dirty_decay_ms:500")
     found = conditions.allocator()
     assert found["preloaded"] == ["libjemalloc.so.2"]
     assert found["environment"] == {"MALLOC_CONF": "background_thread:true"}

@@ -24,7 +24,7 @@ def test_backtest_shows_each_fold_and_all_together(cellerate, here):
     assert lines[0].startswith("3 folds of 3 rows, every 2 rows: the data are not those of the training")
     assert lines[2].split("  ")[:2] == ["fold", "from"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
-    assert "2024-02-28 23:00:00" in lines[3]
+    assert "2024-02-28T23:00" in lines[3]
     assert "all folds, 6 forecasts" in lines
     assert any(line.startswith("the worst of 2 series, by MASE") for line in lines)
     assert "baseline" in lines[-1]

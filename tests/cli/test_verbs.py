@@ -68,7 +68,8 @@ def test_train_series_draws_a_chart_and_compares_with_naive(cellerate, here, sma
     assert code == 0
     lines = out.splitlines()
     assert lines[0].startswith("test part, ")
-    assert [line.split()[0] for line in lines[2:-1]] == ["the", "last", "NLinear"]
+    assert [line.split()[0] for line in lines[2:-2]] == ["the", "last", "NLinear"]
+    assert lines[-2].startswith("calibrated 80 % interval: holds ")
     assert "etter than" in lines[-1]
     assert (here / "m.run" / "forecast.png").read_bytes().startswith(b"\x89PNG")
     assert "chart: m.run/forecast.png" in err

@@ -77,6 +77,35 @@ def test_forecast_model_with_residual_moves_with_the_level_of_the_targets():
     assert (np.abs(difference[..., 1]) < 3).all()
 
 
+@pytest.mark.parametrize("absolute", [(), (0, 4)])
+def test_forecast_model_with_residual_takes_a_shift_of_all_levels_over(absolute):
+    model = stir(small(absolute=absolute), 0.3)
+    moved = SERIES + np.where(np.isin(np.arange(5), absolute), 0, [3.0, 40.0, -5.0, 8.0, 2.0]).astype(
+        "float32"
+    )
+    np.testing.assert_allclose(run(model, moved) - run(model), [[[8, 40]] * 4] * 4, atol=1e-4)
+
+
+def test_forecast_model_sees_the_level_of_absolute_columns_only():
+    moved = SERIES.copy()
+    moved[..., 4] += 2.0
+    blind, seeing = (stir(small(absolute=absolute), 0.3) for absolute in ((0,), (0, 4)))
+    np.testing.assert_allclose(run(blind, moved), run(blind), atol=1e-5)
+    assert np.abs(run(seeing, moved) - run(seeing)).max() > 0.01
+
+
+def test_forecast_model_adds_one_linear_map_of_the_changes_of_each_target():
+    model = small()
+    weights = np.random.default_rng(3).normal(size=(9, 4)).astype("float32")
+    model.get_layer("linear").set_weights([weights, np.arange(4.0)])
+    change = (SERIES - SERIES[:, -1:])[..., [3, 1]]
+    expected = (
+        np.einsum("bwt,wh->bht", change, weights) + np.arange(4.0)[:, None] + SERIES[:, -1:][..., [3, 1]]
+    )
+    np.testing.assert_allclose(run(model), expected, rtol=1e-4, atol=1e-5)
+    assert all(layer.name != "linear" for layer in small(linear=False).layers)
+
+
 def test_forecast_model_without_residual_ignores_the_last_level():
     moved = SERIES.copy()
     moved[:, -1, 3] += 100.0

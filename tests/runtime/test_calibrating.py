@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from cellerate.data.frequency import parse_frequency
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
 from cellerate.errors import ConfigError
@@ -27,14 +28,15 @@ def series(values, segments=None, *, times=True):
     values = np.asarray(values, np.float32).reshape(-1, 1)
     segments = segments or ((0, len(values), ""),)
     when = np.concatenate([START + HOUR * np.arange(stop - first) for first, stop, _ in segments])
-    return SeriesData(
-        values, ("y",), (0,), (0,), when if times else None, segments, HOUR if times else None, "f"
-    )
+    clock = {"step": HOUR, "frequency": parse_frequency("hour")} if times else {"step": None}
+    return SeriesData(values, ("y",), (0,), (0,), when if times else None, segments, fingerprint="f", **clock)
 
 
 def settings(calibration=None, horizon=HORIZON):
     reading = {"targets": ["y"], "features": ["y"]}
-    return ForecastSettings(reading, WINDOW, horizon, (), Scaler(["y"], [0.0], [1.0]), calibration)
+    return ForecastSettings(
+        reading, WINDOW, horizon, (), Scaler(["y"], [0.0], [1.0]), calibration=calibration
+    )
 
 
 def last_value(horizon=HORIZON):

@@ -5,6 +5,7 @@ import pytest
 
 from cellerate.data.calendar_features import Calendar
 from cellerate.data.covariates import Covariates
+from cellerate.data.frequency import parse_frequency
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
 from cellerate.data.series_scaler import SeriesScaler
@@ -40,7 +41,18 @@ def data():
     times = np.concatenate([hours, hours])
     segments = ((0, ROWS, "a"), (ROWS, 2 * ROWS, "b"))
     ahead = Ahead(times[-1] + HOUR)
-    return SeriesData(values, ("y", "price"), (0, 1), (0,), times, segments, HOUR, "f", ahead=ahead)
+    return SeriesData(
+        values,
+        ("y", "price"),
+        (0, 1),
+        (0,),
+        times,
+        segments,
+        HOUR,
+        "f",
+        frequency=parse_frequency("hour"),
+        ahead=ahead,
+    )
 
 
 def settings(covariates=COVARIATES):

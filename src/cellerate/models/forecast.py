@@ -39,6 +39,8 @@ def build_forecast_model(
     recurrent_dropout: float = 0.0,
     quantiles: Sequence[float] | None = None,
     residual: bool = True,
+    linear: bool = True,
+    absolute: Sequence[int] = (),
     future: int = 0,
     series: int = 0,
     series_embedding: int = 0,
@@ -47,10 +49,11 @@ def build_forecast_model(
 ) -> keras.Model:
     """Builds an LSTM encoder with a head that predicts all `horizon` steps at once.
 
-    With `residual`, the head predicts the difference from the last observed value of each target, and starts
-    at zero: before training the model repeats the last value, the baseline that every forecast is judged
-    against. With `quantiles`, the one nearest to 0.5 is predicted directly, and each other one by its distance
-    (a softplus, never negative) from its neighbour, so the quantiles of a prediction cannot cross.
+    With `residual`, the model reads and predicts differences from the last observed values, so that it does not
+    depend on a level that drifts. The head starts at zero: before training the model repeats the last value of each
+    target, the baseline that every forecast is judged against. With `quantiles`, the one nearest to 0.5 is predicted
+    directly, and each other one by its distance (a softplus, never negative) from its neighbour, so the quantiles of
+    a prediction cannot cross.
 
     Args:
         window: The number of past steps the model sees.
@@ -65,7 +68,12 @@ def build_forecast_model(
         recurrent_dropout: The fraction of the recurrent state to drop. Keras's own fused kernels do not
             have it; Cellerate's do.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
-        residual: Whether to predict the difference from the last observed values.
+        residual: Whether to read and predict the difference from the last observed values.
+        linear: With `residual`, whether to add a linear map of each target's differences in the window, the same for
+            all targets. It starts at zero. Alone it is NLinear (Zeng et al. 2023, "Are Transformers Effective for Time
+            Series Forecasting?"), which no LSTM should lose to.
+        absolute: The positions of input columns that are read as they are all the same, because their level means
+            something: the hour, a price that is known in advance.
         future: K, the number of values that are known in advance of each step to predict; the model then has an
             input "future" (B, horizon, K) beside "series". A small head sees a step's values and a summary of the
             window, and what it says is added to each step.
@@ -96,6 +104,9 @@ def build_forecast_model(
 
     inputs = {"series": keras.Input((window, features), dtype="float32", name="series")}
     past = x = inputs["series"]
+    if residual:
+        last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(past)
+        x = _less_last(past, last, [column not in absolute for column in range(features)])
     layer = seeded_bidirectional if bidirectional else seeded_lstm
     if series_embedding:
         check_positive("series", series)
@@ -121,7 +132,9 @@ def build_forecast_model(
         steps = _steps(x, inputs["future"], horizon, seeds)
     output = _head(x, horizon, targets, 1, seeds, steps, name="center", kernel="zeros" if residual else None)
     if residual:
-        last = keras.layers.Cropping1D((window - 1, 0), dtype="float32", name="last_step")(past)
+        if linear:
+            linearly = _linear(past, last, columns, features, horizon, seeds)
+            output = keras.layers.Add(dtype="float32", name="with_linear")([output, linearly])
         if columns != list(range(features)):
             last = ops.take(last, columns, axis=-1)
         last = keras.layers.Reshape((1, targets, 1), dtype="float32", name="last_value")(last)
@@ -142,6 +155,30 @@ def _check_columns(columns: Sequence[int], targets: int, features: int) -> list[
             f"each target; got {columns!r}."
         )
     return found
+
+
+def _less_last(past: Any, last: Any, chosen: Sequence[bool]) -> Any:
+    """(B, window, F) and its last step (B, 1, F) → the first less the second in the chosen columns."""
+    if not any(chosen):
+        return past
+    if not all(chosen):
+        last = keras.layers.Rescaling([float(one) for one in chosen], dtype="float32", name="last_level")(
+            last
+        )
+    return keras.layers.Subtract(dtype="float32", name="less_last_value")([past, last])
+
+
+def _linear(
+    past: Any, last: Any, columns: Sequence[int], features: int, horizon: int, seeds: Iterator[int | None]
+) -> Any:
+    """(B, window, F) and its last step (B, 1, F) → (B, horizon, targets, 1) in one linear map of each target."""
+    change = keras.layers.Subtract(dtype="float32", name="change")([past, last])
+    if list(columns) != list(range(features)):
+        change = ops.take(change, columns, axis=-1)
+    by_target = keras.layers.Permute((2, 1), dtype="float32", name="change_by_target")(change)
+    made = seeded_dense(horizon, seeds, name="linear", kernel_initializer="zeros", dtype="float32")(by_target)
+    ahead = keras.layers.Permute((2, 1), dtype="float32", name="linear_steps")(made)
+    return keras.layers.Reshape((horizon, len(columns), 1), dtype="float32", name="linear_forecast")(ahead)
 
 
 def _with_series(x: Any, ids: Any, window: int, series: int, size: int, seeds: Iterator[int | None]) -> Any:

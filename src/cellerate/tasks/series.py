@@ -325,6 +325,7 @@ def _build(
     places = (
         [data.feature_columns.index(c) for c in data.target_columns] if inside else range(len(options.target))
     )
+    known = [data.feature_names.index(name) for name in options.future]
     return build_forecast_model(
         options.window,
         len(data.feature_columns) + width,
@@ -332,6 +333,7 @@ def _build(
         len(data.target_columns),
         target_columns=list(places),
         quantiles=list(quantiles) or None,
+        absolute=[*known, *range(len(data.feature_columns), len(data.feature_columns) + width)],
         future=len(options.future) + width,
         series=len(_names(data)),
         seed=seed,

@@ -211,7 +211,8 @@ class ForecastArchitecture:
         bidirectional: Whether the encoder reads the window in both directions.
         dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
-        residual: Whether the model forecasts the change from the last observed value.
+        residual: Whether the model reads and forecasts changes from the last observed values.
+        linear: Whether a linear map of the window is added to what the LSTM forecasts; with residual only.
         series_embedding: Size of the vector that stands for each series, from which the model learns what is its own;
             without it, all series are alike to the model.
     """
@@ -222,6 +223,7 @@ class ForecastArchitecture:
     dropout: float = 0.1
     quantile: Sequence[float] = ()
     residual: bool = True
+    linear: bool = True
     series_embedding: int = 0
 
     def __post_init__(self) -> None:
