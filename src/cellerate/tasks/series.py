@@ -312,7 +312,7 @@ def _build(
 ) -> keras.Model:
     settings = dataclasses.asdict(architecture)
     quantiles = settings.pop("quantile")
-    calendar = make_calendar(options.calendar, options.holidays, data.times)
+    calendar = make_calendar(options.calendar, options.holidays, data.times, data.form.zone)
     width = 0 if calendar is None else calendar.width
     if architecture.series_embedding and len(_names(data)) < 2:
         raise ConfigError(
@@ -345,7 +345,7 @@ def _covariates(
     """What the model sees beside the features; `by_id` if it has an input for the id of the series."""
     return Covariates(
         tuple(options.future),
-        make_calendar(options.calendar, options.holidays, data.times),
+        make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
         tuple(_names(data)) if by_id else None,
         SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
     )
