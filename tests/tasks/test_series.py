@@ -12,7 +12,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
