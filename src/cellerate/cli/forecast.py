@@ -3,7 +3,7 @@
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from cellerate.cli.tables import Level, WithIntervals, levels_of, spoken, told_o
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.runtime.forecasting import Example
 
 
 @with_settings("reading", ReadingOptions, panel="Reading")
@@ -136,8 +139,7 @@ def forecast(
     if plot is not None:
         from cellerate.report.charts import draw_forecasts
 
-        ahead = len(examples[0].times)
-        draw_forecasts(plot, examples, f"{model.stem}: the next {f'{ahead:,} rows' if ahead > 1 else 'row'}")
+        draw_forecasts(plot, examples, f"{model.stem}: the next {_ahead(examples[0])}")
     if json:
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:
@@ -152,3 +154,18 @@ def forecast(
         show(shown.getvalue())
     for target in filter(None, (output, plot)):
         note(f"written: {target}")
+
+
+def _ahead(example: "Example") -> str:
+    """How far a forecast reaches: "24 hours", "business day"; "96 rows" where there is no plain word for a row."""
+    import numpy as np
+
+    from cellerate.data.frequency import find_frequency
+
+    count = len(example.times)
+    times = np.concatenate([example.past_times, example.times])
+    found = None
+    if times.dtype.kind == "M":
+        found = find_frequency(times, np.ones(len(times) - 1, bool), example.form.zone)
+    many = "rows" if found is None or not found.name[0].isalpha() else found.name
+    return f"{count:,} {many}" if count > 1 else many.removesuffix("s")

@@ -24,6 +24,7 @@ from cellerate.tasks.metrics import covered, pinball_losses, window_errors
 from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import SeriesOptions
 from cellerate.tasks.step_errors import StepErrors
+from cellerate.tasks.verdict import hints_for
 
 Progress = Callable[[int, int], None]
 
@@ -171,7 +172,7 @@ def forecaster_report(
 def judging_of(model: SeriesForecaster, data: SeriesData) -> Judging:
     """What the figures of a forecaster are in."""
     scale = model.settings.scaler.scale[list(data.target_columns)]
-    return Judging(data.target_names, model.settings.quantiles, scale)
+    return Judging(data.target_names, model.settings.quantiles, scale, hints_for(model.options, data))
 
 
 def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> JudgedPart:
