@@ -184,7 +184,7 @@ def test_detect_on_the_command_line_writes_every_row_and_shows_the_worst(cell):
         rows = list(csv.DictReader(file))
     assert [float(row["score"]) for row in rows] == found.score.tolist()
     assert [row["anomaly"] == "True" for row in rows] == found.anomaly.tolist()
-    assert rows[0]["time"] == "2024-02-28 06:00:00"
+    assert rows[0]["time"] == "2024-02-28T06:00"
     table = pq.read_table(cell / "a.parquet")
     assert table["score"].to_pylist() == found.score.tolist()
     written = json.loads((cell / "a.json").read_text())
