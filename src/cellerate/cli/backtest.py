@@ -117,7 +117,7 @@ def backtest(
     if output is not None:
         _write(output, found)
     if plot is not None:
-        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: {folds} folds")
+        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: backtest")
     if json:
         emit_json(found.record())
     else:

@@ -84,7 +84,7 @@ def detect(
     if output is not None:
         _write(output, found)
     if plot is not None:
-        _draw(plot, found, f"{model.stem}: {int(found.anomaly.sum()):,} anomalies")
+        _draw(plot, found, f"{model.stem}: what was not expected")
     shown = _rows(found, found.worst(worst))
     count = int(found.anomaly.sum())
     if json:
