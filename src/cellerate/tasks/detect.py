@@ -33,7 +33,7 @@ class Anomalies:
     Attributes:
         level: The share of usual rows whose score is at most 1.
         series: (N,) the name of the series; "" without names.
-        time: (N,) times or row numbers.
+        time: (N,) times, those of zones in UTC, or row numbers; `form` writes them as the data do.
         target: (N,) the column.
         value: (N,) in the units of the data; so for the next three.
         expected: (N,) the median of the forecasts of this row.
