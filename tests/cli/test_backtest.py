@@ -1,10 +1,12 @@
 import csv
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from cellerate.runtime.cell import write_cell
+from cellerate.runtime.intervals import Calibration
 from support import packed_forecaster
 
 
@@ -70,3 +72,59 @@ def test_backtest_that_cannot_be_says_which_option_helps(cellerate, here, words,
     found, out, err = cellerate("backtest", "f.cell", "s.csv", *words, "-q")
     assert (found, out) == (code, "")
     assert said in err
+
+
+def test_all_verbs_of_series_take_the_same_options_and_tell_once_how_tables_were_read(cellerate, here):
+    lines = [line.replace(",", ";").replace(".", ",") for line in (here / "s.csv").read_text().splitlines()]
+    (here / "de.csv").write_text("\n".join([*lines[:3], lines[2], *lines[3:]]) + "\n")
+    scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
+    made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None)
+    header = packed_forecaster.header(series_column="region", season=4)
+    header["payload"]["calibration"] = made.to_config()
+    write_cell(here / "f.cell", packed_forecaster.program(), precision="float32", header=header)
+    for verb in (
+        ["forecast"],
+        ["evaluate"],
+        ["backtest", "--folds", "2"],
+        ["detect"],
+        ["evaluate", "-o", "errors/"],
+    ):
+        words = (verb[0], "f.cell", "de.csv", *verb[1:], "--decimal", ",")
+        code, _, err = cellerate(*words)
+        assert code != 0
+        assert "--duplicates" in err
+        code, _, err = cellerate(*words, "--duplicates", "first", "--time-zone", "Europe/Berlin")
+        assert code == 0, err
+        assert err.count("merged 1 rows") == 1, (verb, err)
+        assert err.count("de.csv read as") == 1, (verb, err)
+    code, _, err = cellerate("detect", "f.cell", "de.csv", "--duplicates", "first", "-q")
+    assert (code, err) == (0, "")
+
+
+def test_backtest_gives_intervals_and_says_what_they_held(cellerate, here):
+    assert "intervals" not in json.loads(
+        cellerate("backtest", "f.cell", "s.csv", "--folds", "2", "--json")[1]
+    )
+    scores = np.linspace(0.1, 60, 400)[:, None, None] * np.ones((1, packed_forecaster.HORIZON, 2))
+    made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=None)
+    header = packed_forecaster.header(series_column="region")
+    header["payload"]["calibration"] = made.to_config()
+    write_cell(here / "c.cell", packed_forecaster.program(), precision="float32", header=header)
+    words = ("backtest", "c.cell", "s.csv", "--folds", "2", "-q")
+    assert "calibrated 95 % interval: holds" in cellerate(*words)[1]
+    assert "calibrated 50 % interval: holds" in cellerate(*words, "--level", "0.5")[1]
+    assert "interval" not in cellerate(*words, "--no-intervals")[1]
+    assert cellerate(*words, "--plot", "p.svg")[0] == 0
+    assert "95 % interval" in (here / "p.svg").read_text()
+
+
+def test_evaluate_draws_its_errors_by_step(cellerate, here):
+    code, _, err = cellerate("evaluate", "f.cell", "s.csv", "--plot", "e.svg", "-q")
+    assert code == 0
+    assert "written: e.svg" in err
+    chart = (here / "e.svg").read_text()
+    assert "steps ahead" in chart
+    assert "last value" in chart
+    code, _, err = cellerate("evaluate", "f.cell", "s.csv", "--plot", "e.svg", "-o", "errors")
+    assert code != 0
+    assert "--plot" in err

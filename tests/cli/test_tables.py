@@ -1,6 +1,8 @@
+import warnings
+
 import pytest
 
-from cellerate.cli.tables import table_words
+from cellerate.cli.tables import table_words, told_of_tables
 from cellerate.data.table_options import TableOptions
 
 pytestmark = pytest.mark.keras
@@ -33,3 +35,13 @@ def test_options_of_tables_are_repeated_as_they_are_typed():
         "--separator tab --decimal , --thousands none --header no --skip-lines 2"
     )
     assert table_words(TableOptions()) == []
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_is_told_of_tables_is_shown_once_and_warnings_even_if_quiet(quiet, capsys):
+    with told_of_tables(quiet) as told:
+        for _ in range(2):
+            told("rows were sorted by time_column")
+            warnings.warn("the model was not trained on the series 'a'.", stacklevel=1)
+        assert capsys.readouterr().err == "the model was not trained on the series 'a'.\n"
+    assert capsys.readouterr().err == ("" if quiet else "rows were sorted by --time-column\n")

@@ -3,15 +3,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cellerate.data.calendar_features import Calendar
+from cellerate.data.calendar_features import Calendar, make_calendar
 from cellerate.data.covariate_batches import CovariateBatches
 from cellerate.data.covariates import Covariates
+from cellerate.data.frequency import parse_frequency
 from cellerate.data.gather import BlockPlan, FilePlan, WindowIndex, open_rows, windows_at
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
 from cellerate.data.series_scaler import SeriesScaler
 from cellerate.data.shares import share_of
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import ModelError
+from cellerate.runtime.forecast_at import forecast_at
+from cellerate.runtime.forecast_settings import ForecastSettings
 
 WINDOW, HORIZON, ROWS = 5, 3, 40
 CALENDAR = Calendar(("hour", "weekday"))
@@ -137,3 +141,55 @@ def test_description_gives_the_same_covariates_and_damage_raises(data):
             Covariates.from_config(config | damage, scaler)
     with pytest.raises(ModelError, match="mapping"):
         Covariates.from_config([], scaler)
+
+
+# In Berlin the clock goes from 2:00 to 3:00 on 31 March 2024, at 1:00 UTC, a Sunday, and back on 27 October.
+@pytest.mark.parametrize(("change", "before", "after"), [("2024-03-31T01", 1, 2), ("2024-10-27T01", 2, 1)])
+def test_calendar_of_zoned_times_is_that_of_the_clock_on_the_wall(data, monkeypatch, change, before, after):
+    utc = np.datetime64(change, "us") + np.arange(-30, 30) * np.timedelta64(1, "h")
+    local = utc + np.where(utc < np.datetime64(change), before, after) * np.timedelta64(1, "h")
+    hours = 2 * np.pi * (local - local.astype("M8[D]")) / np.timedelta64(1, "D")
+    days = 2 * np.pi * ((local.astype("M8[D]").astype(int) + 3) % 7) / 7
+    wanted = np.stack([np.sin(hours), np.cos(hours), np.sin(days), np.cos(days)], axis=-1)
+    zoned = dataclasses.replace(
+        data,
+        values=data.values[:ROWS],
+        times=utc[:ROWS],
+        segments=((0, ROWS, ""),),
+        form=TimeForm(zone="Europe/Berlin"),
+        frequency=parse_frequency("hour"),
+    )
+    scaler = Scaler.fit(zoned.whole())
+    covariates = Covariates(calendar=CALENDAR)
+    for prepared in (True, False):
+        if not prepared:
+            monkeypatch.setattr("cellerate.data.covariates._PREPARED_BYTES", 0)
+        source = batches(zoned, covariates, scaler, drop_last=False)
+        for index in range(len(source)):
+            x = source.batch(0, index)[0]
+            for row, origin in enumerate(source.origins(0, index).tolist()):
+                np.testing.assert_allclose(
+                    x["series"][row, :, 2:], wanted[origin - WINDOW : origin], atol=1e-6
+                )
+                np.testing.assert_allclose(x["future"][row], wanted[origin : origin + HORIZON], atol=1e-6)
+    seen = []
+    settings = ForecastSettings({}, WINDOW, HORIZON, (), scaler, covariates)
+
+    def predict(inputs):
+        seen.append(inputs)
+        return np.zeros((len(inputs["series"]), HORIZON, 1), np.float32)
+
+    # At the change, and behind the last row.
+    origins = np.array([28, ROWS])
+    forecast_at(predict, zoned, settings, origins)
+    for row, origin in enumerate(origins.tolist()):
+        np.testing.assert_allclose(seen[0]["series"][row, :, 2:], wanted[origin - WINDOW : origin], atol=1e-6)
+        np.testing.assert_allclose(seen[0]["future"][row], wanted[origin : origin + HORIZON], atol=1e-6)
+
+
+def test_holidays_begin_with_the_year_on_the_wall():
+    pytest.importorskip("holidays")
+    # 21:00 on New Year's Eve in New York.
+    times = np.array(["2024-01-01T02:00"], "M8[us]")
+    calendar = make_calendar(["holiday"], "US", times, "America/New_York")
+    assert calendar.features(times - np.timedelta64(5, "h")).tolist() == [[0.0]]

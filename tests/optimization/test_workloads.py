@@ -18,7 +18,7 @@ from cellerate.runtime.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
 from cellerate.tasks.packing import packed
 from cellerate.tasks.series import load_series_model
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, load_text_model
 

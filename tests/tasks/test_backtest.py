@@ -5,6 +5,7 @@ import pytest
 
 import cellerate
 from cellerate.errors import ConfigError, DataError
+from cellerate.runtime.intervals import Calibration
 from cellerate.tasks.backtest import backtest
 from cellerate.tasks.opening import forecaster_of
 from support import packed_forecaster
@@ -149,3 +150,78 @@ def test_folds_in_rows_of_the_training_are_told(path):
 
 def test_backtest_is_public():
     assert cellerate.backtest is backtest
+
+
+def kept(model, until=None):
+    """Calibrates a model by hand: the level p reaches 100 p."""
+    scores = np.linspace(0.1, 100, 1000)[:, None, None] * np.ones((1, HORIZON, 2))
+    made = Calibration.of(scores, scores[:, 0], floor=None, non_negative=np.zeros(2, bool), until=until)
+    model.cell.header["payload"]["calibration"] = made.to_config()
+    return made
+
+
+def test_intervals_are_those_the_model_keeps_where_newer_rows_are_too_few(path):
+    packed = model()
+    made = kept(packed)
+    found = backtest(packed, path, folds=2, levels=[0.5])
+    examples = [example for fold in found.folds for example in fold.examples]
+    for example in examples:
+        reach = made.reach_at(0.5)
+        np.testing.assert_allclose(example.intervals[0.5][..., 1] - example.forecast, reach, rtol=1e-5)
+        np.testing.assert_allclose(example.forecast - example.intervals[0.5][..., 0], reach, rtol=1e-5)
+    inside = np.mean([np.abs(one.forecast - one.truth) <= made.reach_at(0.5) for one in examples])
+    assert found.figures["intervals"]["0.5"]["coverage"] == pytest.approx(inside)
+    assert found.folds[0].figures["intervals"].keys() == {"0.5"}
+    assert {"price_low50", "price_high50", "load_low50"} <= set(found.columns())
+    assert set(backtest(packed, path, folds=2).figures["intervals"]) == {"0.8", "0.95"}
+    assert "intervals" not in backtest(packed, path, folds=2, levels=()).figures
+    with pytest.raises(ConfigError, match="the model was not calibrated"):
+        backtest(model(), path, folds=2, levels=[0.5])
+
+
+def test_intervals_are_calibrated_on_rows_before_the_first_fold_alone():
+    rows = np.random.default_rng(1).normal(size=(1000, 3))
+    times = np.datetime64("2024-01-01", "us") + np.arange(1000) * np.timedelta64(1, "h")
+
+    def intervals(values):
+        table = {"date": times, "load": values[:, 0], "wind": values[:, 1], "price": values[:, 2]}
+        packed = model(series_column=None)
+        # Trained on nothing that is here.
+        made = kept(packed, until=0)
+        found = backtest(packed, table, folds=2, levels=[0.8])
+        return made, [fold.examples[0].intervals[0.8] for fold in found.folds]
+
+    made, before = intervals(rows)
+    later = rows.copy()
+    later[1000 - 2 * HORIZON :] *= 50
+    np.testing.assert_array_equal(intervals(later)[1][0], before[0])
+    # Rows that are far wilder before it make them wider.
+    wild = rows.copy()
+    wild[: 1000 - 2 * HORIZON - WINDOW] *= 1000
+    width = [np.diff(one[0], axis=-1).mean() for one in (before, intervals(wild)[1])]
+    assert width[1] > 2 * width[0]
+    assert width[0] != pytest.approx(2 * made.reach_at(0.8).mean(), rel=0.01)
+
+
+def test_backtest_and_detect_take_frames_and_options_as_forecast_does(path, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import csv as arrow_csv
+
+    packed = model()
+    kept(packed)
+    frame = arrow_csv.read_csv(path)
+    of_file, of_frame = backtest(packed, path, folds=2), backtest(packed, frame, folds=2)
+    assert of_frame.figures == of_file.figures
+    np.testing.assert_array_equal(cellerate.detect(packed, frame).score, cellerate.detect(packed, path).score)
+    # The same with commas in numbers, and a row twice.
+    lines = [line.replace(",", ";").replace(".", ",") for line in path.read_text().splitlines()]
+    (tmp_path / "de.csv").write_text("\n".join([*lines[:3], lines[2], *lines[3:]]) + "\n")
+    said = []
+    options = {"separator": ";", "decimal": ",", "duplicates": "first", "told": said.append}
+    other = backtest(packed, tmp_path / "de.csv", folds=2, **options)
+    assert other.figures["model"] == pytest.approx(of_file.figures["model"])
+    assert cellerate.detect(packed, tmp_path / "de.csv", **options).score.shape == (96,)
+    assert said
+    with pytest.raises(ConfigError, match="'missin' is not an argument of backtest; did you mean 'missing'"):
+        backtest(packed, path, missin="drop")
+    assert isinstance(frame, pa.Table)

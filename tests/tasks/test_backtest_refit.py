@@ -42,8 +42,14 @@ def test_each_fold_has_a_model_trained_on_the_rows_before_it_and_the_given_one_s
     first, second = ([one.folds[number].examples[0].forecast for one in (found, other)] for number in (0, 1))
     np.testing.assert_array_equal(*first)
     assert np.abs(second[0] - second[1]).max() > 1
+    # Each fold's intervals are those of its own model, so the first knows nothing of what comes later.
+    first, second = (
+        [one.folds[number].examples[0].intervals[0.8] for one in (found, other)] for number in (0, 1)
+    )
+    np.testing.assert_array_equal(*first)
+    assert np.abs(second[0] - second[1]).max() > 1
     plain = backtest(given, data, record=record, folds=2)
-    assert np.abs(plain.folds[0].examples[0].forecast - first[0]).max() > 1e-3
+    assert np.abs(plain.folds[0].examples[0].forecast - found.folds[0].examples[0].forecast).max() > 1e-3
 
 
 def test_fold_without_rows_to_train_on_is_named(trained):

@@ -16,7 +16,7 @@ from cellerate.serving.models import Served
 from cellerate.tasks.bulk import forecast_files
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import load_series_model, train_on_series
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 

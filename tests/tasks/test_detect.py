@@ -184,7 +184,7 @@ def test_detect_on_the_command_line_writes_every_row_and_shows_the_worst(cell):
         rows = list(csv.DictReader(file))
     assert [float(row["score"]) for row in rows] == found.score.tolist()
     assert [row["anomaly"] == "True" for row in rows] == found.anomaly.tolist()
-    assert rows[0]["time"] == "2024-02-28 06:00:00"
+    assert rows[0]["time"] == "2024-02-28T06:00"
     table = pq.read_table(cell / "a.parquet")
     assert table["score"].to_pylist() == found.score.tolist()
     written = json.loads((cell / "a.json").read_text())
@@ -206,3 +206,19 @@ def test_detect_on_the_command_line_refuses_another_kind_of_file_before_it_works
     done = run(cell / "m.cell", cell / "missing.csv", "-o", cell / "a.txt")
     assert isinstance(done.exception, ConfigError)
     assert "expected a name that ends in .csv, .parquet or .json" in str(done.exception)
+
+
+def test_detect_writes_times_as_the_data_do_and_says_the_level_in_its_chart(cell):
+    pytest.importorskip("matplotlib")
+    import pyarrow.parquet as pq
+
+    words = [cell / "m.cell", cell / "d.csv", "--level", "0.9", "--time-zone", "Europe/Berlin"]
+    for name in ("a.csv", "a.parquet"):
+        assert run(*words, "-o", cell / name, "--plot", cell / "a.svg").exit_code == 0
+    with (cell / "a.csv").open() as file:
+        times = [row["time"] for row in csv.DictReader(file)]
+    found = cellerate.detect(cell / "m.cell", cell / "d.csv", time_zone="Europe/Berlin")
+    assert times[0] == "2024-02-28T06:00"
+    assert found.time[0] == np.datetime64("2024-02-28T05:00")
+    assert str(pq.read_schema(cell / "a.parquet").field("time").type) == "timestamp[us, tz=Europe/Berlin]"
+    assert "90 % interval" in (cell / "a.svg").read_text()

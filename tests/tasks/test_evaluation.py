@@ -11,7 +11,7 @@ from cellerate.models.text import build_text_model
 from cellerate.tasks.embed import evaluate_lines, load_line_model
 from cellerate.tasks.inference import evaluate
 from cellerate.tasks.series import load_series_model, train_on_series
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 

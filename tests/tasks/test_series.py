@@ -12,7 +12,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
 
@@ -121,6 +121,8 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     assert (again["part"], again["windows"]) == ("held-out", run.test["windows"])
     for name in ("model", "last_value", "seasonal_naive", "nlinear"):
         assert again[name] == pytest.approx(run.test[name], rel=1e-5)
+    for level, held in run.test["intervals"].items():
+        assert again["intervals"][level] == pytest.approx(held, rel=1e-4)
     values = {"load": wave(seed=5), "other": wave(seed=6)}
     other = write(data.parent / "other.csv", date=hours(ROWS), **values)
     table = {"load": wave(), "other": wave(seed=1, level=-3.0)}
@@ -479,6 +481,8 @@ def test_output_below_a_file_raises_before_anything_is_read(tmp_path):
 def test_training_calibrates_intervals_that_a_packed_model_gives_too(quantile, data):
     run = fit(data, quantile=quantile)
     assert set(run.test["intervals"]) == {"0.8", "0.95"}
+    # So does the chart of the test part.
+    assert [list(example.intervals) for example in run.examples] == [[0.8, 0.95]] * len(run.examples)
     assert 0 < run.test["intervals"]["0.8"]["coverage"] <= run.test["intervals"]["0.95"]["coverage"] <= 1
     (example,) = forecast(data.parent / "m.keras", data)
     assert list(example.intervals) == [0.8, 0.95]

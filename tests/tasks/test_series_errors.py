@@ -6,7 +6,7 @@ from cellerate.errors import ConfigError
 from cellerate.runtime.packed import PackedModel
 from cellerate.tasks.metrics import central_intervals
 from cellerate.tasks.opening import forecaster_of
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import evaluate_forecaster
 from support import packed_forecaster
 from support.packed_forecaster import HORIZON, WINDOW
 

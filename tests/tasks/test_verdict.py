@@ -1,6 +1,12 @@
+import dataclasses
+
+import numpy as np
 import pytest
 
-from cellerate.tasks.verdict import verdict_of
+from cellerate.cli.figures import in_options
+from cellerate.data.series import SeriesData
+from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.verdict import hints_for, verdict_of
 
 
 def report(model, **baselines):
@@ -48,3 +54,29 @@ def test_model_that_is_no_better_is_not_called_better(model, baseline):
     found = verdict_of(report({"mae": model}, last_value={"mae": baseline}))
     assert found["beats_baselines"] is False
     assert "MAE not below that of last value" in found["sentence"]
+
+
+def hints(**options):
+    times = np.datetime64("2024-01-01", "us") + np.arange(8) * np.timedelta64(1, "h")
+    segments = ((0, 4, "a"), (4, 8, "b"))
+    data = SeriesData(np.zeros((8, 2)), ("y", "x"), (0, 1), (0,), times, segments, None, "f")
+    return hints_for(SeriesOptions(target=["y"], **options), data), data
+
+
+def test_hints_name_what_the_model_does_not_use_and_the_data_allow():
+    found, data = hints()
+    assert found == (
+        "a longer window (window)",
+        "the hour, the weekday or the month (calendar)",
+        "a scale for each series (scaling='series')",
+        "columns that are known in advance (future)",
+    )
+    assert hints(calendar=["hour"], scaling="series", future=["x"])[0] == ("a longer window (window)",)
+    alone = dataclasses.replace(data, times=None, segments=((0, 8, ""),), feature_columns=(0,))
+    assert hints_for(SeriesOptions(target=["y"]), alone) == ("a longer window (window)",)
+    worse = verdict_of(report({"mae": 2.0}, last_value={"mae": 1.0}), found)["sentence"]
+    assert in_options(worse).endswith(
+        "To try: a longer window (--window), the hour, the weekday or the month (--calendar), a scale for each series "
+        "(--scaling series), columns that are known in advance (--future), more training, a smaller model; or use last "
+        "value itself, which needs no model."
+    )

@@ -7,21 +7,28 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, in_options, show_figures, shown
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, json_text, note
 from cellerate.cli.running import progress_bar
+from cellerate.cli.tables import Level, WithIntervals, levels_of, spoken, told_of_tables
+from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
 
 # Of more folds only the first ones are shown; --json has all.
 _MOST_FOLDS = 40
 
 
+@with_settings("reading", ReadingOptions, panel="Reading")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def backtest(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
         list[str],
-        typer.Argument(help="The series: CSV, Parquet, .npy or a packed series.", show_default=False),
+        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
     ],
+    reading: ReadingOptions,
+    table: TableOptions,
     folds: Annotated[
         int, typer.Option(help="Origins to forecast from; the last fold ends with the data.", min=1)
     ] = 20,
@@ -47,6 +54,8 @@ def backtest(
     baselines: Annotated[
         bool, typer.Option(help="Also judge a linear forecast; the naive ones cost nothing.")
     ] = True,
+    level: Level = None,
+    intervals: WithIntervals = True,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -76,6 +85,7 @@ def backtest(
     """
     from cellerate.files import check_writable
 
+    levels = levels_of(level, intervals)
     if output is not None:
         if output.suffix not in (".csv", ".parquet", ".json"):
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
@@ -88,7 +98,7 @@ def backtest(
         start_backend(backend)
     from cellerate.tasks import backtest as task
 
-    with progress_bar("forecasting folds", quiet) as progress:
+    with told_of_tables(quiet) as tell, progress_bar("forecasting folds", quiet) as progress:
         found = task.backtest(
             model,
             data,
@@ -98,12 +108,16 @@ def backtest(
             epochs=epochs,
             max_seconds=max_seconds,
             baselines=baselines,
+            levels=levels,
             progress=progress,
+            tell=tell,
+            **vars(reading),
+            **vars(spoken(table, quiet)),
         )
     if output is not None:
         _write(output, found)
     if plot is not None:
-        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: {folds} folds")
+        draw_backtest(plot, [fold.examples for fold in found.folds], f"{model.stem}: backtest")
     if json:
         emit_json(found.record())
     else:

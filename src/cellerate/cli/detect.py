@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json, Quiet
+from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
+from cellerate.cli.tables import spoken, told_of_tables
+from cellerate.data.table_options import TableOptions
 from cellerate.files import atomic_write, check_writable, write_csv, write_parquet
+from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
     from cellerate.tasks.detect import Anomalies
 
 
+@with_settings("reading", ReadingOptions, panel="Reading")
+@with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def detect(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
     data: Annotated[
         list[str],
-        typer.Argument(help="The series: CSV, Parquet, .npy or a packed series.", show_default=False),
+        typer.Argument(help="The series: tables of any format, or a packed series.", show_default=False),
     ],
+    reading: ReadingOptions,
+    table: TableOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -64,12 +71,20 @@ def detect(
         start_backend(backend)
     from cellerate.tasks import detect as task
 
-    with progress_bar("judging rows", quiet) as progress:
-        found = task.detect(model, data, level=level, progress=progress)
+    with told_of_tables(quiet) as tell, progress_bar("judging rows", quiet) as progress:
+        found = task.detect(
+            model,
+            data,
+            level=level,
+            progress=progress,
+            tell=tell,
+            **vars(reading),
+            **vars(spoken(table, quiet)),
+        )
     if output is not None:
         _write(output, found)
     if plot is not None:
-        _draw(plot, found, f"{model.stem}: {int(found.anomaly.sum()):,} anomalies")
+        _draw(plot, found, f"{model.stem}: what was not expected")
     shown = _rows(found, found.worst(worst))
     count = int(found.anomaly.sum())
     if json:
@@ -98,25 +113,17 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 def _rows(found: "Anomalies", places: Any) -> list[dict[str, Any]]:
     """Some rows as values for people and JSON."""
-    columns = found.columns()
-    if columns["time"].dtype.kind == "M":
-        columns["time"] = columns["time"].astype(str)
-    return [
-        {
-            name: str(value).replace("T", " ").removesuffix(".000000") if name == "time" else value
-            for name, value in zip(columns, row, strict=True)
-        }
-        for row in zip(*(column[places].tolist() for column in columns.values()), strict=True)
-    ]
+    columns = {name: column[places].tolist() for name, column in found.columns().items()}
+    columns["time"] = found.form.write(found.time[places])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _write(path: Path, found: "Anomalies") -> None:
     if path.suffix.lower() == ".parquet":
-        columns = found.columns()
-        write_parquet(
-            path,
-            {name: one.tolist() if one.dtype.kind == "O" else one for name, one in columns.items()},
-        )
+        columns: dict[str, Any] = {
+            name: one.tolist() if one.dtype.kind == "O" else one for name, one in found.columns().items()
+        }
+        write_parquet(path, columns | {"time": found.form.column(found.time)})
         return
     import numpy as np
 
@@ -134,22 +141,25 @@ def _draw(path: Path, found: "Anomalies", title: str) -> None:
     """One panel for each series and target."""
     import numpy as np
 
+    from cellerate.data.time_zones import to_local
     from cellerate.report.charts import AnomalyPanel, draw_anomalies
 
     same = (found.series[1:] == found.series[:-1]) & (found.target[1:] == found.target[:-1])
     edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(found)]
+    times = found.time if found.time.dtype.kind != "M" else to_local(found.time, found.form.zone)
     panels = []
     for first, stop in itertools.pairwise(edges):
         rows = slice(first, stop)
         panels.append(
             AnomalyPanel(
                 " · ".join(filter(None, [found.series[first], found.target[first]])),
-                found.time[rows],
+                times[rows],
                 found.value[rows],
                 found.expected[rows],
                 found.low[rows],
                 found.high[rows],
                 found.anomaly[rows],
+                level=found.level,
             )
         )
     draw_anomalies(path, panels, title)

@@ -13,11 +13,13 @@ from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
-from cellerate.cli.tables import spoken
+from cellerate.cli.tables import spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
 
 
+@with_settings("reading", ReadingOptions, panel="Reading of series")
 @with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def evaluate(
     model: Annotated[
@@ -27,6 +29,7 @@ def evaluate(
         ),
     ],
     data: Annotated[list[str], typer.Argument(help="Data of the model's task.", show_default=False)],
+    reading: ReadingOptions,
     table: TableOptions,
     part: Annotated[
         Literal["all", "held-out"] | None,
@@ -52,6 +55,12 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Series: draw how the errors grow with the steps ahead: *.png or *.svg.", show_default=False
+        ),
+    ] = None,
     rank: Rank = 10,
     processes: Processes = 1,
     backend: Backend = None,
@@ -71,31 +80,59 @@ def evaluate(
         cellerate evaluate sales.cell sales.series -o errors/ --processes 4
     """
     check_processes(processes, output)
+    if plot is not None:
+        from cellerate.report.charts import check_chart
+
+        check_chart(plot)
     if output is not None or processes > 1:
-        found = _in_pieces(model, data, output, part, processes, backend, quiet, table)
+        if plot is not None:
+            raise ConfigError("plot is for one process that writes no folder: leave it out.")
+        found = _in_pieces(model, data, output, part, processes, backend, quiet, reading, table)
     else:
         if model.suffix != ".cell":
             start_backend(backend)
         from cellerate.tasks import inference
 
-        found = inference.evaluate(
-            model,
-            data,
-            part=part,
-            column=column,
-            errors=errors,
-            batch_size=batch_size,
-            **vars(spoken(table, quiet)),
-        )
+        with told_of_tables(quiet) as tell:
+            found = inference.evaluate(
+                model,
+                data,
+                part=part,
+                column=column,
+                errors=errors,
+                batch_size=batch_size,
+                by_step=plot is not None,
+                tell=tell,
+                **vars(reading),
+                **vars(spoken(table, quiet)),
+            )
+    if plot is not None:
+        _draw(plot, found, f"{model.stem}: errors by the step ahead")
     if json:
         emit_json(found)
-        return
-    if "verdict" in found:
+    elif "verdict" in found:
         emit(f"judged on {found['windows']:,} windows: {in_options(found['judged'])}")
         show_figures(found, rank)
-        return
-    for name, value in found.items():
-        emit(f"{name:<22} {_shown(value)}")
+    else:
+        for name, value in found.items():
+            emit(f"{name:<22} {_shown(value)}")
+    if plot is not None:
+        note(f"written: {plot}")
+
+
+def _draw(path: Path, found: dict[str, Any], title: str) -> None:
+    import numpy as np
+
+    from cellerate.report.charts import draw_errors
+    from cellerate.tasks.baselines import LABELS
+
+    targets = found["targets"]
+    draw_errors(
+        path,
+        {LABELS[name]: np.array(values) for name, values in found["by_step"].items()},
+        title,
+        unit=targets[0] if len(targets) == 1 else "in standard deviations",
+    )
 
 
 def _in_pieces(
@@ -106,6 +143,7 @@ def _in_pieces(
     processes: int,
     backend: str | None,
     quiet: bool,
+    reading: ReadingOptions,
     table: TableOptions,
 ) -> dict[str, Any]:
     """The figures of a forecaster, whose errors are written into a folder: one that goes again if none is named."""
@@ -125,10 +163,18 @@ def _in_pieces(
             start_backend(backend)
         from cellerate.tasks.bulk import judge_files
 
-        with progress_bar("judging windows", quiet) as progress:
+        with told_of_tables(quiet) as tell, progress_bar("judging windows", quiet) as progress:
             done, report = judge_files(
-                model, data, output, part=part, table=spoken(table, quiet), progress=progress
+                model,
+                data,
+                output,
+                part=part,
+                reading=reading.given,
+                table=spoken(table, quiet),
+                progress=progress,
             )
+            for told in done.notes:
+                tell(told)
     if report is None:
         note("other processes are still at work; once they have ended, the same command tells the figures.")
     return report or pass_record(done)

@@ -1,5 +1,6 @@
 """How verbs show the figures of a forecaster: a table beside the baselines, coverage, the worst series, a verdict."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -30,6 +31,11 @@ _COLUMNS = {
 _MOST_TARGETS = 8
 _LONGEST_NAME = 40
 _LARGE = 1e7
+_OPTIONS = {
+    "part='held-out'": "--part held-out",
+    "refit=True": "--refit",
+    "scaling='series'": "--scaling series",
+}
 
 
 def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
@@ -65,12 +71,13 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
         emit(f"left out: {_label(name)}, because {in_options(why)}")
     if rank and (rows := report.get("by_series")):
         _worst(rows, rank)
-    emit(report["verdict"]["sentence"])
+    emit(in_options(report["verdict"]["sentence"]))
 
 
 def in_options(told: str) -> str:
     """A sentence of the library with the option in place of the argument."""
-    for argument, option in (("part='held-out'", "--part held-out"), ("refit=True", "--refit")):
+    told = re.sub(r"\((window|calendar|future)\)", r"(--\1)", told)
+    for argument, option in _OPTIONS.items():
         told = told.replace(argument, option)
     return told
 

@@ -1,25 +1,27 @@
 """`cellerate forecast`."""
 
-import contextlib
 import csv
 import io
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit_json, note, show, tell
+from cellerate.cli.output import emit_json, note, show
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
-from cellerate.cli.tables import spoken
+from cellerate.cli.tables import Level, WithIntervals, levels_of, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.runtime.forecasting import Example
 
 
+@with_settings("reading", ReadingOptions, panel="Reading")
 @with_settings("table", TableOptions, leave_out=["told"], panel="Tables")
 def forecast(
     model: Annotated[Path, typer.Argument(help="A model of `train series`, or packed.", show_default=False)],
@@ -29,6 +31,7 @@ def forecast(
             help="The series so far: tables of any format, or a packed series.", show_default=False
         ),
     ],
+    reading: ReadingOptions,
     table: TableOptions,
     output: Annotated[
         Path | None,
@@ -54,58 +57,8 @@ def forecast(
             show_default=False,
         ),
     ] = None,
-    time_column: Annotated[
-        str | None,
-        typer.Option(help="The column of times; without it, as in training.", show_default=False),
-    ] = None,
-    series_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A column that tells several series apart; may be given again; without it, as in training.",
-            show_default=False,
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with missing values of these files: error, drop, ffill or interpolate; without it, as in "
-            "training.",
-            show_default=False,
-        ),
-    ] = None,
-    gaps: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with gaps: split, error or ignore; without it, as in training.",
-            show_default=False,
-        ),
-    ] = None,
-    duplicates: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with rows of one time: error, first, last or mean; without it, as in training.",
-            show_default=False,
-        ),
-    ] = None,
-    time_zone: Annotated[
-        str | None,
-        typer.Option(help="The zone of times that say none; without it, as in training.", show_default=False),
-    ] = None,
-    frequency: Annotated[
-        str | None,
-        typer.Option(
-            help="How often there is a row: 15min, hour, day, business-day, week, month; without it, as in training.",
-            show_default=False,
-        ),
-    ] = None,
-    level: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated.",
-            show_default=False,
-        ),
-    ] = None,
-    intervals: Annotated[bool, typer.Option(help="Give intervals around the forecasts.")] = True,
+    level: Level = None,
+    intervals: WithIntervals = True,
     processes: Processes = 1,
     backend: Backend = None,
     quiet: Quiet = False,
@@ -129,22 +82,10 @@ def forecast(
     """
     from cellerate.files import check_writable, write_csv, write_parquet
 
-    if level and not intervals:
-        raise ConfigError("level is for intervals: leave it out with intervals=False.")
-    levels = (level or None) if intervals else ()
+    levels = levels_of(level, intervals)
     if processes > 1 and output is None:
         raise ConfigError("several processes write a folder of Parquet files: name it with -o.")
     check_processes(processes, output)
-    reading: dict[str, Any] = {
-        "time_column": time_column,
-        "series_column": series_column or None,
-        "missing": missing,
-        "gaps": gaps,
-        "duplicates": duplicates,
-        "time_zone": time_zone,
-        "frequency": frequency,
-    }
-    reading = {name: value for name, value in reading.items() if value is not None}
     if output is not None and is_folder(output):
         if plot is not None:
             raise ConfigError("plot is for a few series: leave it out, or give a file as output.")
@@ -153,19 +94,19 @@ def forecast(
                 start_backend(backend)
             from cellerate.tasks.bulk import forecast_files
 
-            with _as_notes(), progress_bar("forecasting", quiet) as progress:
+            with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
                 done = forecast_files(
                     model,
                     data,
                     output,
                     future=future or None,
-                    reading=reading,
+                    reading=reading.given,
                     table=spoken(table, quiet),
                     levels=levels,
                     progress=progress,
                 )
-        for told in done.notes if not quiet else ():
-            tell(told)
+                for told in done.notes:
+                    tell(told)
         tell_pass(done, json)
         return
     if plot is not None:
@@ -179,20 +120,17 @@ def forecast(
 
     if output is not None:
         check_writable(output)
-    with _as_notes(), progress_bar("forecasting", quiet) as progress:
-        notes: list[str] = []
+    with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
             model,
             data,
             future=future or None,
-            **reading,
             levels=levels,
             progress=progress,
-            tell=notes.append,
+            tell=tell,
+            **vars(reading),
             **vars(spoken(table, quiet)),
         )
-    for told in notes if not quiet else ():
-        tell(told)
     columns, rows = forecast_table(examples)
     if output is not None and output.suffix == ".parquet":
         write_parquet(output, forecast_columns(examples))
@@ -201,8 +139,7 @@ def forecast(
     if plot is not None:
         from cellerate.report.charts import draw_forecasts
 
-        ahead = len(examples[0].times)
-        draw_forecasts(plot, examples, f"{model.stem}: the next {f'{ahead:,} rows' if ahead > 1 else 'row'}")
+        draw_forecasts(plot, examples, f"{model.stem}: the next {_ahead(examples[0])}")
     if json:
         emit_json({"forecasts": [example_record(example) for example in examples]})
     else:
@@ -219,10 +156,16 @@ def forecast(
         note(f"written: {target}")
 
 
-@contextlib.contextmanager
-def _as_notes() -> Iterator[None]:
-    """Shows what Python would warn of as a line for people, such as a series that the model does not know."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = lambda message, *_, **__: note(str(message))
-        yield
+def _ahead(example: "Example") -> str:
+    """How far a forecast reaches: "24 hours", "business day"; "96 rows" where there is no plain word for a row."""
+    import numpy as np
+
+    from cellerate.data.frequency import find_frequency
+
+    count = len(example.times)
+    times = np.concatenate([example.past_times, example.times])
+    found = None
+    if times.dtype.kind == "M":
+        found = find_frequency(times, np.ones(len(times) - 1, bool), example.form.zone)
+    many = "rows" if found is None or not found.name[0].isalpha() else found.name
+    return f"{count:,} {many}" if count > 1 else many.removesuffix("s")

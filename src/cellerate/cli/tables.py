@@ -1,9 +1,27 @@
 """The options of verbs that read tables."""
 
+import contextlib
 import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
-from cellerate.cli.output import note
+import typer
+
+from cellerate.cli.output import note, tell
 from cellerate.data.table_options import TableOptions
+from cellerate.errors import ConfigError
+
+Level = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="The level of an interval; may be repeated. Default: 0.8 and 0.95, if the model was calibrated.",
+        show_default=False,
+    ),
+]
+WithIntervals = Annotated[
+    bool, typer.Option("--intervals/--no-intervals", help="Give intervals around the forecasts.")
+]
 
 
 def spoken(table: TableOptions, quiet: bool) -> TableOptions:
@@ -19,3 +37,45 @@ def table_words(table: TableOptions) -> list[str]:
         if field.name != "told" and value != field.default:
             words += [f"--{field.name.replace('_', '-')}", {"\t": "tab", "": "none"}.get(value, str(value))]
     return words
+
+
+def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float] | None:
+    """The levels that the library is asked for. Raises `ConfigError` if there are some and are to be none."""
+    if level and not intervals:
+        raise ConfigError("level is for intervals: leave it out with intervals=False.")
+    return (level or None) if intervals else ()
+
+
+@contextlib.contextmanager
+def told_of_tables(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Shows what a library function tells of how tables were read, each sentence once, when it is done.
+
+    What Python would warn of, such as a series that the model does not know, is shown at once.
+
+    Args:
+        quiet: Whether to show warnings only.
+
+    Yields:
+        The function's `tell`.
+    """
+    notes: dict[str, None] = {}
+    with warnings_as_notes():
+        yield lambda sentence: notes.setdefault(sentence)
+    for sentence in notes if not quiet else ():
+        tell(sentence)
+
+
+@contextlib.contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Shows what Python would warn of as lines for people, each once."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in shown:
+            note(str(message))
+        shown.add(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield

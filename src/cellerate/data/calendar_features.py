@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from cellerate.data.time_zones import to_local
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.machine.environment import require
 
@@ -78,7 +79,7 @@ class Calendar:
         So 23:00 and 0:00 are neighbours. A holiday is 1, any other day 0.
 
         Args:
-            times: Of any shape, datetime64[us].
+            times: Of any shape, datetime64[us]; of zones what their clocks show.
 
         Returns:
             times.shape + (width,), float32.
@@ -159,13 +160,16 @@ def check_calendar(parts: Sequence[str], country: str | None) -> None:
         raise ConfigError(f"holidays is {country!r}, but calendar does not hold 'holiday': add it.")
 
 
-def make_calendar(parts: Sequence[str], country: str | None, times: np.ndarray | None) -> Calendar | None:
+def make_calendar(
+    parts: Sequence[str], country: str | None, times: np.ndarray | None, zone: str = ""
+) -> Calendar | None:
     """The calendar for a series, with the holidays of its years and of ten more.
 
     Args:
         parts: Some of `PARTS`; without any there is no calendar.
         country: A code that the package `holidays` knows, with a subdivision such as "DE-BY" if wanted.
         times: (N,) the times of the series, in any order; None if it has none.
+        zone: The time zone whose clock counts, if the times are instants.
 
     Raises:
         BackendError: The package `holidays` is needed and missing.
@@ -179,7 +183,8 @@ def make_calendar(parts: Sequence[str], country: str | None, times: np.ndarray |
     if "holiday" not in parts:
         return Calendar(tuple(parts))
     assert country is not None  # noqa: S101 (checked above)
-    first, last = np.min(times).astype("M8[Y]"), np.max(times).astype("M8[Y]") + _YEARS_AHEAD
+    ends = to_local(np.array([np.min(times), np.max(times)]), zone).astype("M8[Y]")
+    first, last = ends[0], ends[1] + _YEARS_AHEAD
     years = range(int(first.astype(int)) + 1970, int(last.astype(int)) + 1971)
     dates = _holidays(country, years)
     end = (last + 1).astype("M8[D]") - np.timedelta64(1, "D")

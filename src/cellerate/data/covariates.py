@@ -14,6 +14,7 @@ from cellerate.data.calendar_features import Calendar, check_times
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData
 from cellerate.data.series_scaler import SeriesScaler
+from cellerate.data.time_zones import to_local
 from cellerate.errors import DataError, ModelError
 
 Inputs = np.ndarray | dict[str, np.ndarray]
@@ -174,6 +175,7 @@ class Framing:
         self._features = list(data.feature_columns)
         self._future = [data.columns.index(name) for name in covariates.future]
         self._times = None if covariates.calendar is None else check_times(data.times)
+        self._zone = data.form.zone
         self._table: np.ndarray | None = None
         calendar = covariates.calendar
         if prepared and calendar is not None and 4 * len(data.values) * calendar.width <= _PREPARED_BYTES:
@@ -246,7 +248,7 @@ class Framing:
             if isinstance(times, int):
                 after = self._calendar(origins[:, None] + np.arange(times))
             else:
-                after = calendar.features(times)
+                after = calendar.features(to_local(times, self._zone))
         ids = None if self._ids is None else self._ids[self.segments(origins)]
         return model_inputs(
             self._covariates,
@@ -261,7 +263,10 @@ class Framing:
         """The features of the times of rows of the series."""
         calendar, times = self._covariates.calendar, self._times
         assert calendar is not None and times is not None  # noqa: S101 (asked for only then)
-        return calendar.features(np.asarray(times[rows])) if self._table is None else self._table[rows]
+        if self._table is not None:
+            return self._table[rows]
+        # People sleep, work and shop by the clock on the wall.
+        return calendar.features(to_local(np.asarray(times[rows]), self._zone))
 
     @property
     def future_columns(self) -> list[int]:

@@ -41,15 +41,15 @@ def check_zone(name: str | None) -> None:
 
 
 def offsets_at(instants: np.ndarray, zone: str) -> np.ndarray:
-    """(N,) timedelta64[us]: how far a zone's clock is ahead of UTC at (N,) datetime64[us] instants."""
-    if not len(instants):
-        return np.empty(0, "timedelta64[us]")
+    """timedelta64[us]: how far a zone's clock is ahead of UTC at datetime64[us] instants, of any shape."""
+    if not instants.size:
+        return np.empty(instants.shape, "timedelta64[us]")
     starts, offsets = _changes(zone, instants.min(), instants.max())
     return offsets[np.searchsorted(starts, instants, side="right")]
 
 
 def to_local(instants: np.ndarray, zone: str) -> np.ndarray:
-    """What a zone's clock shows at (N,) datetime64[us] instants; "" leaves them as they are."""
+    """What a zone's clock shows at datetime64[us] instants, of any shape; "" leaves them as they are."""
     if not zone or zone == "UTC":
         return instants
     return instants + offsets_at(instants, zone)

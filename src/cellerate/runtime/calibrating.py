@@ -140,15 +140,9 @@ def newest_origins(data: SeriesData, settings: ForecastSettings) -> np.ndarray:
 
     Without times nobody knows which rows those are: there are none then.
     """
-    calibration = settings.calibration
-    if calibration is None or calibration.until is None or data.times is None:
+    until = trained_until(data, settings.calibration)
+    if until is None or data.times is None:
         return np.empty(0, np.int64)
-    dates = data.times.dtype.kind == "M"
-    if dates != isinstance(calibration.until, int):
-        return np.empty(0, np.int64)
-    until: Any = calibration.until
-    if dates:
-        until = np.datetime64(until, "us")
     series = {name for _, _, name in data.segments}
     each = max(8, min(NEWEST, _ORIGINS // len(series)))
     left = dict.fromkeys(series, each)
@@ -161,6 +155,17 @@ def newest_origins(data: SeriesData, settings: ForecastSettings) -> np.ndarray:
             found.append(np.arange(begin, last, dtype=np.int64))
             left[name] -= last - begin
     return thinned(np.concatenate(found[::-1])) if found else np.empty(0, np.int64)
+
+
+def trained_until(data: SeriesData, calibration: Calibration | None) -> Any:
+    """The time of the last row of the training, to compare the times of the data with; None if nobody knows it."""
+    if calibration is None or calibration.until is None or data.times is None:
+        return None
+    until: Any = calibration.until
+    dates = data.times.dtype.kind == "M"
+    if dates != isinstance(until, int):
+        return None
+    return np.datetime64(until, "us") if dates else until
 
 
 def thinned(origins: np.ndarray, most: int = MOST_WINDOWS) -> np.ndarray:
@@ -191,6 +196,8 @@ class Intervals:
         settings: ForecastSettings,
         forecast_at: ForecastAt,
         levels: Sequence[float] | None = None,
+        *,
+        newest: bool = True,
     ) -> "Intervals | None":
         """Calibrates on the newest windows of the data, or, if they are too few, takes what the model keeps.
 
@@ -200,6 +207,7 @@ class Intervals:
             forecast_at: The model.
             levels: The levels; None for 0.8 and 0.95, as far as the model was calibrated for them, and for no
                 intervals of a model that was not calibrated. Empty for none.
+            newest: Whether to look for newer windows at all.
 
         Raises:
             ConfigError: A level is out of range, or the model cannot give it.
@@ -220,7 +228,7 @@ class Intervals:
         if not wanted:
             return None
         kept = {level: calibration.reach_at(level) for level in wanted}
-        origins = newest_origins(data, settings)
+        origins = newest_origins(data, settings) if newest else _NONE
         if len(origins) < min(NEWEST, calibration.windows):
             return cls(calibration, kept, 0)
         found = score_origins(forecast_at, data, settings, origins)

@@ -192,8 +192,8 @@ class PackedModel(Recorded, NextTokenModel):
                 features are taken by name, and a list of frames is B windows.
             future: (horizon, K) or (B, horizon, K), the K columns that are known in advance (`future` of the
                 training), in the units of the data; only for a model that has some.
-            times: (T,) or (B, T) datetime64, whose last ones are the times of the window and of the horizon; only for
-                a model that sees a calendar.
+            times: (T,) or (B, T) datetime64, as a clock there shows them, whose last ones are the times of the window
+                and of the horizon; only for a model that sees a calendar.
             series: The name of the series, or of each of the B; only for a model that tells series apart. Without it,
                 or with a name that is not of the training, it is forecast as an unknown one.
 

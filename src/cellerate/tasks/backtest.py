@@ -8,23 +8,29 @@ Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData, SeriesPart
-from cellerate.errors import ConfigError, DataError
+from cellerate.data.table_options import TableOptions
+from cellerate.errors import ConfigError
+from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import Example
+from cellerate.runtime.intervals import interval_coverage
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.series_ends import row_times
-from cellerate.settings import check_counts, check_number, one_or_more
+from cellerate.settings import check_counts, check_number, record_of, takes_fields_of
+from cellerate.tasks.backtest_folds import FoldWindows, fold_windows, rows_around, rows_before
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.forecasts import forecast_columns, forecast_table
 from cellerate.tasks.linear import fit_linear
-from cellerate.tasks.opening import Model, Opened, Path, forecaster_of, open_model
+from cellerate.tasks.opening import Model, Opened, forecaster_of, open_model
 from cellerate.tasks.series_errors import SeriesForecaster, add_errors, judging_of
 from cellerate.tasks.series_report import Judging, SeriesErrors
+from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
@@ -62,7 +68,8 @@ class Backtest:
     Attributes:
         folds: The folds, in the order of time.
         figures: Those of all folds together: `model`, `last_value`, `seasonal_naive`, `nlinear`, `by_target`,
-            `by_series`, `verdict` and more, as `series_errors.forecaster_report` describes them.
+            `by_series`, `verdict` and more, as `series_errors.forecaster_report` describes them; and `intervals`, how
+            much each of them holds.
         horizon: Rows that each fold forecasts.
         step: Rows from one origin to the next.
         refit: Whether each fold has a model of its own.
@@ -113,18 +120,10 @@ class Backtest:
         return before, [example for _, example in pairs], after
 
 
-@dataclasses.dataclass(frozen=True)
-class _Windows:
-    """The windows of all folds: (B,) the fold of each, its first row to forecast, and the series."""
-
-    folds: np.ndarray
-    origins: np.ndarray
-    series: tuple[str, ...]
-
-
+@takes_fields_of(ReadingOptions, TableOptions)
 def backtest(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
     record: "TaskRecord | None" = None,
     folds: int = 20,
@@ -133,13 +132,16 @@ def backtest(
     epochs: int | None = None,
     max_seconds: float = 60.0,
     baselines: bool = True,
+    levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Backtest:
     """Judges a forecaster at a rolling origin: the last fold ends with the data, each forecasts `horizon` rows.
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model with its record, or the result of `load`.
-        data: The series: tables, or one packed series.
+        data: The series: tables, in files or frames, or one packed series.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         folds: How many origins.
         step: Rows from one origin to the next; None for `horizon`, so that no row is forecast twice.
@@ -148,7 +150,12 @@ def backtest(
         epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
         max_seconds: With `refit`, the most seconds of training a fold.
         baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
+        levels: The levels of intervals; see `forecast`. They are calibrated on rows before the first fold, or, where
+            those are too few, as the model keeps it; with `refit` on the validation part of each fold.
         progress: Called with how many folds are done, and of how many.
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
+            be found out; listed below.
 
     Returns:
         The folds, and the figures of the model and of the baselines. The linear one is fitted on the rows before the
@@ -172,11 +179,15 @@ def backtest(
             "packed from, or leave refit out."
         )
     forecaster = forecaster_of(opened)
-    series = forecaster.open(one_or_more(data))
+    reading = record_of(ReadingOptions, options)
+    series = forecaster.open(data, table=record_of(TableOptions, options), **reading.given)
+    if tell is not None:
+        for note in series.notes:
+            tell(note)
     step = step or forecaster.settings.horizon
-    windows, left_out = _windows(series, forecaster, folds, step)
+    windows, left_out = fold_windows(series, forecaster, folds, step)
     about = judging_of(forecaster, series)
-    before = _before(series, windows, 0)
+    before = rows_before(series, windows, 0)
     fitted = Baselines.fit(
         before,
         forecaster.settings.window,
@@ -188,26 +199,32 @@ def backtest(
     scales = fitted.scales_of(windows.series, len(about.targets))
     errors = SeriesErrors.zeros(windows.series, np.ones(len(windows.origins), int), names, about, scales)
     made: list[np.ndarray] = []
+    around: list[Intervals | None] = []
     if refit:
         trainer = _trainer(opened, forecaster, epochs, max_seconds)
         for fold in range(folds):
             chosen = np.flatnonzero(windows.folds == fold)
-            known = _before(series, windows, fold)
+            known = rows_before(series, windows, fold)
             linear = fit_linear(known, forecaster.settings.window, forecaster.settings.horizon, fitted.scales)
             own = fitted if fitted.linear is None else dataclasses.replace(fitted, linear=linear)
-            made.append(_judge(trainer(known, fold), series, windows, chosen, own, errors))
+            trained = trainer(known, fold)
+            made.append(_judge(trained, series, windows, chosen, own, errors))
+            around.append(_intervals(trained, series, known, levels, newest=False))
+            # As the first fold, which has the fewest rows to calibrate on, so all.
+            levels = () if around[0] is None else tuple(around[0].reach)
             if progress is not None:
                 progress(fold + 1, folds)
         told = "each fold has a model of its own, which was trained on the rows before its origin only"
     else:
+        around = [_intervals(forecaster, series, before, levels)] * folds
         for begin in range(0, len(windows.origins), _AT_ONCE):
             chosen = np.arange(begin, min(begin + _AT_ONCE, len(windows.origins)))
             made.append(_judge(forecaster, series, windows, chosen, fitted, errors))
             if progress is not None:
                 progress(int(windows.folds[chosen[-1]]) + 1, folds)
         told = _seen(forecaster, series, windows, folds)
-    every = _folds(forecaster, series, windows, np.concatenate(made), errors, about)
-    figures = errors.report(about)
+    every = _folds(forecaster, series, windows, np.concatenate(made), around, errors, about)
+    figures = errors.report(about) | _held([example for fold in every for example in fold.examples])
     if fitted.why_not_linear is not None:
         figures["left_out"] = {"nlinear": fitted.why_not_linear}
     if len(set(windows.series)) > 1:
@@ -215,58 +232,10 @@ def backtest(
     return Backtest(every, figures, forecaster.settings.horizon, step, refit, left_out, told)
 
 
-def _windows(
-    data: SeriesData, forecaster: SeriesForecaster, folds: int, step: int
-) -> tuple[_Windows, tuple[str, ...]]:
-    """The windows of all folds, fold by fold, and the series that are too short for any.
-
-    Raises:
-        DataError: No series is long enough for the first fold.
-    """
-    window, horizon = forecaster.settings.window, forecaster.settings.horizon
-    # The last stretch of each series.
-    ends = {name: (first, stop) for first, stop, name in data.segments}
-    found: list[tuple[int, int, str]] = []
-    left_out = []
-    for name, (first, stop) in ends.items():
-        begins = [stop - horizon - (folds - 1 - fold) * step for fold in range(folds)]
-        fits = [(fold, origin, name) for fold, origin in enumerate(begins) if origin - window >= first]
-        found += fits
-        if not fits:
-            left_out.append(name)
-    found.sort(key=lambda one: one[0])
-    if not found or found[0][0] > 0:
-        longest = max(stop - first for first, stop in ends.values())
-        needed = window + horizon + (folds - 1) * step
-        most = (longest - window - horizon) // step + 1
-        which = "the series ends" if len(ends) == 1 else "the longest series ends"
-        raise DataError(
-            f"{which} with {longest:,} rows without a gap, but {folds} folds of horizon {horizon} every {step} rows "
-            f"need {needed:,} with a window of {window}: "
-            + (f"folds={most} is the most, or take a smaller step." if most > 0 else "give more rows.")
-        )
-    numbers, origins, names = zip(*found, strict=True)
-    return _Windows(np.array(numbers), np.array(origins, np.int64), names), tuple(left_out)
-
-
-def _before(data: SeriesData, windows: _Windows, fold: int) -> SeriesPart:
-    """The rows that are known at a fold: of the series that it forecasts, and of others before their first one."""
-    stops: dict[str, int] = {}
-    for number, origin, name in zip(windows.folds, windows.origins, windows.series, strict=True):
-        if number <= fold or name not in stops:
-            stops[name] = int(origin)
-    segments = tuple(
-        (first, min(stop, stops[name]), name)
-        for first, stop, name in data.segments
-        if name in stops and first < stops[name]
-    )
-    return dataclasses.replace(data, segments=segments).whole()
-
-
 def _judge(
     forecaster: SeriesForecaster,
     data: SeriesData,
-    windows: _Windows,
+    windows: FoldWindows,
     chosen: np.ndarray,
     baselines: Baselines,
     errors: SeriesErrors,
@@ -274,29 +243,24 @@ def _judge(
     """Forecasts some windows, adds their errors, and gives the forecasts."""
     origins, settings = windows.origins[chosen], forecaster.settings
     made = forecaster.forecast_at(data, origins)
-    past = _rows(data, origins, -settings.window, 0).astype(np.float64)
-    truth = _rows(data, origins, 0, settings.horizon).astype(np.float64)
+    past = rows_around(data, origins, -settings.window, 0).astype(np.float64)
+    truth = rows_around(data, origins, 0, settings.horizon).astype(np.float64)
     add_errors(errors, chosen, made, truth, past, baselines, settings.quantiles)
     return made
-
-
-def _rows(data: SeriesData, origins: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """(B, end - begin, targets) rows around origins, in the units of the data."""
-    places = origins[:, None] + np.arange(begin, end)
-    return np.asarray(data.values[places][..., list(data.target_columns)], np.float32)
 
 
 def _folds(
     forecaster: SeriesForecaster,
     data: SeriesData,
-    windows: _Windows,
+    windows: FoldWindows,
     made: np.ndarray,
+    around: Sequence[Intervals | None],
     errors: SeriesErrors,
     about: Judging,
 ) -> tuple[Fold, ...]:
     window, horizon = forecaster.settings.window, forecaster.settings.horizon
-    past = _rows(data, windows.origins, -window, 0)
-    truth = _rows(data, windows.origins, 0, horizon)
+    past = rows_around(data, windows.origins, -window, 0)
+    truth = rows_around(data, windows.origins, 0, horizon)
     found = []
     for number in range(int(windows.folds[-1]) + 1):
         chosen = np.flatnonzero(windows.folds == number)
@@ -314,12 +278,37 @@ def _folds(
             )
             for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
         )
-        figures = errors.only(chosen).report(about)
+        intervals = around[number]
+        examples = examples if intervals is None else intervals.around(examples)
+        figures = errors.only(chosen).report(about) | _held(examples)
         found.append(Fold(number + 1, examples[0].times[0], examples, figures))
     return tuple(found)
 
 
-def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: _Windows, folds: int) -> str:
+def _intervals(
+    forecaster: SeriesForecaster,
+    data: SeriesData,
+    before: SeriesPart,
+    levels: Sequence[float] | None,
+    *,
+    newest: bool = True,
+) -> Intervals | None:
+    """What puts intervals around forecasts, calibrated on the rows before them or as the model keeps it."""
+    forecast = functools.partial(forecaster.forecast_at, data)
+    return Intervals.of(before.data, forecaster.settings, forecast, levels, newest=newest)
+
+
+def _held(examples: Sequence[Example]) -> dict[str, Any]:
+    """`intervals`: how much of the truth they hold, by level; empty without any."""
+    levels = examples[0].intervals
+    if not levels:
+        return {}
+    truth = np.stack([example.truth for example in examples if example.truth is not None])
+    both = {level: np.stack([example.intervals[level] for example in examples]) for level in levels}
+    return {"intervals": interval_coverage(truth, both)}
+
+
+def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, folds: int) -> str:
     """What a model that was trained before knew of the folds."""
     if forecaster.trained_on is None or data.fingerprint != forecaster.trained_on:
         return (

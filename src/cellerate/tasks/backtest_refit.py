@@ -12,6 +12,7 @@ from cellerate.data.series import SeriesPart
 from cellerate.data.series_scaler import SeriesScaler
 from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, save_model
+from cellerate.tasks.intervals import calibrate
 from cellerate.tasks.series import series_loss
 from cellerate.tasks.series_batches import count_windows, series_sources
 from cellerate.tasks.series_errors import SeriesForecaster
@@ -86,8 +87,11 @@ class Refit:
                 settings=self._settings,
                 validation=validation,
             )
-        return dataclasses.replace(
-            self._forecaster,
-            predict=result.model.predict_on_batch,
-            settings=dataclasses.replace(settings, scaler=scaler, covariates=covariates, calibration=None),
+        settings = dataclasses.replace(settings, scaler=scaler, covariates=covariates, calibration=None)
+        trained = dataclasses.replace(
+            self._forecaster, predict=result.model.predict_on_batch, settings=settings
         )
+        made = calibrate(trained, split)
+        if made is None:
+            return trained
+        return dataclasses.replace(trained, settings=dataclasses.replace(settings, calibration=made[0]))

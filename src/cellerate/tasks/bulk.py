@@ -41,6 +41,7 @@ from cellerate.tasks.series_errors import (
     part_of,
     raw_windows,
 )
+from cellerate.tasks.series_evaluation import judged_intervals
 from cellerate.tasks.series_report import Judging, SeriesErrors
 
 _Path = str | os.PathLike[str]
@@ -203,6 +204,7 @@ def judge_files(
     output: _Path,
     *,
     part: str | None = None,
+    reading: Mapping[str, Any] | None = None,
     table: TableOptions | None = None,
     share: tuple[int, int] | None = None,
     progress: Progress | None = None,
@@ -219,6 +221,7 @@ def judge_files(
         output: The folder to write.
         part: "all", or "held-out": the part that training on the same data held out. None: see
             `evaluate_forecaster`.
+        reading: The arguments of `open_series` in which these data are read otherwise than in training.
         table: How tables are written, where that is not to be found out.
         share: Which process this is, from 0, and of how many; None for what the environment says.
         progress: Called now and then with how many windows are done, and of how many.
@@ -229,7 +232,7 @@ def judge_files(
     Raises:
         CellerateError: Anything wrong with the model, the files or the folder.
     """
-    forecaster, data = _open(model, paths, table=table)
+    forecaster, data = _open(model, paths, table=table, **(reading or {}))
     settings = forecaster.settings
     chosen = part_of(forecaster, data, part)
     judged, about_errors = chosen.part, judging_of(forecaster, data)
@@ -255,11 +258,12 @@ def judge_files(
         )
         pieces.write(number, _columns(found, about_errors))
         before += int(found.windows.sum())
-    result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before)
+    result = Pass(pieces.folder, len(cut), sum(map(pieces.done, range(len(cut)))), before, data.notes)
     if result.done < result.pieces:
         return result, None
     errors = _summed(pieces.read(len(cut)), about_errors)
-    return result, {"task": "series", **forecaster_report(forecaster, chosen, baselines, errors)}
+    figures = forecaster_report(forecaster, chosen, baselines, errors) | judged_intervals(forecaster, chosen)
+    return result, {"task": "series", **figures}
 
 
 def _open(

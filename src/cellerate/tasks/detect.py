@@ -7,17 +7,20 @@ it. A forecast of one step alone would follow a spike, a shift or a stuck sensor
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cellerate.data.series import SeriesData
+from cellerate.data.table_options import TableOptions
+from cellerate.data.time_form import TimeForm
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.calibrating import row_forecasts
 from cellerate.runtime.intervals import check_level
-from cellerate.settings import one_or_more
-from cellerate.tasks.opening import Model, Path, forecaster_of, open_model
+from cellerate.settings import record_of, takes_fields_of
+from cellerate.tasks.opening import Model, forecaster_of, open_model
+from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
@@ -30,7 +33,7 @@ class Anomalies:
     Attributes:
         level: The share of usual rows whose score is at most 1.
         series: (N,) the name of the series; "" without names.
-        time: (N,) times or row numbers.
+        time: (N,) times, those of zones in UTC, or row numbers; `form` writes them as the data do.
         target: (N,) the column.
         value: (N,) in the units of the data; so for the next three.
         expected: (N,) the median of the forecasts of this row.
@@ -38,6 +41,7 @@ class Anomalies:
         high: (N,).
         score: (N,) the distance from `expected`, in distances that the share `level` of the held-out rows kept.
         p_value: (N,) the share of held-out rows as far off or further, as far as they tell.
+        form: How the data write times.
     """
 
     level: float
@@ -50,6 +54,7 @@ class Anomalies:
     high: np.ndarray
     score: np.ndarray
     p_value: np.ndarray
+    form: TimeForm = dataclasses.field(default_factory=TimeForm)
 
     def __len__(self) -> int:
         return len(self.score)
@@ -61,7 +66,7 @@ class Anomalies:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The columns of a table, with `anomaly`; without `series` if none has a name."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "level"]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("level", "form")]
         found = {name: getattr(self, name) for name in names} | {"anomaly": self.anomaly}
         if not self.series.astype(bool).any():
             del found["series"]
@@ -73,13 +78,16 @@ class Anomalies:
         return order[self.score[order] > 1]
 
 
+@takes_fields_of(ReadingOptions, TableOptions)
 def detect(
     model: Model,
-    data: Path | Sequence[Path],
+    data: Any,
     *,
     record: "TaskRecord | None" = None,
     level: float = 0.99,
     progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Anomalies:
     """Finds rows of series that a forecaster did not expect.
 
@@ -88,10 +96,13 @@ def detect(
 
     Args:
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
-        data: CSV, Parquet or .npy files, read as in training. Every row with `window` rows before it is judged.
+        data: Tables, in files or frames, read as in training. Every row with `window` rows before it is judged.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
         level: The share of usual rows that are not to be found.
         progress: Called now and then with how many rows are done, and of how many.
+        tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
+            be found out; listed below.
 
     Returns:
         For each row and target: `series`, `time`, `target`, `value`, `expected`, `low`, `high`, `score` (above 1 for an
@@ -116,7 +127,11 @@ def detect(
             "`cellerate train series` and a validation part (validation_fraction)."
         )
     reach = settings.calibration.reach_at(level, rows=True)
-    series = known.open(one_or_more(data))
+    reading = record_of(ReadingOptions, options)
+    series = known.open(data, table=record_of(TableOptions, options), **reading.given)
+    if tell is not None:
+        for told in series.notes:
+            tell(told)
     bounds = [(first, first, stop) for first, stop, _ in series.segments]
     total = sum(max(0, stop - first - settings.window) for first, _, stop in bounds)
     if not total:
@@ -187,4 +202,5 @@ def _table(
         flat(expected + far),
         flat(score),
         flat(p_value),
+        data.form,
     )

@@ -10,12 +10,11 @@ import keras
 from cellerate.data.decoding import READ_AS
 from cellerate.data.line_files import read_lines
 from cellerate.data.paths import check_paths
-from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.tasks.embed import evaluate_lines, line_model_of
 from cellerate.tasks.series import series_model_of
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import EvaluationOptions, evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
 from cellerate.tasks.text import evaluate_text, text_model_of
 
@@ -30,7 +29,7 @@ def evaluate_model(
     column: str | None,
     errors: Literal["strict", "replace"],
     batch_size: int,
-    table: TableOptions | None = None,
+    series: EvaluationOptions | None = None,
 ) -> dict[str, Any]:
     """Judges a model on data of its task; the arguments are those of `tasks.inference.evaluate`.
 
@@ -43,14 +42,17 @@ def evaluate_model(
         column: The column of a Parquet file of lines.
         errors: What to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch.
-        table: How tables of series are written, where that is not to be found out.
+        series: What else is asked of a forecaster.
 
     Raises:
         CellerateError: Anything wrong with the model or the data.
     """
     if record.task == "series":
         forecaster = series_model_of(name, model, record).forecaster
-        return {"task": "series", **evaluate_forecaster(forecaster, data, part=part, table=table)}
+        asked = dataclasses.replace(series or EvaluationOptions(), part=part)
+        return {"task": "series", **evaluate_forecaster(forecaster, data, **vars(asked))}
+    if series is not None:
+        series.check_unused()
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
         text_model = text_model_of(model, record)

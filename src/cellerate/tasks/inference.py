@@ -25,7 +25,8 @@ from cellerate.runtime.series_ends import left_out
 from cellerate.settings import check_choice, record_of, takes_fields_of
 from cellerate.tasks.forecast_frame import Forecasts
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
-from cellerate.tasks.series_errors import evaluate_forecaster
+from cellerate.tasks.series_evaluation import EvaluationOptions, evaluate_forecaster
+from cellerate.tasks.settings import ReadingOptions
 from cellerate.training.settings import Implementation
 
 if TYPE_CHECKING:
@@ -133,20 +134,13 @@ def generate(
     return "".join(pieces)
 
 
-@takes_fields_of(TableOptions)
+@takes_fields_of(ReadingOptions, TableOptions)
 def forecast(
     model: Model,
     data: Any,
     *,
     future: Any = None,
     record: "TaskRecord | None" = None,
-    time_column: str | None = None,
-    series_column: Sequence[str] | str | None = None,
-    missing: str | None = None,
-    gaps: str | None = None,
-    duplicates: str | None = None,
-    time_zone: str | None = None,
-    frequency: str | None = None,
     levels: Sequence[float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -161,19 +155,13 @@ def forecast(
         future: A table of the columns that are known in advance, with the time of each row and its series; None takes
             them from rows without targets at the end of the files.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        time_column: The column of times in these files; None for as in training. So with the next six.
-        series_column: The columns that tell series apart.
-        missing: What to do with missing values: "error", "drop", "ffill" or "interpolate".
-        gaps: What to do with gaps: "split", "error" or "ignore".
-        duplicates: What to do with rows of one time: "error", "first", "last" or "mean".
-        time_zone: The zone of times that say none.
-        frequency: How often there is a row.
         levels: The levels of intervals, such as 0.9; None for 0.8 and 0.95 where the model was calibrated for them
             in training. () for none.
         progress: Called now and then with how many series are done, and of how many.
         tell: Called with a sentence for each thing worth knowing of how the files were read, and of the series that
             are too short to forecast.
-        options: How the tables are written, where that is not to be found out; listed below.
+        options: In what the tables are read otherwise than in training, and how they are written, where that is not to
+            be found out; listed below.
 
     Returns:
         `Forecasts`: a tuple with an entry a series, which is also a table (`to_pandas()`, `to_polars()`, `to_arrow()`).
@@ -193,14 +181,8 @@ def forecast(
         >>> cellerate.forecast("ett.keras", frame).to_pandas()
     """
     known = forecaster_of(open_model(model, record))
-    given = {"time_column": time_column, "series_column": series_column, "missing": missing, "gaps": gaps}
-    given |= {"duplicates": duplicates, "time_zone": time_zone, "frequency": frequency}
-    series = known.open(
-        data,
-        future,
-        table=record_of(TableOptions, options),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    reading = record_of(ReadingOptions, options)
+    series = known.open(data, future, table=record_of(TableOptions, options), **reading.given)
     if tell is not None:
         for told in (*series.notes, left_out(series, known.settings.window)):
             if told:
@@ -267,7 +249,7 @@ def embed(
     return embed_lines(line_model, lines, batch_size=batch_size, errors=errors, progress=progress)
 
 
-@takes_fields_of(TableOptions)
+@takes_fields_of(ReadingOptions, TableOptions)
 def evaluate(
     model: Model,
     data: Any,
@@ -277,6 +259,8 @@ def evaluate(
     column: str | None = None,
     errors: Errors = "strict",
     batch_size: int = 128,
+    by_step: bool = False,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Judges a model on data of its task.
@@ -292,11 +276,14 @@ def evaluate(
         column: The column of a Parquet file of lines.
         errors: For text and lines: what to do with bytes that are not UTF-8 and with a line's unknown characters.
         batch_size: Rows per batch, for Keras models.
-        options: How tables of series are written, where that is not to be found out; listed below.
+        by_step: Series: whether the result also has the errors of each step ahead.
+        tell: Called with a sentence for each thing worth knowing of how tables of series were read.
+        options: In what tables of series are read otherwise than in training, and how they are written, where that is
+            not to be found out; listed below.
 
     Returns:
         `task`, and its figures. Text: `bits_per_character`, `perplexity` and others. Series: the errors of the
-        model and of the baselines, and whether it beats them; see `tasks.series_errors.forecaster_report`. Lines:
+        model and of the baselines, and whether it beats them; see `tasks.series_evaluation.evaluate_forecaster`. Lines:
         how well they come back out of their vectors.
 
     Raises:
@@ -305,10 +292,12 @@ def evaluate(
     Example:
         >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
     """
-    opened, table = open_model(model, record), record_of(TableOptions, options)
+    opened = open_model(model, record)
+    table, reading = record_of(TableOptions, options), record_of(ReadingOptions, options)
+    series = EvaluationOptions(part=part, reading=reading, table=table, by_step=by_step, tell=tell)
     if isinstance(opened, PackedModel):
         name = "this" if isinstance(model, PackedModel) else os.fspath(model)
-        return _evaluate_packed(opened, data, part, errors, name, table)
+        return _evaluate_packed(opened, data, errors, name, series)
     from cellerate.tasks.evaluation import evaluate_model
 
     network, found, name = opened
@@ -325,28 +314,25 @@ def evaluate(
         column=column,
         errors=errors,
         batch_size=batch_size,
-        table=table,
+        series=series,
     )
 
 
 def _evaluate_packed(
     model: PackedModel,
     data: Any,
-    part: Literal["all", "held-out"] | None,
     errors: Errors,
     name: str,
-    table: TableOptions,
+    series: EvaluationOptions,
 ) -> dict[str, Any]:
     """The figures of a packed model; one of text reads it from end to end and not in windows."""
     if model.task == "series":
-        return {
-            "task": "series",
-            **evaluate_forecaster(forecaster_of(model, name), data, part=part, table=table),
-        }
+        return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), data, **vars(series))}
+    series.check_unused()
     if model.task not in ("text", None):
         raise ModelError(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    score = vars(model.score_files(check_paths(data), part=part or "all", errors=errors))
+    score = vars(model.score_files(check_paths(data), part=series.part or "all", errors=errors))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

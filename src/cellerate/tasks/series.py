@@ -19,6 +19,7 @@ from cellerate.errors import ConfigError
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import (
     Example,
     ForecastSettings,
@@ -229,6 +230,7 @@ def train_on_series(
             calibrated = calibrate(trained.forecaster, split)
         if calibrated is not None:
             payload["calibration"] = calibrated[0].to_config()
+            trained = dataclasses.replace(trained, calibration=calibrated[0])
             save_model(result.model, output, TaskRecord("series", payload))
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         with apart():
@@ -312,7 +314,7 @@ def _build(
 ) -> keras.Model:
     settings = dataclasses.asdict(architecture)
     quantiles = settings.pop("quantile")
-    calendar = make_calendar(options.calendar, options.holidays, data.times)
+    calendar = make_calendar(options.calendar, options.holidays, data.times, data.form.zone)
     width = 0 if calendar is None else calendar.width
     if architecture.series_embedding and len(_names(data)) < 2:
         raise ConfigError(
@@ -347,7 +349,7 @@ def _covariates(
     """What the model sees beside the features; `by_id` if it has an input for the id of the series."""
     return Covariates(
         tuple(options.future),
-        make_calendar(options.calendar, options.holidays, data.times),
+        make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
         tuple(_names(data)) if by_id else None,
         SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
     )
@@ -388,7 +390,11 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 series=next(name for first, last, name in data.segments if first <= start < last),
             )
         )
-    return tuple(found)
+    # As kept of the validation part, for all of these come later.
+    around = Intervals.of(
+        data, forecaster.settings, lambda some: forecaster.forecast_at(data, some), newest=False
+    )
+    return tuple(found) if around is None else around.around(found)
 
 
 def _names(data: SeriesData) -> list[str]:

@@ -17,11 +17,14 @@ from cellerate.data.windows import WindowSource
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.forecast_at import forecast_at, units_at
 from cellerate.runtime.forecasting import ForecastSettings, Predict, forecast_settings
+from cellerate.runtime.intervals import point_of
 from cellerate.settings import check_choice
 from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.metrics import covered, pinball_losses, window_errors
 from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.step_errors import StepErrors
+from cellerate.tasks.verdict import hints_for
 
 Progress = Callable[[int, int], None]
 
@@ -136,32 +139,6 @@ def trained_on(payload: Any) -> str | None:
     return data.get("fingerprint") if isinstance(data, dict) else None
 
 
-def evaluate_forecaster(
-    model: SeriesForecaster,
-    paths: Any,
-    *,
-    part: str | None = None,
-    table: TableOptions | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Judges a forecaster against the baselines, on every window of the data.
-
-    Args:
-        model: The forecaster.
-        paths: The data; columns and options for missing values and gaps are those of the training.
-        part: "all", or "held-out" for the part after training and validation. None takes the held-out part of the
-            data that the model was trained on, and all of other data.
-        table: How tables are written, where that is not to be found out.
-        progress: See `judge_windows`.
-
-    Returns:
-        See `forecaster_report`.
-    """
-    judged = part_of(model, model.open(paths, table=table), part)
-    baselines = baselines_for(model, judged)
-    return forecaster_report(model, judged, baselines, judge_windows(model, judged.part, baselines, progress))
-
-
 def forecaster_report(
     model: SeriesForecaster, judged: JudgedPart, baselines: Baselines, errors: SeriesErrors
 ) -> dict[str, Any]:
@@ -195,7 +172,7 @@ def forecaster_report(
 def judging_of(model: SeriesForecaster, data: SeriesData) -> Judging:
     """What the figures of a forecaster are in."""
     scale = model.settings.scaler.scale[list(data.target_columns)]
-    return Judging(data.target_names, model.settings.quantiles, scale)
+    return Judging(data.target_names, model.settings.quantiles, scale, hints_for(model.options, data))
 
 
 def part_of(model: SeriesForecaster, data: SeriesData, part: str | None) -> JudgedPart:
@@ -262,7 +239,11 @@ def raw_windows(part: SeriesPart, window: int, horizon: int, batch_size: int) ->
 
 
 def judge_windows(
-    model: SeriesForecaster, part: SeriesPart, baselines: Baselines, progress: Progress | None = None
+    model: SeriesForecaster,
+    part: SeriesPart,
+    baselines: Baselines,
+    progress: Progress | None = None,
+    steps: StepErrors | None = None,
 ) -> SeriesErrors:
     """Judges a forecaster and the baselines on every window of a part.
 
@@ -271,6 +252,7 @@ def judge_windows(
         part: The rows to forecast; each of its bounds is a stretch.
         baselines: The forecasts to judge beside it.
         progress: Called after each batch with how many windows are done, and of how many.
+        steps: Gets the errors of each step, too.
 
     Raises:
         DataError: No window fits.
@@ -301,15 +283,18 @@ def judge_windows(
         # As many as in every batch, so that nothing is compiled for another shape.
         origins = places.starts(np.resize(numbers, len(weight))) + settings.window
         made = model.forecast_at(data, origins)[: len(numbers)]
-        add_errors(
+        truth = future[real][..., targets].astype(np.float64)
+        others = add_errors(
             found,
             np.searchsorted(ends, numbers, side="right"),
             made,
-            future[real][..., targets].astype(np.float64),
+            truth,
             past[real][..., targets].astype(np.float64),
             baselines,
             settings.quantiles,
         )
+        if steps is not None:
+            steps.add({"model": point_of(made, settings.quantiles), **others}, truth)
         done += len(numbers)
         if progress is not None:
             progress(done, count)
@@ -339,9 +324,8 @@ def add_errors(
     Returns:
         The forecasts of the baselines, (B, horizon, targets).
     """
-    point = made
+    point = point_of(made, quantiles)
     if quantiles:
-        point = made[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))]
         np.add.at(found.pinball, stretch, pinball_losses(made, truth, quantiles))
         np.add.at(found.covered, stretch, covered(made, truth, quantiles))
     np.add.at(found.sums["model"], stretch, window_errors(point, truth))

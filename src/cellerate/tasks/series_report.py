@@ -21,11 +21,13 @@ class Judging:
         targets: Names of the T targets.
         quantiles: The Q quantiles of the model, or empty; they span I central intervals.
         deviations: (T,) the standard deviation of each target on the training part.
+        hints: What to try if the model is no better than the baselines.
     """
 
     targets: tuple[str, ...]
     quantiles: tuple[float, ...]
     deviations: np.ndarray
+    hints: tuple[str, ...] = ("a longer window",)
 
     @property
     def coverage_names(self) -> list[str]:
@@ -93,7 +95,7 @@ class SeriesErrors:
         every = list(range(len(about.targets)))
         report |= self._figures(about, every)
         report["by_target"] = {name: self._figures(about, [n]) for n, name in enumerate(about.targets)}
-        report["verdict"] = verdict_of(report)
+        report["verdict"] = verdict_of(report, about.hints)
         return report
 
     def ranking(self, about: Judging) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import nothing heavy.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cellerate.data.calendar_features import CalendarPart as Calendar
 from cellerate.data.calendar_features import check_calendar
@@ -199,6 +199,41 @@ class SeriesOptions:
     def split(self, data: "SeriesData") -> "SeriesSplit":
         """Cuts a series into training, validation and test part, as these settings say; see `SeriesData.split`."""
         return data.split(self.train_fraction, self.validation_fraction, test_size=self.test_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """In what tables are read otherwise than a model's training read its own.
+
+    Attributes:
+        time_column: The column of times; without it, as in training.
+        series_column: The columns that tell several series apart; without any, as in training.
+        missing: What to do with missing values: "error", "drop" rows, "ffill" or "interpolate"; without it, as in
+            training.
+        gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore"; without
+            it, as in training.
+        duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean"; without it,
+            as in training.
+        time_zone: The zone of times that say none, such as Europe/Berlin; without it, as in training.
+        frequency: How often there is a row: 15min, hour, day, business-day, week, month, quarter, year; without it, as
+            in training.
+    """
+
+    time_column: str | None = None
+    series_column: Sequence[str] = ()
+    missing: Missing | None = None
+    gaps: Gaps | None = None
+    duplicates: Duplicates | None = None
+    time_zone: str | None = None
+    frequency: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not left out, as arguments of `open_series`."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        if not self.series_column:
+            found.pop("series_column", None)
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,28 @@
 """Whether a forecaster beats the forecasts that need no network, in one sentence, and what to try if it does not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cellerate.data.series import SeriesData
 from cellerate.tasks.baselines import LABELS
+from cellerate.tasks.settings import SeriesOptions
 
 _NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MASE"}
 
 
-def verdict_of(report: Mapping[str, Any]) -> dict[str, Any]:
+def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
+    """What a model that these options made has not tried and these data allow, with the arguments for it."""
+    found = ["a longer window (window)"]
+    if not options.calendar and data.times is not None and data.times.dtype.kind == "M":
+        found.append("the hour, the weekday or the month (calendar)")
+    if options.scaling == "global" and len({name for _, _, name in data.segments}) > 1:
+        found.append("a scale for each series (scaling='series')")
+    if not options.future and set(data.feature_columns) - set(data.target_columns):
+        found.append("columns that are known in advance (future)")
+    return tuple(found)
+
+
+def verdict_of(report: Mapping[str, Any], hints: Sequence[str] = ("a longer window",)) -> dict[str, Any]:
     """Holds a model against the best baseline.
 
     It is better only if it has the lower MAE (with several targets: in standard deviations) and the lower MASE, if
@@ -16,6 +30,7 @@ def verdict_of(report: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         report: The figures of `model` and of baselines by their names.
+        hints: What to try first if it is not better.
 
     Returns:
         `beats_baselines`, `best_baseline` (its name), `figure`, `model` and `baseline` (the values of that figure),
@@ -38,10 +53,10 @@ def verdict_of(report: Mapping[str, Any]) -> dict[str, Any]:
                 "baseline": baseline,
                 "change": change,
             }
-    return found | {"sentence": _sentence(found)}
+    return found | {"sentence": _sentence(found, hints)}
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
+def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     figure, label = _NAMES[found["figure"]], LABELS[found["best_baseline"]]
     values = f"{found['model']:.4g} against {found['baseline']:.4g}"
     share = abs(100 * found["change"])
@@ -50,6 +65,6 @@ def _sentence(found: Mapping[str, Any]) -> str:
         return f"Better than every baseline: {figure} {amount} below that of {label} ({values})."
     worse = f"{amount} above" if 0.05 <= share < float("inf") else "not below"
     return (
-        f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: a longer window, "
-        f"calendar features, more training, a smaller model; or use {label} itself, which needs no model."
+        f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: "
+        f"{', '.join(hints)}, more training, a smaller model; or use {label} itself, which needs no model."
     )

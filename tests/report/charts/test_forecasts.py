@@ -1,8 +1,11 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
+from cellerate.data.time_form import TimeForm
 from cellerate.report.charts import draw_forecasts
-from cellerate.report.charts.forecasts import bands, middle
+from cellerate.report.charts.forecasts import bands, by_the_clock, middle
 from support.charts import example, shown
 
 pytest.importorskip("matplotlib")
@@ -119,3 +122,19 @@ def test_forecast_of_one_step_is_marked(tmp_path):
         counts.append((tmp_path / "chart.svg").read_text().count("fill: #0072b2"))
     # The point, and that of the legend.
     assert counts == [2, 0]
+
+
+def test_times_of_a_zone_are_those_that_its_clock_shows(tmp_path):
+    # The clocks of Berlin go from 2:00 to 3:00 at 1:00 UTC.
+    times = np.datetime64("2024-03-31T00", "us") + np.arange(60) * np.timedelta64(1, "h")
+    zoned = dataclasses.replace(
+        example(times=times, start=24, horizon=3), form=TimeForm(zone="Europe/Berlin")
+    )
+    assert by_the_clock(zoned).past_times[:3].astype("M8[h]").astype(str).tolist() == [
+        "2024-03-31T01",
+        "2024-03-31T03",
+        "2024-03-31T04",
+    ]
+    assert any("from 2024-04-01 02" in text for text in drawn(tmp_path, [zoned, zoned]).texts)
+    numbered = dataclasses.replace(zoned, times=np.arange(3), past_times=np.arange(24) - 24)
+    assert by_the_clock(numbered).times.tolist() == [0, 1, 2]

@@ -23,7 +23,7 @@ class AnomalyPanel:
 
     Attributes:
         name: Of the series, the target, or both.
-        times: (N,) times or row numbers.
+        times: (N,) times, of a zone what its clock shows, or row numbers.
         values: (N,)
         expected: (N,)
         low: (N,) the lower bound of what is no anomaly.

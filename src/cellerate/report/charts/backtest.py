@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.report.charts import canvas
-from cellerate.report.charts.forecasts import bands, middle
+from cellerate.report.charts.forecasts import bands, by_the_clock, middle
 from cellerate.runtime.forecasting import Example
 
 _MOST_PANELS = 6
@@ -33,7 +33,7 @@ def draw_backtest(path: str | Path, folds: Sequence[Sequence[Example]], title: s
     found: dict[str, list[tuple[int, Example]]] = {}
     for number, fold in enumerate(folds):
         for example in fold:
-            found.setdefault(example.series, []).append((number, example))
+            found.setdefault(example.series, []).append((number, by_the_clock(example)))
     series = list(found)
     targets = next(iter(found.values()))[0][1].targets
     shown_targets = min(len(targets), _MOST_PANELS)

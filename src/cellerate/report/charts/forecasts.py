@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.time_zones import to_local
 from cellerate.report.charts import canvas
 from cellerate.runtime.forecasting import Example
 
@@ -51,6 +52,14 @@ def bands(example: Example, n: int) -> list[Band]:
     return found if len(found) <= 2 else [found[0], found[-1]]
 
 
+def by_the_clock(example: Example) -> Example:
+    """The example with the times that its zone's clock shows, as the data write them."""
+    if example.times.dtype.kind != "M":
+        return example
+    times, past = (to_local(one, example.form.zone) for one in (example.times, example.past_times))
+    return dataclasses.replace(example, times=times, past_times=past)
+
+
 def interval_label(level: float) -> str:
     """Says "80 % interval" for 0.8."""
     return f"{100 * level:.4g} % interval"
@@ -90,7 +99,9 @@ def draw_forecasts(path: str | Path, examples: Sequence[Example], title: str) ->
     shown_targets = min(targets, canvas.MOST_PANELS)
     places = canvas.spread(len(examples), canvas.MOST_PANELS // shown_targets)
     panels = [
-        (examples[place], n) for place in places for n in range(len(examples[place].targets[:shown_targets]))
+        (by_the_clock(examples[place]), n)
+        for place in places
+        for n in range(len(examples[place].targets[:shown_targets]))
     ]
     named = len({example.series for example in examples}) == len(examples)
     remark = canvas.remark_of(
