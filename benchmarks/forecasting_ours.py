@@ -158,7 +158,7 @@ def open_jobs(folder: Path, backend: str) -> tuple[dict[str, Callable[..., Any]]
         def way(origins: np.ndarray, horizon: int) -> tuple[np.ndarray, np.ndarray]:
             step = int(origins[1] - origins[0])
             found = cellerate.backtest(
-                model, path, record=record, folds=len(origins), step=step, baselines=False
+                model, path, record=record, folds=len(origins), step=step, baselines=False, levels=()
             )
             examples = [fold.examples[0] for fold in found.folds]
             return np.stack([one.forecast for one in examples]), np.stack([one.truth for one in examples])
