@@ -43,6 +43,13 @@ def test_model_that_is_worse_on_mase_alone_is_not_better():
     assert "use seasonal naive itself" in found["sentence"]
 
 
+def test_model_that_is_many_times_worse_says_how_many():
+    found = verdict_of(report({"mae": 16.0, "mase": 1.0}, nlinear={"mae": 0.002, "mase": 0.1}))
+    assert found["sentence"].startswith(
+        "Not better than the baselines: MAE 8,000.0 times that of NLinear (16 against 0.002). To try:"
+    )
+
+
 def test_model_of_several_targets_is_judged_in_standard_deviations():
     found = verdict_of(report({"scaled_mae": 0.5}, last_value={"scaled_mae": 0.502}))
     assert found["figure"] == "scaled_mae"

@@ -64,6 +64,8 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     if found["beats_baselines"]:
         return f"Better than every baseline: {figure} {amount} below that of {label} ({values})."
     worse = f"{amount} above" if 0.05 <= share < float("inf") else "not below"
+    if 100 <= share < float("inf"):
+        worse = f"{found['change'] + 1:,.1f} times"
     return (
         f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: "
         f"{', '.join(hints)}, more training, a smaller model; or use {label} itself, which needs no model."
