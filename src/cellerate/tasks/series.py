@@ -20,11 +20,7 @@ from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.calibrating import Intervals
-from cellerate.runtime.forecasting import (
-    Example,
-    ForecastSettings,
-    reading_arguments,
-)
+from cellerate.runtime.forecasting import Example, ForecastSettings, reading_arguments
 from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.baselines import Baselines, season_rows
@@ -35,6 +31,7 @@ from cellerate.tasks.series_errors import (
     SeriesForecaster,
     forecaster_report,
     judge_windows,
+    series_names,
     trained_on,
 )
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -387,7 +384,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 truth=rows[options.window :, targets],
                 forecast=forecaster.forecast_at(data, np.array([middle]))[0],
                 quantiles=series_model.quantiles,
-                series=next(name for first, last, name in data.segments if first <= start < last),
+                series=series_names(data, [start])[0],
             )
         )
     # As kept of the validation part, for all of these come later.
