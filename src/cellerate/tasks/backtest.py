@@ -205,8 +205,11 @@ def backtest(
         for fold in range(folds):
             chosen = np.flatnonzero(windows.folds == fold)
             known = rows_before(series, windows, fold)
-            linear = fit_linear(known, forecaster.settings.window, forecaster.settings.horizon, fitted.scales)
-            own = fitted if fitted.linear is None else dataclasses.replace(fitted, linear=linear)
+            own = fitted
+            if fitted.linear is not None:
+                window, horizon = forecaster.settings.window, forecaster.settings.horizon
+                linear = fit_linear(known, window, horizon, fitted.scales)
+                own = dataclasses.replace(fitted, linear=linear)
             trained = trainer(known, fold)
             made.append(_judge(trained, series, windows, chosen, own, errors))
             around.append(_intervals(trained, series, known, levels, newest=False))
