@@ -143,6 +143,20 @@ def test_description_gives_the_same_covariates_and_damage_raises(data):
         Covariates.from_config([], scaler)
 
 
+def test_names_of_all_series_are_looked_through_once():
+    class Counted(tuple):
+        passes = 0
+
+        def __iter__(self):
+            Counted.passes += 1
+            return super().__iter__()
+
+    covariates = Covariates(series=Counted("abc"))
+    for _ in range(3):
+        assert covariates.ids(["c", "x", "a"]).tolist() == [3, 0, 1]
+    assert Counted.passes == 1
+
+
 # In Berlin the clock goes from 2:00 to 3:00 on 31 March 2024, at 1:00 UTC, a Sunday, and back on 27 October.
 @pytest.mark.parametrize(("change", "before", "after"), [("2024-03-31T01", 1, 2), ("2024-10-27T01", 2, 1)])
 def test_calendar_of_zoned_times_is_that_of_the_clock_on_the_wall(data, monkeypatch, change, before, after):

@@ -150,3 +150,10 @@ def test_compressed_file_of_another_dialect_is_read(tmp_path):
 def test_sheet_of_a_csv_file_is_refused(write):
     with pytest.raises(ConfigError, match="sheet is for Excel files"):
         open_table(write("y\n1\n"), options=TableOptions(sheet="a"))
+
+
+def test_quote_that_is_never_closed_far_behind_the_sample_is_the_files_fault(write):
+    # Nothing says what "1,234" is, so the rest of the file is looked at; a quoted value there is too long for `csv`.
+    path = write("y;z\n" + "1,234;2,345\n" * 8000 + '"inches;1,234\n' + "1,234;2,345\n" * 40_000)
+    with pytest.raises(DataError, match=r"t\.csv"):
+        column(path)

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -129,7 +131,9 @@ def test_frequency_is_known_by_its_names(text, name):
     assert parse_frequency(text).name == name
 
 
-@pytest.mark.parametrize("text", ["fortnightly", "", "0 days", "-1 day", "3 business-days", "15"])
+@pytest.mark.parametrize(
+    "text", ["fortnightly", "", "0 days", "-1 day", "3 business-days", "15", "9" * 5000 + " days"]
+)
 def test_unknown_frequency_is_refused(text):
     with pytest.raises(ConfigError, match=r"frequency is .*'15min'"):
         parse_frequency(text)
@@ -160,5 +164,15 @@ def test_series_with_irregular_steps_beside_others_is_no_error():
 
 
 def test_damaged_frequency_is_refused():
-    with pytest.raises(ValueError, match="frequency"):
-        Frequency.from_config({"unit": "moon", "step": 1, "day": 0, "zone": ""})
+    good = {"unit": "month", "step": 1, "day": 31, "zone": ""}
+    assert Frequency.from_config(good) == Frequency("month", 1, 31)
+    for damage in (
+        {"unit": "moon"},
+        {"step": 0},
+        {"step": math.inf},
+        {"step": math.nan},
+        {"day": 32},
+        {"day": -1},
+    ):
+        with pytest.raises(ValueError, match="frequency"):
+            Frequency.from_config(good | damage)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from cellerate.data import series_build, series_order
-from cellerate.data.series import open_series
+from cellerate.data.frequency import parse_frequency
+from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_order import Sorting, order_rows
 from cellerate.data.time_form import TimeForm
 from cellerate.errors import ConfigError, DataError
@@ -273,3 +274,37 @@ def test_order_of_plain_numbers_is_by_their_size(tmp_path):
     assert (done.moved, done.merged, done.counts) == (3, 0, [3])
     assert np.load(tmp_path / "values.npy")[:, 0].tolist() == [2, 3, 1]
     assert np.load(tmp_path / "times.npy").tolist() == [0.5, 1.5, 2.5]
+
+
+class Counted(tuple):
+    """A tuple that counts how often all of it is looked through."""
+
+    passes = 0
+
+    def __iter__(self):
+        type(self).passes += 1
+        return super().__iter__()
+
+
+def test_times_after_many_series_do_not_look_through_all_of_them_each_time(monkeypatch):
+    monkeypatch.setattr(Counted, "passes", 0)
+    ends = range(4, 404, 4)
+    segments = Counted((stop - 4, stop, f"s{stop}") for stop in ends)
+    times = np.tile(np.datetime64("2020-01-01", "us") + np.arange(4) * np.timedelta64(1, "D"), len(ends))
+    values = np.zeros((len(times), 1), np.float32)
+    data = SeriesData(
+        values, ("y",), (0,), (0,), times, segments, None, "f", frequency=parse_frequency("day")
+    )
+    for stop in ends:
+        assert data.times_after(stop, 2).astype("M8[D]").astype(str).tolist() == ["2020-01-05", "2020-01-06"]
+    assert Counted.passes <= 1
+
+
+def test_writing_many_times_looks_at_all_of_them_once(monkeypatch):
+    calls, usable = [], TimeForm._usable
+    monkeypatch.setattr(
+        TimeForm, "_usable", lambda form, local: calls.append(len(local)) or usable(form, local)
+    )
+    times = np.datetime64("2020-01-01", "us") + np.arange(50) * np.timedelta64(1, "D")
+    assert TimeForm("text", "%d.%m.%Y").write(times)[:2] == ["01.01.2020", "02.01.2020"]
+    assert calls == [50]

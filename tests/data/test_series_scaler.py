@@ -76,6 +76,8 @@ def test_description_gives_the_same_scaler_and_damage_raises():
         {"scale": [[0.0, 1.0], [1.0, 1.0]]},
         {"mean": [[float("nan"), 1.0], [1.0, 1.0]]},
         {"names": [1, 2]},
+        {"names": "xy"},
+        {"names": [], "mean": [], "scale": []},
     ):
         with pytest.raises(ModelError, match="scaler of the series"):
             SeriesScaler.from_config(config | damage, usual)

@@ -170,3 +170,25 @@ def test_named_order_is_kept_and_a_value_against_it_named():
 def test_value_that_is_no_time_is_named(texts, bad):
     with pytest.raises(DataError, match=bad.replace("\\\\", "\\")):
         parsed(texts)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "bad"),
+    [
+        ([1.0, 2.0], [3.0, np.nan], "nan in data row 4"),
+        ([1.6e9, 1.7e9], [1.8e9, np.nan], "nan in data row 4"),
+        ([1.0, np.inf], [], "inf in data row 2"),
+        # Seconds, and then nanoseconds: those times would not fit into 64 bits.
+        (
+            [1_600_000_000, 1_600_000_060],
+            [1_600_000_120, 1_600_000_180 * 10**9],
+            "1600000180000000000 in data row 4",
+        ),
+    ],
+)
+def test_number_that_is_no_time_is_named(first, later, bad):
+    parser = TimeParser(PATH, "date")
+    if later:
+        parser.parse(pa.array(first), 0)
+    with pytest.raises(DataError, match=bad):
+        parser.parse(pa.array(later or first), 2 if later else 0)

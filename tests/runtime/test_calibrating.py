@@ -1,4 +1,5 @@
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from cellerate.runtime.calibrating import (
     row_forecasts,
     score_origins,
     score_rows,
+    windows_of,
 )
 from cellerate.runtime.forecasting import ForecastSettings
 from cellerate.runtime.intervals import Calibration, conformal_quantile
+from cellerate.tasks.backtest_folds import rows_around
 
 WINDOW, HORIZON = 4, 2
 START = np.datetime64("2024-01-01T00:00", "us")
@@ -53,6 +56,30 @@ def kept(reach=1.0, windows=200, until=100, floor=None, horizon=HORIZON):
         non_negative=np.array([False]),
         until=int(moment.astype(np.int64)),
     )
+
+
+def test_windows_of_one_target_among_many_columns_copy_that_target_alone():
+    rows, columns = 400, 500
+    data = SeriesData(
+        np.arange(rows * columns, dtype=np.float32).reshape(rows, columns),
+        tuple(map(str, range(columns))),
+        tuple(range(columns)),
+        (3,),
+        None,
+        ((0, rows, ""),),
+        None,
+        "f",
+    )
+    origins = np.arange(50, rows)
+    for read in (lambda: windows_of(data, origins, 50), lambda: rows_around(data, origins, -50, 0)):
+        tracemalloc.start()
+        found = read()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found.shape == (350, 50, 1)
+        np.testing.assert_array_equal(found[7, :, 0], data.values[7:57, 3])
+        # All columns would be 35 MB.
+        assert peak < 2_000_000
 
 
 def at(data, given, predict=None):

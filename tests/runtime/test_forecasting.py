@@ -133,6 +133,8 @@ def test_rows_that_cannot_be_used_are_refused(rows, message):
         {"series_column": [3]},
         {"duplicates": "guess"},
         {"feature": ["wind", "load"]},
+        {"future": ["price"]},
+        {"future": 3},
         {"quantiles": [0.5, 0.5]},
         {"quantiles": [0.0]},
         {"quantiles": [float("nan")]},
@@ -157,6 +159,13 @@ def test_damaged_record_is_refused(changes):
     with pytest.raises(ModelError, match="this packed model is damaged") as caught:
         PackedModel(Cell(program(), "float32", damaged)).forecast(series(WINDOW))
     assert len(str(caught.value)) < 400
+
+
+def test_covariate_that_is_a_target_and_no_feature_is_refused():
+    damaged = header()
+    damaged["payload"]["covariates"] = {"future": ["price"]}
+    with pytest.raises(ModelError, match="future columns are none of its features"):
+        forecasting.forecast_settings(damaged["payload"], "this model")
 
 
 @pytest.mark.parametrize("payload", [None, [], "x", {}, 3])

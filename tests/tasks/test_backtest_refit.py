@@ -1,9 +1,12 @@
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 
 from cellerate.errors import DataError
 from cellerate.models.storage import load_model
+from cellerate.tasks import backtest_refit
 from cellerate.tasks.backtest import backtest
 from cellerate.tasks.series import train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -55,3 +58,13 @@ def test_each_fold_has_a_model_trained_on_the_rows_before_it_and_the_given_one_s
 def test_fold_without_rows_to_train_on_is_named(trained):
     with pytest.raises(DataError, match=r"fold 1 has \d+ rows to train on"):
         backtest(trained[0], trained[1], folds=50, refit=True, epochs=1)
+
+
+def test_interrupted_training_of_a_fold_ends_the_backtest(trained, monkeypatch):
+    def interrupted(*given, **settings):
+        return dataclasses.replace(train(*given, **settings), status="interrupted")
+
+    train = backtest_refit.train
+    monkeypatch.setattr(backtest_refit, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backtest(trained[0], trained[1], folds=2, refit=True, epochs=1)

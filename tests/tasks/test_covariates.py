@@ -212,3 +212,17 @@ def test_options_of_the_program_train_and_refuse(tmp_path):
     known = load_series_model(tmp_path / "m.keras")
     assert known.covariates.calendar.parts == ("hour", "month")
     assert known.covariates.series == ("small", "large")
+
+
+def test_series_too_short_to_train_on_is_an_unknown_one(tmp_path):
+    path = write(tmp_path / "s.csv")
+    with path.open("a", newline="") as file:
+        for n in range(WINDOW + HORIZON + 1):
+            time = str(START + np.timedelta64(n, "h")).replace("T", " ")
+            csv.writer(file).writerow([time, "new", n, 0.5 * n])
+    # Its own vector would be one that no window has trained.
+    with pytest.warns(UserWarning, match="not trained on the series 'new'"):
+        fit(path, tmp_path / "m.keras")
+    made = load_series_model(tmp_path / "m.keras")
+    assert made.covariates.series == tuple(LEVELS)
+    assert made.model.get_layer("series_embedding").input_dim == 1 + len(LEVELS)

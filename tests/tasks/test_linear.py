@@ -3,6 +3,7 @@ import pytest
 
 from cellerate.data.series import SeriesData
 from cellerate.tasks import linear
+from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.linear import fit_linear
 
 W, H = 5, 3
@@ -92,6 +93,15 @@ def test_series_of_large_numbers_counts_no_more_than_one_of_small_ones():
 def test_series_that_never_changes_is_forecast_as_it_is():
     found = fit_linear(series(np.full((40, 2), 7.0), ((0, 40, ""),)).whole(), W, H, {"": np.full(2, np.nan)})
     np.testing.assert_allclose(found.forecast(np.full((1, W, 2), 7.0), np.ones((1, 2))), 7.0)
+
+
+def test_fit_that_would_take_too_much_memory_is_left_out_and_said_so(monkeypatch):
+    part = series(noise(40), ((0, 40, ""),)).whole()
+    assert Baselines.fit(part, W, H, None).linear is not None
+    monkeypatch.setattr(linear, "_MOST_NUMBERS", 2 * (W + 1) * (W + 1 + H) - 1)
+    found = Baselines.fit(part, W, H, None)
+    assert found.linear is None
+    assert "memory" in found.why_not_linear
 
 
 @pytest.mark.parametrize("rows", [W, W + H])

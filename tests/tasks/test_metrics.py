@@ -28,6 +28,11 @@ def series(values, segments):
     )
 
 
+def test_forecast_that_is_no_number_has_no_error_that_is_one():
+    made = window_errors(np.array([[[np.nan], [1.0]]]), np.array([[[2.0], [1.0]]]))
+    assert np.isnan(made).all()
+
+
 def test_errors_of_windows_equal_those_by_hand():
     # Two windows of two steps and one target: errors 1 and -2; 0 and 3.
     made = window_errors(

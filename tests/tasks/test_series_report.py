@@ -56,6 +56,23 @@ def test_ranking_puts_the_worst_series_first_and_those_without_mase_last():
     assert [row["series"] for row in unknown.ranking(ABOUT)] == ["y", "x"]
 
 
+def test_ranking_leaves_out_series_without_a_window_and_selects_all_rows_once(monkeypatch):
+    many, taken = errors(), []
+    more = SeriesErrors(
+        (*many.series, "short"),
+        np.append(many.windows, 0),
+        {name: np.concatenate([sums, np.zeros((1, 2, 3))]) for name, sums in many.sums.items()},
+        np.zeros((4, 2, 0)),
+        np.zeros((4, 2, 0)),
+        np.concatenate([many.scales, np.ones((1, 2))]),
+    )
+    only = SeriesErrors.only
+    monkeypatch.setattr(SeriesErrors, "only", lambda self, chosen: taken.append(chosen) or only(self, chosen))
+    assert more.ranking(ABOUT) == many.ranking(ABOUT)
+    # Of 100,000 series, a selection for each would look at all of them each time.
+    assert sum(isinstance(one, np.ndarray) for one in taken) == 2
+
+
 def test_quantiles_have_crps_pinball_and_coverage_beside_the_absolute_error_of_points():
     about = Judging(("a",), (0.1, 0.5, 0.9), np.array([2.0]))
     sums = {"model": np.ones((1, 1, 3)), "last_value": np.full((1, 1, 3), 6.0)}

@@ -5,6 +5,7 @@ way for training and for forecasts. A model without any has one input, the scale
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,8 +75,12 @@ class Covariates:
 
     def ids(self, names: Sequence[str]) -> np.ndarray:
         """(N,) int32, the id of each series; `UNKNOWN_SERIES` for those it does not know."""
-        known = {name: place for place, name in enumerate(self.series or (), start=1)}
-        return np.array([known.get(name, UNKNOWN_SERIES) for name in names], np.int32)
+        return np.array([self._ids.get(name, UNKNOWN_SERIES) for name in names], np.int32)
+
+    @functools.cached_property
+    def _ids(self) -> Mapping[str, int]:
+        """The id of each series by its name; a model that serves requests is asked for one at a time."""
+        return {name: place for place, name in enumerate(self.series or (), start=1)}
 
     def to_config(self) -> dict[str, Any]:
         """A description for `from_config`, ready for JSON."""

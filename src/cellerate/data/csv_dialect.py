@@ -284,7 +284,10 @@ def _look_further(path: Path, encoding: str, separator: str, width: int, marks: 
         text = rest + decoder.decode(chunk)
         text, _, rest = text.rpartition("\n")
         lines = text.splitlines()[0 if number else 1 :]
-        rows = [row for row in csv.reader(lines, delimiter=separator) if len(row) == width]
+        try:
+            rows = [row for row in csv.reader(lines, delimiter=separator) if len(row) == width]
+        except csv.Error:
+            continue  # as in `_rows`
         for name, values in columns_of(rows, [str(place) for place in range(width)]).items():
             marks.add(name, values)
         if marks.settled(separator):

@@ -34,6 +34,8 @@ _EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'week', 'month', 'quarter',
 # A time of month that is the last day of it, whichever that is.
 _MONTH_END = 31
 _OF_ITS_OWN_STEPS = 8
+# In microseconds what the times of NumPy can hold.
+_MOST_STEP = 2.0**63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Frequency:
         if config is None:
             return None
         found = cls(str(config["unit"]), float(config["step"]), int(config["day"]), str(config["zone"]))
-        if found.unit not in ("time", "business-day", "month", "number") or not found.step > 0:
+        units = ("time", "business-day", "month", "number")
+        if found.unit not in units or not 0 < found.step < _MOST_STEP or not 0 <= found.day <= _MONTH_END:
             raise ValueError(f"a frequency of {config!r:.80}")
         return found
 
@@ -131,7 +134,7 @@ def parse_frequency(text: str) -> Frequency:
     Raises:
         ConfigError: It is not one.
     """
-    match = re.fullmatch(r"\s*(\d*)\s*([A-Za-z _-]+?)\s*", text) if isinstance(text, str) else None
+    match = re.fullmatch(r"(\d{0,6})\s*([A-Za-z _-]+)", text.strip()[:64]) if isinstance(text, str) else None
     word = match[2].lower().replace("_", "-").replace(" ", "-") if match else ""
     word = _SHORT.get(word, word)
     single = word.removesuffix("s")

@@ -1,6 +1,7 @@
 """What a series is once it is open: one matrix of values, what its rows and columns mean, and its parts in time."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,8 +73,7 @@ class SeriesData:
         """
         if self.times is None:
             return np.arange(stop, stop + count)
-        firsts = [first for first, _, _ in self.segments]
-        place = int(np.searchsorted(firsts, stop - 1, side="right")) - 1
+        place = int(np.searchsorted(self._firsts, stop - 1, side="right")) - 1
         end = max(stop, min(self.segments[place][1], stop + count)) if place >= 0 else stop
         known = np.asarray(self.times[stop:end])
         if len(known) == count:
@@ -84,6 +84,11 @@ class SeriesData:
                 "there is one (frequency)."
             )
         return np.concatenate([known, self.frequency.after(self.times[end - 1], count - len(known))])
+
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        """The first row of each stretch: of many series, each asks where it is."""
+        return np.array([first for first, _, _ in self.segments], np.int64)
 
     def whole(self) -> "SeriesPart":
         """All rows as one part."""

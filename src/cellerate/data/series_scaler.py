@@ -132,9 +132,9 @@ class SeriesScaler:
             ModelError: The description is not valid; a model file may hold anything.
         """
         try:
-            if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config["names"]):
+            names = config["names"] if isinstance(config, Mapping) else None
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
                 raise ValueError("no names")
-            names = config["names"]
             shape = (len(names), len(usual.columns))
             mean, scale = (np.array(config[which], np.float64).reshape(shape) for which in ("mean", "scale"))
         except (LookupError, TypeError, ValueError, OverflowError) as error:

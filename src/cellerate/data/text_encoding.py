@@ -2,8 +2,6 @@
 
 import codecs
 
-from cellerate.errors import DataError
-
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -38,31 +36,3 @@ def likely_encoding(data: bytes) -> str | None:
             continue
         return None if 0 in data else name
     return None
-
-
-def check_encoding(file: str, data: bytes, encoding: str, *, whole: bool) -> None:
-    """Raises `DataError`, with the encoding that would do, if bytes are not of an encoding.
-
-    Args:
-        file: Its name, for the message.
-        data: The beginning of the file.
-        encoding: How it is to be read.
-        whole: Whether that is all of it; else a character may be cut in two at the end.
-    """
-    try:
-        text = codecs.getincrementaldecoder(encoding)().decode(data, whole)
-    except UnicodeDecodeError as error:
-        place, value = error.start, error.object[error.start]
-        raise DataError(
-            f"{file} is not {encoding}: byte 0x{value:02x} at offset {place}. {_advice(data, encoding)}"
-        ) from error
-    if "\0" in text:
-        raise DataError(f"{file} is no text in {encoding}: it holds zero bytes. {_advice(data, encoding)}")
-
-
-def _advice(data: bytes, encoding: str) -> str:
-    likely = likely_encoding(data)
-    if likely is None or likely == encoding:
-        return "Say which encoding it has (encoding), or save it as UTF-8."
-    names = {"cp1252": "Windows-1252", "utf-8": "UTF-8"}
-    return f"It looks like {names.get(likely, 'UTF-16')}: say so (encoding={likely!r}), or save it as UTF-8."

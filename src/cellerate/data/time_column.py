@@ -16,6 +16,9 @@ DateOrder = Literal["auto", "ymd", "mdy", "dmy"]
 _FIRST = {"dmy": "day", "mdy": "month"}
 # 1990 to 2100, in seconds.
 _EPOCHS = (631_152_000, 4_102_444_800)
+# The end of the year 9999, in seconds.
+_LATEST = 253_402_300_799
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _YEARS = (1900, 2100)
 # Dates as numbers, by their count of digits.
 _COMPACT = {
@@ -121,6 +124,11 @@ class TimeParser:
             self.form = dataclasses.replace(self.form, order="" if order == "ymd" else order)
 
     def _from_numbers(self, numbers: np.ndarray, texts: Any, row: int) -> np.ndarray:
+        good = np.isfinite(numbers)
+        if self.form.kind == "epoch":
+            good &= np.abs(numbers) <= _LATEST * _PER_SECOND[self.form.unit]
+        if not good.all():
+            self._refuse(texts, row, int(np.argmin(good)))
         if self.form.kind == "number":
             return numbers.astype(np.float64)
         if self.form.kind == "epoch":
@@ -235,7 +243,7 @@ def _form_of_numbers(numbers: np.ndarray, texts: Any) -> TimeForm | None:
             found, good = _from_compact(numbers, pattern)
             if good.all() and _is_calendar(found, numbers):
                 return TimeForm("text", pattern, whole=True)
-    for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+    for unit, per_second in _PER_SECOND.items():
         if _EPOCHS[0] * per_second <= low and high <= _EPOCHS[1] * per_second:
             whole = numbers.dtype.kind == "i" or (
                 pa.types.is_floating(texts.type) and bool((numbers == np.floor(numbers)).all())

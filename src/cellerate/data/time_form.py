@@ -101,9 +101,9 @@ class TimeForm:
         if self.kind == "epoch":
             return [int(value) if self.whole else float(value) for value in self._epochs(times)]
         local = to_local(times, self.zone)
+        pattern = self._usable(local)
         texts = [
-            _written(time, ahead, self._usable(local))
-            for time, ahead in zip(local, self._ahead(times), strict=True)
+            _written(time, ahead, pattern) for time, ahead in zip(local, self._ahead(times), strict=True)
         ]
         return [int(text) if self.whole else text for text in texts] if self.pattern else texts
 

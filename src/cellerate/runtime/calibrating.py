@@ -63,9 +63,8 @@ class Scored:
 
 def windows_of(data: SeriesData, origins: np.ndarray, window: int) -> np.ndarray:
     """(B, window, targets) float64: the targets in the rows before origins."""
-    return np.asarray(data.values[origins[:, None] + np.arange(-window, 0)])[
-        ..., list(data.target_columns)
-    ].astype(np.float64)
+    places = origins[:, None] + np.arange(-window, 0)
+    return np.asarray(data.values[places[..., None], list(data.target_columns)], np.float64)
 
 
 def score_origins(

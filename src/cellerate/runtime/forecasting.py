@@ -126,14 +126,18 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
+        reading = reading_arguments(options)
+        covariates = Covariates.from_config(payload.get("covariates"), scaler)
+        if reading["features"] != features or not set(covariates.future) <= set(features):
+            raise ValueError("its future columns are none of its features")
         horizon, kept = _count(options, "horizon"), payload.get("calibration")
         return ForecastSettings(
-            reading_arguments(options),
+            reading,
             _count(options, "window"),
             horizon,
             _quantiles(payload["quantiles"]),
             scaler,
-            Covariates.from_config(payload.get("covariates"), scaler),
+            covariates,
             None if kept is None else Calibration.from_config(kept, horizon, len(targets)),
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -168,15 +172,14 @@ def forecast_ends(
     """
     window = settings.window
     ends = series_ends(data, window) if ends is None else ends
-    rows = np.stack([np.asarray(data.values[stop - window : stop], np.float32) for stop in ends.values()])
     targets = list(data.target_columns)
     origins = np.array(list(ends.values()), np.int64)
     parts = []
-    for begin in range(0, len(rows), _SERIES_AT_ONCE):
+    for begin in range(0, len(origins), _SERIES_AT_ONCE):
         some = origins[begin : begin + _SERIES_AT_ONCE]
         parts.append(forecast_at(predict, data, settings, some))
         if progress is not None:
-            progress(begin + len(some), len(rows))
+            progress(begin + len(some), len(origins))
     made = np.concatenate(parts)
     found = []
     for place, (series, stop) in enumerate(ends.items()):
@@ -185,7 +188,7 @@ def forecast_ends(
             Example(
                 targets=data.target_names,
                 past_times=times,
-                past=rows[place][:, targets],
+                past=np.asarray(data.values[stop - window : stop], np.float32)[:, targets],
                 times=data.times_after(stop, settings.horizon),
                 truth=None,
                 forecast=made[place],

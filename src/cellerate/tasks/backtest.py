@@ -28,7 +28,7 @@ from cellerate.tasks.baselines import Baselines
 from cellerate.tasks.forecasts import forecast_columns, forecast_table
 from cellerate.tasks.linear import fit_linear
 from cellerate.tasks.opening import Model, Opened, forecaster_of, open_model
-from cellerate.tasks.series_errors import SeriesForecaster, add_errors, judging_of
+from cellerate.tasks.series_errors import SeriesForecaster, add_errors, judging_of, series_names
 from cellerate.tasks.series_report import Judging, SeriesErrors
 from cellerate.tasks.settings import ReadingOptions
 
@@ -205,8 +205,11 @@ def backtest(
         for fold in range(folds):
             chosen = np.flatnonzero(windows.folds == fold)
             known = rows_before(series, windows, fold)
-            linear = fit_linear(known, forecaster.settings.window, forecaster.settings.horizon, fitted.scales)
-            own = fitted if fitted.linear is None else dataclasses.replace(fitted, linear=linear)
+            own = fitted
+            if fitted.linear is not None:
+                window, horizon = forecaster.settings.window, forecaster.settings.horizon
+                linear = fit_linear(known, window, horizon, fitted.scales)
+                own = dataclasses.replace(fitted, linear=linear)
             trained = trainer(known, fold)
             made.append(_judge(trained, series, windows, chosen, own, errors))
             around.append(_intervals(trained, series, known, levels, newest=False))
@@ -315,10 +318,8 @@ def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, 
             "the data are not those of the training, so which of these rows the model has seen is not known"
         )
     begins = {name: len(data.values) for _, _, name in data.segments}
-    bounds = forecaster.options.split(data).test.bounds
-    firsts = [first for first, _, _ in data.segments]
-    for _, begin, _ in bounds:
-        name = data.segments[int(np.searchsorted(firsts, begin, side="right")) - 1][2]
+    held = [begin for _, begin, _ in forecaster.options.split(data).test.bounds]
+    for begin, name in zip(held, series_names(data, held), strict=True):
         begins[name] = min(begins[name], begin)
     early = windows.origins < np.array([begins[name] for name in windows.series])
     seen = len(np.unique(windows.folds[early]))

@@ -57,6 +57,7 @@ class Refit:
 
         Raises:
             DataError: No training window fits.
+            KeyboardInterrupt: The training was interrupted.
         """
         options, settings = self._forecaster.options, self._forecaster.settings
         share = options.validation_fraction
@@ -87,6 +88,9 @@ class Refit:
                 settings=self._settings,
                 validation=validation,
             )
+        if result.status == "interrupted":
+            # Half trained, it would be judged, and the next fold would go on.
+            raise KeyboardInterrupt
         settings = dataclasses.replace(settings, scaler=scaler, covariates=covariates, calibration=None)
         trained = dataclasses.replace(
             self._forecaster, predict=result.model.predict_on_batch, settings=settings

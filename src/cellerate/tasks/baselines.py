@@ -11,7 +11,7 @@ import numpy as np
 from cellerate.data.frequency import season_of
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.tasks.forecasts import Naive
-from cellerate.tasks.linear import NLinear, fit_linear, scale_or_one
+from cellerate.tasks.linear import NLinear, fit_linear, scale_or_one, too_large
 from cellerate.tasks.metrics import in_sample_errors
 
 # What people call them; those of `Naive` and the linear one.
@@ -66,6 +66,8 @@ class Baselines:
         season = season_rows(season, train.data)
         scales = in_sample_errors(train, season or 1)
         linear = None
+        if why_not_linear is None and too_large(len(train.data.target_columns), window, horizon):
+            why_not_linear = "with such a window and so many targets it would take too much memory"
         if why_not_linear is None and train.bounds:
             linear = fit_linear(train, window, horizon, scales)
         if linear is None and why_not_linear is None:

@@ -176,14 +176,16 @@ def _table(
     """Rows of (R, targets) numbers, target after target within each series."""
     firsts = [first for first, _, _ in data.segments]
     names = np.array([name for _, _, name in data.segments], object)
-    of = names[np.searchsorted(firsts, rows, side="right") - 1]
-    codes = {name: code for code, name in enumerate(dict.fromkeys(of.tolist()))}
+    places = np.searchsorted(firsts, rows, side="right") - 1
+    of = names[places]
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names.tolist()))}
+    numbers = np.array([codes[name] for name in names], np.int64)
     targets = len(data.target_names)
     order = np.lexsort(
         (
             np.repeat(rows, targets),
             np.tile(np.arange(targets), len(rows)),
-            np.repeat([codes[name] for name in of], targets),
+            np.repeat(numbers[places], targets),
         )
     )
 

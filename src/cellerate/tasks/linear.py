@@ -19,6 +19,8 @@ from cellerate.data.series import SeriesPart
 MOST_WINDOWS = 200_000
 # The penalty on the coefficients, as a share of the mean variance of the inputs.
 _RIDGE = 1e-3
+# What its matrices may hold: 512 MiB.
+_MOST_NUMBERS = 1 << 26
 # Windows are taken together up to so many numbers.
 _NUMBERS_AT_ONCE = 1 << 21
 
@@ -51,6 +53,11 @@ class NLinear:
 def scale_or_one(scales: np.ndarray) -> np.ndarray:
     """Scales of series, with 1 where none is known."""
     return np.where(np.isfinite(scales), scales, 1.0)
+
+
+def too_large(targets: int, window: int, horizon: int) -> bool:
+    """Whether the matrices of a fit would take more memory than a baseline is worth."""
+    return targets * (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
 
 
 def fit_linear(

@@ -35,7 +35,7 @@ def window_errors(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """
     distance = np.abs(forecast - truth)
     size = np.abs(truth) + np.abs(forecast)
-    share = np.divide(distance, size, out=np.zeros_like(distance), where=size > 0)
+    share = np.divide(distance, size, out=np.zeros_like(distance), where=size != 0)
     return np.stack([each.mean(axis=1) for each in (distance, distance**2, 200 * share)], axis=-1)
 
 

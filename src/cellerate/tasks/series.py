@@ -20,21 +20,18 @@ from cellerate.models.forecast import build_forecast_model
 from cellerate.models.losses import QuantileLoss
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.calibrating import Intervals
-from cellerate.runtime.forecasting import (
-    Example,
-    ForecastSettings,
-    reading_arguments,
-)
+from cellerate.runtime.forecasting import Example, ForecastSettings, reading_arguments
 from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.intervals import calibrate, judge_intervals
-from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
+from cellerate.tasks.series_batches import check_series_model, count_windows, known_series, series_sources
 from cellerate.tasks.series_errors import (
     JudgedPart,
     SeriesForecaster,
     forecaster_report,
     judge_windows,
+    series_names,
     trained_on,
 )
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
@@ -186,7 +183,7 @@ def train_on_series(
     if isinstance(model, str | Path):
         network, _ = load_model(model)
     else:
-        network = model or _build(data, options, architecture, training.seed)
+        network = model or _build(split.train, options, architecture, training.seed)
     # A model that is not built has none.
     by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
     covariates = _covariates(data, split, options, scaler, by_id=by_id)
@@ -310,9 +307,9 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
 
 
 def _build(
-    data: SeriesData, options: SeriesOptions, architecture: ForecastArchitecture, seed: int
+    part: SeriesPart, options: SeriesOptions, architecture: ForecastArchitecture, seed: int
 ) -> keras.Model:
-    settings = dataclasses.asdict(architecture)
+    data, settings = part.data, dataclasses.asdict(architecture)
     quantiles = settings.pop("quantile")
     calendar = make_calendar(options.calendar, options.holidays, data.times, data.form.zone)
     width = 0 if calendar is None else calendar.width
@@ -337,7 +334,7 @@ def _build(
         quantiles=list(quantiles) or None,
         absolute=[*known, *range(len(data.feature_columns), len(data.feature_columns) + width)],
         future=len(options.future) + width,
-        series=len(_names(data)),
+        series=max(1, len(known_series(part, options))),
         seed=seed,
         **settings,
     )
@@ -350,7 +347,7 @@ def _covariates(
     return Covariates(
         tuple(options.future),
         make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
-        tuple(_names(data)) if by_id else None,
+        known_series(split.train, options) if by_id else None,
         SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
     )
 
@@ -387,7 +384,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
                 truth=rows[options.window :, targets],
                 forecast=forecaster.forecast_at(data, np.array([middle]))[0],
                 quantiles=series_model.quantiles,
-                series=next(name for first, last, name in data.segments if first <= start < last),
+                series=series_names(data, [start])[0],
             )
         )
     # As kept of the validation part, for all of these come later.

@@ -16,7 +16,7 @@ from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.windows import SeriesBatches
 from cellerate.errors import ModelError
 from cellerate.keras_graph.graph import functional_graph
-from cellerate.tasks.series_errors import count_in
+from cellerate.tasks.series_errors import count_in, series_names
 from cellerate.tasks.settings import SeriesOptions
 
 
@@ -57,6 +57,20 @@ def count_windows(part: SeriesPart, options: SeriesOptions, stride: int = 1) -> 
         return 0
     span = options.window + options.horizon
     return sum(-(-count_in(one, span) // stride) for one in part.spans(options.window))
+
+
+def known_series(part: SeriesPart, options: SeriesOptions) -> tuple[str, ...]:
+    """The series that a training part has windows of, in their order: nothing could be learned of any other."""
+    if not part.bounds:
+        return ()
+    names = series_names(part.data, [begin for _, begin, _ in part.bounds])
+    spans = part.spans(options.window)
+    found = [
+        name
+        for name, one in zip(names, spans, strict=True)
+        if count_in(one, options.window + options.horizon)
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def check_series_model(

@@ -4,6 +4,7 @@ Several targets have units of their own, so each has its own figures, and only f
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,10 +79,11 @@ class SeriesErrors:
             scales,
         )
 
-    def only(self, chosen: np.ndarray) -> "SeriesErrors":
-        """Those of some stretches, by their numbers or a mask."""
+    def only(self, chosen: np.ndarray | slice) -> "SeriesErrors":
+        """Those of some stretches, by their numbers, a mask, or from one to before another."""
+        series = self.series[chosen] if isinstance(chosen, slice) else np.array(self.series, object)[chosen]
         return SeriesErrors(
-            tuple(np.array(self.series, object)[chosen]),
+            tuple(series),
             self.windows[chosen],
             {name: sums[chosen] for name, sums in self.sums.items()},
             self.pinball[chosen],
@@ -99,13 +101,18 @@ class SeriesErrors:
         return report
 
     def ranking(self, about: Judging) -> list[dict[str, Any]]:
-        """The figures of each series, the worst first: by MASE, or by the scaled MAE where that is not known."""
+        """The figures of each series, the worst first: by MASE, or by the scaled MAE where that is not known.
+
+        A series that is too short for any window has none.
+        """
         names, places = np.unique(np.array(self.series, object), return_inverse=True)
-        order = np.argsort(places, kind="stable")
-        groups = np.split(order, np.searchsorted(places[order], np.arange(1, len(names))))
+        ordered = self.only(np.argsort(places, kind="stable"))
+        edges = [0, *np.bincount(places).cumsum().tolist()]
         found = []
-        for name, group in zip(names, groups, strict=True):
-            own = self.only(group)
+        for name, (first, stop) in zip(names, itertools.pairwise(edges), strict=True):
+            own = ordered.only(slice(first, stop))
+            if not own.windows.any():
+                continue
             figures = own._figures(about, list(range(len(about.targets))))
             kinds = {key: value for key, value in figures.items() if key in self.sums}
             found.append({"series": name, "windows": int(own.windows.sum()), **kinds})
