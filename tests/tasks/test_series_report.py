@@ -56,6 +56,19 @@ def test_ranking_puts_the_worst_series_first_and_those_without_mase_last():
     assert [row["series"] for row in unknown.ranking(ABOUT)] == ["y", "x"]
 
 
+@pytest.mark.parametrize("quantiles", [(), (0.1, 0.5, 0.9)])
+def test_ranking_puts_series_without_a_window_last_and_warns_of_nothing(quantiles):
+    kinds = {"model": np.array([[[2.0, 4, 1]], [[0, 0, 0]], [[1, 1, 1]]])}
+    about = Judging(("a",), quantiles, np.array([2.0]))
+    pinball, covered = (np.zeros((3, 1, len(names))) for names in (quantiles, about.coverage_names))
+    unknown = np.full((3, 1), np.nan)
+    made = SeriesErrors(("long", "short", "other"), np.array([1, 0, 1]), kinds, pinball, covered, unknown)
+    found = made.ranking(about)
+    assert [row["series"] for row in found] == ["long", "other", "short"]
+    assert found[-1]["windows"] == 0
+    assert np.isnan(found[-1]["model"]["mae"])
+
+
 def test_quantiles_have_crps_pinball_and_coverage_beside_the_absolute_error_of_points():
     about = Judging(("a",), (0.1, 0.5, 0.9), np.array([2.0]))
     sums = {"model": np.ones((1, 1, 3)), "last_value": np.full((1, 1, 3), 6.0)}

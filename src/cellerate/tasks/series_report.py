@@ -106,7 +106,9 @@ class SeriesErrors:
         found = []
         for name, group in zip(names, groups, strict=True):
             own = self.only(group)
-            figures = own._figures(about, list(range(len(about.targets))))
+            # A series too short for any window is listed, too: what it has no figure of is NaN.
+            with np.errstate(invalid="ignore"):
+                figures = own._figures(about, list(range(len(about.targets))))
             kinds = {key: value for key, value in figures.items() if key in self.sums}
             found.append({"series": name, "windows": int(own.windows.sum()), **kinds})
         return sorted(found, key=_badness, reverse=True)
@@ -159,4 +161,5 @@ class SeriesErrors:
 
 def _badness(row: Mapping[str, Any]) -> tuple[bool, float]:
     figures = row["model"]
-    return "mase" in figures, figures.get("mase", figures["scaled_mae"])
+    badness = figures.get("mase", figures["scaled_mae"])
+    return "mase" in figures, float("-inf") if np.isnan(badness) else badness
