@@ -5,6 +5,15 @@ from cellerate.runtime.cell import write_cell
 from support import packed_forecaster
 
 
+def write_model(folder):
+    write_cell(
+        folder / "f.cell",
+        packed_forecaster.program(),
+        precision="float32",
+        header=packed_forecaster.header(),
+    )
+
+
 @pytest.mark.parametrize(
     ("step", "ahead"),
     [("1h", "3 hours"), ("1D", "3 days"), ("15m", "3 rows"), (None, "3 rows")],
@@ -12,12 +21,7 @@ from support import packed_forecaster
 def test_title_of_a_chart_says_how_far_the_forecast_reaches(cellerate, tmp_path, monkeypatch, step, ahead):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    write_cell(
-        tmp_path / "f.cell",
-        packed_forecaster.program(),
-        precision="float32",
-        header=packed_forecaster.header(),
-    )
+    write_model(tmp_path)
     rows = [["load", "wind", "price"], *np.random.default_rng(0).normal(size=(20, 3)).round(3).tolist()]
     if step is not None:
         every = np.timedelta64(int(step[:-1]), step[-1])
@@ -27,3 +31,12 @@ def test_title_of_a_chart_says_how_far_the_forecast_reaches(cellerate, tmp_path,
     code, _, err = cellerate("forecast", "f.cell", "s.csv", "--plot", "f.svg", "-q")
     assert code == 0, err
     assert f"f: the next {ahead}<" in (tmp_path / "f.svg").read_text()
+
+
+def test_output_of_another_format_is_refused_before_the_data_are_read(cellerate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    code, _, err = cellerate("forecast", "f.cell", "missing.csv", "-o", "out.xlsx")
+    assert code == 2
+    assert err == "error: the output ends in .csv or .parquet, or is a folder, and out.xlsx is neither.\n"
+    assert not (tmp_path / "out.xlsx").exists()

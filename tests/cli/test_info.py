@@ -51,6 +51,22 @@ def test_info_of_a_packed_series_says_its_rows_and_times(cellerate, here):
     assert told["frequency"] == "hours"
     code, out, _ = cellerate("info", "s.series")
     assert code == 0 and "120 in 1 series" in out and "load, other (float32)" in out
+    assert "2024-01-05 23:00:00, every hour\n" in out
+
+
+@pytest.mark.parametrize(
+    ("times", "apart"),
+    [
+        (["2024-01-01 00:00", "2024-01-01 00:15", "2024-01-01 00:30"], "every 15 minutes"),
+        (["2024-01-31", "2024-02-29", "2024-03-31", "2024-04-30"], "every month"),
+        (["3", "6", "9"], "in steps of 3"),
+    ],
+)
+def test_info_of_a_packed_series_says_how_far_rows_are_apart(cellerate, tmp_path, monkeypatch, times, apart):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.csv").write_text("time,y\n" + "".join(f"{time},{n}\n" for n, time in enumerate(times)))
+    assert cellerate("data", "pack", "s.csv", "--time-column", "time", "-o", "s.series", "-q")[0] == 0
+    assert f", {apart}\n" in cellerate("info", "s.series")[1]
 
 
 def test_info_of_a_model_of_anyone_says_that_it_has_no_task(cellerate, tmp_path):

@@ -20,7 +20,12 @@ def write(path, known, rows, *, holes=(), shops="ab", header="date,shop,y,price"
         for hour in range(rows):
             price = "" if (shop, hour) in holes else hour + 100 * (shop == "b")
             target = hour / 2 if hour < known else ""
-            cells = {"date": START + hour * HOUR, "shop": shop, "y": target, "price": price}
+            cells = {
+                "date": f"{(START + hour * HOUR).item():%Y-%m-%d %H:%M}",
+                "shop": shop,
+                "y": target,
+                "price": price,
+            }
             lines.append(",".join(str(cells[name]) for name in header.split(",")))
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -50,9 +55,12 @@ def test_table_of_the_future_is_looked_up(tmp_path):
 def test_missing_rows_and_values_are_named(tmp_path):
     path = write(tmp_path / "s.csv", 10, 14, holes=[("b", 12)])
     ahead = open_known([path], READING, ["price"]).ahead
-    with pytest.raises(DataError, match=r"no 'price' of series 'b' at 2024-03-01T12:00.*empty targets"):
+    with pytest.raises(
+        DataError,
+        match=r"no 'price' of series 'b' at 2024-03-01 12:00, .* from 2024-03-01 10:00 to .*empty targets",
+    ):
         ahead.rows("b", times(10, 11, 12))
-    with pytest.raises(DataError, match=r"series 'a' at 2024-03-01T14:00"):
+    with pytest.raises(DataError, match=r"series 'a' at 2024-03-01 14:00"):
         ahead.rows("a", times(13, 14))
     with pytest.raises(DataError, match="series 'c'"):
         ahead.rows("c", times(10))
@@ -80,3 +88,11 @@ def test_without_columns_nothing_is_looked_for(tmp_path):
     with pytest.raises(DataError, match="has no value"):
         open_known([write(tmp_path / "s.csv", 10, 14)], READING, [])
     assert open_known([write(tmp_path / "t.csv", 10, 10)], READING, []).ahead is None
+
+
+@pytest.mark.parametrize("name", ["cost", "date", "shop"])
+def test_column_that_is_none_of_numbers_is_refused_with_those_that_are(tmp_path, name):
+    path = write(tmp_path / "s.csv", 10, 14)
+    reading = {"targets": ["y"], "features": None, "series_column": "shop"}
+    with pytest.raises(DataError, match=rf"^future names '{name}', .*s\.csv\. These are: y, price\.$"):
+        open_known([path], reading, [name])

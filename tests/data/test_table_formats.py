@@ -173,8 +173,8 @@ def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"targets": ["n"]}, "the target and feature is 'value'"),
-        ({"features": ["n"]}, "the target and feature is 'value'"),
+        ({"targets": ["n"]}, r"the target and feature is 'value': name no other to forecast \(target\)"),
+        ({"features": ["n"]}, r"the target and feature is 'value': name no other to forecast \(target\)"),
         ({"series_column": "n"}, "series of a wide table are its columns"),
     ],
 )

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,16 @@ def test_in_sample_errors_are_mean_changes_over_a_season_that_cross_no_gap():
     np.testing.assert_allclose(found["y"], [6, 2])
     np.testing.assert_allclose(in_sample_errors(data.whole(), 2)["x"], [(3 + 5) / 2, np.nan])
     assert np.isnan(in_sample_errors(data.whole(), 2)["y"]).all()
+
+
+def test_in_sample_errors_of_a_season_that_repeats_but_for_rounding_are_none():
+    wave = np.sin(np.arange(96) * 2 * np.pi / 24)[:, None]
+    again = series(np.concatenate([wave, wave + 1e-3 * np.arange(96)[:, None]], axis=1), ((0, 96, "x"),))
+    again = dataclasses.replace(again, values=again.values.astype(np.float64) + np.float64(1e-16))
+    assert np.abs(again.values[24:, 0] - again.values[:-24, 0]).sum() > 0
+    found = in_sample_errors(again.whole(), 24)["x"]
+    assert np.isnan(found[0])
+    assert found[1] == pytest.approx(0.024, rel=1e-3)
 
 
 def test_in_sample_errors_in_blocks_equal_those_at_once(monkeypatch):

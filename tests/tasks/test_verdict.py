@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.cli.figures import in_options
+from cellerate.data.frequency import parse_frequency
 from cellerate.data.series import SeriesData
 from cellerate.tasks.settings import SeriesOptions
 from cellerate.tasks.verdict import hints_for, verdict_of
@@ -87,3 +88,20 @@ def test_hints_name_what_the_model_does_not_use_and_the_data_allow():
         "(--scaling series), columns that are known in advance (--future), more training, a smaller model; or use last "
         "value itself, which needs no model."
     )
+
+
+@pytest.mark.parametrize(
+    ("frequency", "parts"),
+    [
+        ("15min", "the hour, the weekday or the month"),
+        ("day", "the weekday or the month"),
+        ("business-day", "the weekday or the month"),
+        ("week", "the month"),
+        ("quarter", "the month"),
+        ("year", None),
+    ],
+)
+def test_hint_at_the_calendar_names_what_differs_between_rows(frequency, parts):
+    data = dataclasses.replace(hints()[1], frequency=parse_frequency(frequency))
+    named = [hint for hint in hints_for(SeriesOptions(target=["y"]), data) if "(calendar)" in hint]
+    assert named == ([f"{parts} (calendar)"] if parts else [])

@@ -119,6 +119,10 @@ def forecast(
     from cellerate.tasks.forecasts import example_record, forecast_columns, forecast_table
 
     if output is not None:
+        if output.suffix.lower() not in (".csv", ".parquet"):
+            raise ConfigError(
+                f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
+            )
         check_writable(output)
     with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
@@ -132,7 +136,7 @@ def forecast(
             **vars(spoken(table, quiet)),
         )
     columns, rows = forecast_table(examples)
-    if output is not None and output.suffix == ".parquet":
+    if output is not None and output.suffix.lower() == ".parquet":
         write_parquet(output, forecast_columns(examples))
     elif output is not None:
         write_csv(output, columns, rows)

@@ -78,8 +78,17 @@ def _of_series(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "columns", f"{', '.join(told['columns'])} ({told['dtype']})"
     if told["first_time"] is not None:
-        yield "times", f"{told['first_time']} to {told['last_time']}, every {told['step']}"
+        yield "times", f"{told['first_time']} to {told['last_time']}, {_apart(told['frequency'])}"
     yield "packed with", ", ".join(f"{name} {value}" for name, value in told["settings"].items())
+
+
+def _apart(frequency: str | None) -> str:
+    """How far rows are apart: "every day", "every 15 minutes", "in steps of 3"."""
+    if frequency is None:
+        return "not evenly apart"
+    if frequency.startswith("steps"):
+        return f"in {frequency}"
+    return f"every {frequency if frequency[0].isdigit() else frequency.removesuffix('s')}"
 
 
 def _of_file(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -58,9 +58,10 @@ class FutureRows:
         if not found.all():
             missing = times[int(np.argmin(found))]
             whose = f" of series {series!r}" if series else ""
+            at, first, last = data.form.write(np.array([missing, times[0], times[-1]]))
             raise DataError(
-                f"{self._source} has no {', '.join(map(repr, self._missing(missing)))}{whose} at {missing}, and the "
-                f"model needs {'it' if len(self._columns) == 1 else 'them'} from {times[0]} to {times[-1]}: add these "
+                f"{self._source} has no {', '.join(map(repr, self._missing(missing)))}{whose} at {at}, and the "
+                f"model needs {'it' if len(self._columns) == 1 else 'them'} from {first} to {last}: add these "
                 "rows at the end of the data with empty targets, or give a table of them (future)."
             )
         columns = [data.columns.index(name) for name in self._columns]
@@ -108,6 +109,12 @@ def open_known(
     # A reader gives its rows once, and they are looked at more than once.
     paths = as_sources(paths)
     data = _without_trailing(paths, reading)
+    for name in columns:
+        if name not in data.feature_names:
+            raise DataError(
+                f"future names {name!r}, which is no column of numbers beside the times and series of "
+                f"{_named(paths)}. These are: {', '.join(data.feature_names)}."
+            )
     table = reading.get("table")
     alone = {
         **reading,
@@ -120,9 +127,12 @@ def open_known(
         "gaps": "ignore",
     }
     where = paths if future is None else as_sources(future)
-    source = ", ".join(str(getattr(one, "path", one)) for one in where)
-    ahead = FutureRows(functools.partial(open_series, where, **alone), columns, source)
+    ahead = FutureRows(functools.partial(open_series, where, **alone), columns, _named(where))
     return dataclasses.replace(data, ahead=ahead)
+
+
+def _named(sources: Sequence[Any]) -> str:
+    return ", ".join(str(getattr(one, "path", one)) for one in sources)
 
 
 def _without_trailing(paths: Any, reading: Mapping[str, Any]) -> SeriesData:

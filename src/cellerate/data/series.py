@@ -146,8 +146,8 @@ def _wide_targets(
     """The target of a wide table. Raises `ConfigError` for what has no meaning in one."""
     if list(targets or [VALUE]) != [VALUE] or list(features or [VALUE]) != [VALUE]:
         raise ConfigError(
-            f"of a wide table each column is a series, and the target and feature is {VALUE!r}: leave targets and "
-            "features out."
+            f"of a wide table each column is a series, and the target and feature is {VALUE!r}: name no other "
+            "to forecast (target) or to see (feature)."
         )
     if series_column:
         raise ConfigError("the series of a wide table are its columns: leave series_column out.")

@@ -19,6 +19,8 @@ from cellerate.data.series import SeriesPart
 # Of each target: the absolute and the squared error in its units, and sMAPE in percent.
 ERRORS = ("mae", "mse", "smape")
 _ROWS_AT_ONCE = 1 << 16
+# Of the largest value: a mean change below it comes from rounding where the values were computed, as of a sine at 0.
+_ROUNDING = 2.0**-40
 
 
 def window_errors(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -109,7 +111,7 @@ def in_sample_errors(part: SeriesPart, season: int) -> dict[str, np.ndarray]:
 
     Returns:
         For each series (targets,) in the units of the targets: NaN where the part is no longer than a season, or
-        nothing ever changes, so that MASE has no meaning.
+        nothing ever changes but by rounding, so that MASE has no meaning.
     """
     data = part.data
     targets = list(data.target_columns)
@@ -117,6 +119,7 @@ def in_sample_errors(part: SeriesPart, season: int) -> dict[str, np.ndarray]:
     places = np.searchsorted(firsts, [begin for _, begin, _ in part.bounds], side="right") - 1
     names = [data.segments[place][2] for place in places]
     sums = {name: np.zeros(len(targets)) for name in names}
+    largest = {name: np.zeros(len(targets)) for name in names}
     counts = dict.fromkeys(names, 0)
     reader = open_rows(data.values)
     for name, (_, begin, stop) in zip(names, part.bounds, strict=True):
@@ -126,9 +129,10 @@ def in_sample_errors(part: SeriesPart, season: int) -> dict[str, np.ndarray]:
             reader.read(first, rows)
             values = rows[:, targets].astype(np.float64)
             sums[name] += np.abs(values[season:] - values[:-season]).sum(axis=0)
+            largest[name] = np.maximum(largest[name], np.abs(values).max(axis=0))
             counts[name] += len(values) - season
     found = {}
     for name, total in sums.items():
         mean = total / counts[name] if counts[name] else np.zeros(len(targets))
-        found[name] = np.where(mean > 0, mean, np.nan)
+        found[name] = np.where(mean > _ROUNDING * largest[name], mean, np.nan)
     return found

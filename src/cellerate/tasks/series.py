@@ -321,9 +321,8 @@ def _build(
     inside = all(column in data.feature_columns for column in data.target_columns)
     # The model cannot continue a target that it does not see.
     settings["residual"] = settings["residual"] and inside
-    places = (
-        [data.feature_columns.index(c) for c in data.target_columns] if inside else range(len(options.target))
-    )
+    targets, seen = range(len(options.target)), data.feature_columns
+    places = [seen.index(column) for column in data.target_columns] if inside else targets
     known = [data.feature_names.index(name) for name in options.future]
     return build_forecast_model(
         options.window,

@@ -166,4 +166,5 @@ class SeriesErrors:
 
 def _badness(row: Mapping[str, Any]) -> tuple[bool, float]:
     figures = row["model"]
-    return "mase" in figures, figures.get("mase", figures["scaled_mae"])
+    badness = figures.get("mase", figures["scaled_mae"])
+    return "mase" in figures, float("-inf") if np.isnan(badness) else badness

@@ -3,23 +3,39 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cellerate.data.frequency import Frequency
 from cellerate.data.series import SeriesData
 from cellerate.tasks.baselines import LABELS
 from cellerate.tasks.settings import SeriesOptions
 
+# In months, microseconds and days, as frequencies count.
+_YEAR, _DAY, _WEEK = 12, 86_400 * 10**6, 7
 _NAMES = {"mae": "MAE", "scaled_mae": "MAE in standard deviations", "mase": "MASE"}
 
 
 def hints_for(options: SeriesOptions, data: SeriesData) -> tuple[str, ...]:
     """What a model that these options made has not tried and these data allow, with the arguments for it."""
     found = ["a longer window (window)"]
-    if not options.calendar and data.times is not None and data.times.dtype.kind == "M":
-        found.append("the hour, the weekday or the month (calendar)")
+    parts = _calendar_of(data.frequency)
+    if parts and not options.calendar and data.times is not None and data.times.dtype.kind == "M":
+        found.append(f"{parts} (calendar)")
     if options.scaling == "global" and len({name for _, _, name in data.segments}) > 1:
         found.append("a scale for each series (scaling='series')")
     if not options.future and set(data.feature_columns) - set(data.target_columns):
         found.append("columns that are known in advance (future)")
     return tuple(found)
+
+
+def _calendar_of(frequency: Frequency | None) -> str:
+    """The parts of a calendar that differ between rows of a frequency; "" if none does."""
+    if frequency is None:
+        return "the hour, the weekday or the month"
+    if frequency.unit == "month":
+        return "the month" if frequency.step < _YEAR else ""
+    days = 1 if frequency.unit == "business-day" else frequency.step / _DAY
+    if days < 1:
+        return "the hour, the weekday or the month"
+    return "the weekday or the month" if days % _WEEK else "the month"
 
 
 def verdict_of(report: Mapping[str, Any], hints: Sequence[str] = ("a longer window",)) -> dict[str, Any]:
