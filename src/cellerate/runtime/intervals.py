@@ -110,7 +110,7 @@ class Calibration:
             raise ConfigError(
                 f"level is {level:g}, but the model was calibrated on {count:,} held-out "
                 f"{'rows' if rows else 'windows'}, enough for levels up to {last:g}: give a lower level, or train with "
-                "a longer validation part (validation_fraction)."
+                "a longer validation part (`--validation-fraction` of `train series`)."
             )
         kept = self.rows if rows else self.reach
         after = int(np.searchsorted(self.grid, level))
