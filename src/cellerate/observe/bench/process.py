@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
 from cellerate.errors import BackendError, ConfigError
@@ -72,15 +74,24 @@ class Process:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         # Frameworks say much at their start; it is looked into where a contestant ends.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        self._process = subprocess.Popen(  # noqa: S603 (our own program)
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env={**os.environ, **ALLOCATOR, **_ALONE, **(environment or {})},
-            # Ctrl-C is for us alone: we end our contestants.
-            start_new_session=True,
-        )
+        try:
+            with _later_interrupt():
+                self._process = subprocess.Popen(  # noqa: S603 (our own program)
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._said,
+                    env={**os.environ, **ALLOCATOR, **_ALONE, **(environment or {})},
+                    # Ctrl-C is for us alone: we end our contestants.
+                    start_new_session=True,
+                )
+                # Also of one that nobody closes, because Ctrl-C came before its name was known.
+                self._kill = weakref.finalize(self, _kill, self._process)
+        except BaseException:
+            if hasattr(self, "_kill"):
+                self._kill()
+            self._said.close()
+            raise
         self._questions = cast(IO[bytes], self._process.stdin)
         self._answers = cast(IO[bytes], self._process.stdout)
         self._buffer = b""
@@ -120,10 +131,7 @@ class Process:
 
     def close(self) -> None:
         """Ends the process and what it started, if it has not ended."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._kill()
         with contextlib.suppress(BrokenPipeError):
             self._questions.close()
         self._answers.close()
@@ -138,3 +146,27 @@ class Process:
         own = [line for line in lines if re.match(r"[\w.]+(: |$)", line)] if found else lines[-1:]
         # Without the modules that the error's name begins with.
         return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and what it started, if it has not ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def _later_interrupt() -> Iterator[None]:
+    """Has Ctrl-C wait: where it comes while a process starts, the process would be nobody's and go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
