@@ -169,7 +169,7 @@ def test_packed_series_that_cannot_be_used_says_why(cellerate, here, small):
             ["train", "series", "s.series", "-o", "m.keras", *small["series"], "--missing", "drop"],
             "packed with",
         ),
-        (["train", "series", "s.series", "-o", "m.keras", "--target", "none"], "does not have"),
+        (["train", "series", "s.series", "-o", "m.keras", "--target", "none"], "has no column"),
     ):
         code, out, err = cellerate(*words)
         assert code in (2, 3) and said in err and not out, (words, err)

@@ -96,7 +96,7 @@ def test_what_is_no_table_raises_config_error(data):
         ({"y": [1, 2], "z": [1]}, "the frame cannot be read as a table"),
         (pd.DataFrame({"y": [1, "a"]}), "the frame cannot be read as a table"),
         (pl.DataFrame({"y": ["a", "b"]}), "column 'y' holds 'a' in data row 1"),
-        (pl.DataFrame({"x": [1.0]}), "'y' that the frame does not have. It has: x"),
+        (pl.DataFrame({"x": [1.0]}), "the frame has no column 'y' \\(targets\\)\\. It has: x"),
         (pa.table([[1.0], [2.0]], names=["y", "y"]), "more than one column named 'y'"),
         (np.array(["a"]), "the array holds an array of shape"),
     ],

@@ -60,10 +60,7 @@ def choose_columns(
     for argument, wanted in asked.items():
         for name in wanted:
             if name not in names:
-                raise DataError(
-                    f"{argument} names a column {name!r} that {path} does not have. It has: "
-                    f"{', '.join(names)}."
-                )
+                raise DataError(f"{path} has no column {name!r} ({argument}). It has: {', '.join(names)}.")
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
     note = ""
