@@ -33,7 +33,7 @@ from forecasting_data import (
 from forecasting_peers import peers_python
 
 HERE = Path(__file__).parent
-BUDGET_S, QUICK_S = 15.0, 5.0
+BUDGET_S, QUICK_S = 10.0, 5.0
 SEEDS = (0, 1, 2)
 THREADS = 2
 START_S, ANSWER_S = 180.0, 300.0
