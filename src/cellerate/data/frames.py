@@ -139,7 +139,7 @@ def _frame(data: Any, name: Path) -> Table:
             f"the data must be paths of tables, or frames: pandas, polars, Arrow, a dict of columns or a NumPy array "
             f"of numbers, not a {kind.__name__}."
         )
-    require("pyarrow", "train", "reading frames")
+    require("pyarrow", "tables", "reading frames")
     import pyarrow as pa
 
     try:

@@ -162,7 +162,7 @@ def _blocks(lines: Iterator[str], size: int) -> Iterator[Callable[[], list[str]]
 
 
 def _parquet_blocks(path: Path, column: str | None, size: int) -> Iterator[Callable[[], list[str]]]:
-    require("pyarrow", "train", "reading Parquet files")
+    require("pyarrow", "tables", "reading Parquet files")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -102,7 +102,7 @@ def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -
     name = path.name.lower()
     if name.endswith(".npy"):
         return NpyTable(path, names)
-    require("pyarrow", "train", "reading tables")
+    require("pyarrow", "tables", "reading tables")
     if name.endswith(_PARQUET_SUFFIXES):
         return ParquetTable(path, options)
     if name.endswith(_ARROW_SUFFIXES):

@@ -144,7 +144,7 @@ def check_vectors_path(path: str | Path) -> None:
     if suffix not in (".npy", ".parquet"):
         raise ConfigError(f"vectors are written as .npy or .parquet, not {Path(path).name!r}.")
     if suffix == ".parquet":
-        require("pyarrow", "train", "writing Parquet files")
+        require("pyarrow", "tables", "writing Parquet files")
 
 
 def save_vectors(vectors: np.ndarray, path: str | Path, lines: Sequence[str] | None = None) -> None:

@@ -107,7 +107,7 @@ def embed_files(
         >>> from cellerate.tasks import bulk
         >>> bulk.embed_files("titles.cell", "titles/", "vectors/")
     """
-    require("pyarrow", "train", "writing Parquet files")
+    require("pyarrow", "tables", "writing Parquet files")
     import pyarrow as pa
 
     files = find_line_files(one_or_more(paths))

@@ -26,7 +26,7 @@ class Forecasts(tuple[Example, ...]):
 
     def to_arrow(self) -> Any:
         """The table as a `pyarrow.Table`. Raises `BackendError` if pyarrow is not installed."""
-        require("pyarrow", "train", "forecasts as a table")
+        require("pyarrow", "tables", "forecasts as a table")
         import pyarrow as pa
 
         return pa.table(forecast_columns(self))

@@ -48,7 +48,7 @@ class Pieces:
     def __init__(
         self, folder: str | Path, about: Mapping[str, Any], share: tuple[int, int] | None = None
     ) -> None:
-        require("pyarrow", "train", "writing Parquet files")
+        require("pyarrow", "tables", "writing Parquet files")
         self.number, self.count = share or own_share()
         if not 0 <= self.number < self.count:
             raise ConfigError(
