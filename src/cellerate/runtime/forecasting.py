@@ -37,8 +37,6 @@ __all__ = [
     "forecast_ends",
     "forecast_settings",
     "reading_arguments",
-    "row_times",
-    "series_ends",
 ]
 
 _MOST_ROWS = 2**31 - 1
