@@ -331,3 +331,17 @@ def test_fit_on_lines_whose_first_batches_are_alike_takes_every_length(order):
     model = keras.Model(inputs, keras.layers.Dense(vocabulary.size)(x))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(KerasBatches(source), epochs=2, shuffle=False, verbose=0, validation_data=KerasBatches(source))
+
+
+def test_fit_on_a_single_batch_of_lines_takes_its_length():
+    from cellerate.data.lines import LineBatches, LineVocabulary
+
+    lines = ["a" * 3] * 6 + ["b" * 30] * 6
+    vocabulary = LineVocabulary.from_lines(lines)
+    source = LineBatches(lines, vocabulary, batch_size=2, max_length=40)
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("source", "target_in")}
+    x = keras.layers.Embedding(vocabulary.size, 4)(inputs["target_in"])
+    model = keras.Model(inputs, keras.layers.Dense(vocabulary.size)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for number in source.extremes(0):
+        model.fit(KerasBatches(source, start=number, stop=number + 1), shuffle=False, verbose=0)

@@ -131,11 +131,12 @@ class KerasBatches(keras.utils.PyDataset):
         """The batch that Keras gets before an epoch, when it looks at batches to learn their shapes.
 
         With TensorFlow, Keras assumes that all batches have the shapes of the first two. So if lengths differ
-        between batches, the first two must differ as well.
+        between batches, the first two must differ as well. Of a single batch it sees no other.
         """
         extremes = getattr(self.source, "extremes", None)
-        number = self.start + index if extremes is None or index > 1 else extremes(self.epoch)[index]
-        return self.source.batch(self.epoch, number)
+        if extremes is None or index > 1 or len(self) == 1:
+            return self.source.batch(self.epoch, self.start + index)
+        return self.source.batch(self.epoch, extremes(self.epoch)[index])
 
     def _restart(self, *, within: bool) -> None:
         if self._end_ahead is not None:
