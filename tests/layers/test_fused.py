@@ -349,10 +349,16 @@ def test_lstm_of_shrinks_keeps_nan_and_infinity_where_keras_does(name: str) -> N
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("options", [{}, {"use_cudnn": False}, {"recurrent_dropout": 1.0}], ids=str)
-def test_lstm_with_a_dropout_of_one_drops_what_keras_drops(options: dict[str, Any], masked: bool) -> None:
+def test_lstm_with_a_dropout_of_one_drops_what_keras_drops(
+    options: dict[str, Any], masked: bool, implementation: str
+) -> None:
     layer = layers.LSTM(H, dropout=1.0, return_sequences=True, **options)
     mask = MASK if masked else None
-    before = ops.convert_to_numpy(layer(data()[0], mask=mask, training=True))
+    x = data()[0]
+    if (BACKEND, implementation, options, masked) == ("jax", "cellerate-cuda", {}, False):
+        # On a GPU Keras drops all inputs and takes cuDNN. Beside the emulated one it stays on the CPU.
+        x = np.zeros_like(x)
+    before = ops.convert_to_numpy(layer(x, mask=mask, training=True))
     after = ops.convert_to_numpy(accelerate(layer)(data()[0], mask=mask, training=True))
     assert is_accelerated(layer)
     np.testing.assert_allclose(after, before, atol=1e-6)
