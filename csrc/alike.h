@@ -2,6 +2,8 @@
 // (CELLERATE_ALIKE), so that the same instructions are not compiled twice.
 #pragma once
 
+#include "dense.h"
+#include "lstm.h"
 #include "program.h"
 #include "step_model.h"
 
@@ -9,6 +11,8 @@
 namespace cellerate::CELLERATE_ALIKE {
 extern const ProgramKernels kProgramKernels;
 extern const StepKernels kStepKernels;
+extern const LstmKernels kLstmKernels;
+extern const DenseKernels kDenseKernels;
 }  // namespace cellerate::CELLERATE_ALIKE
 namespace cellerate::CELLERATE_TARGET {
 // bfloat16 without products of its own is widened and multiplied as floats.
@@ -21,7 +25,16 @@ constexpr bool kAlike =
 namespace cellerate::CELLERATE_TARGET {
 extern const ProgramKernels kProgramKernels;
 extern const StepKernels kStepKernels;
+extern const LstmKernels kLstmKernels;
+extern const DenseKernels kDenseKernels;
 template <Precision>
 constexpr bool kAlike = false;
 }  // namespace cellerate::CELLERATE_TARGET
 #endif
+
+namespace cellerate::CELLERATE_TARGET {
+// Of what a layer stores.
+template <Storage kStorage>
+constexpr bool kLayerAlike =
+    kAlike < kStorage == Storage::kFloat32 ? Precision::kFloat32 : Precision::kBfloat16 > ;
+}  // namespace cellerate::CELLERATE_TARGET

@@ -3,7 +3,7 @@
 // Its products are the LSTM's, with plain columns in place of gates.
 #pragma once
 
-#include "dense.h"
+#include "alike.h"
 #include "lstm_layout.h"
 
 namespace cellerate::CELLERATE_TARGET {
@@ -27,6 +27,8 @@ void pack_rows(const float* weights, Index k, Index n, float* out, Range panels)
         Simd::store(to, word<kPairs>(part(column), part(column + 1)));
       }
     }
+    for (float* end = out + (panel + 1) * depth * kWidth; to < end; to += kLanes)
+      Simd::store(to, Simd::set(0));
   }
 }
 
@@ -45,6 +47,9 @@ struct DensePlan {
 
 // How many rows are taken together, so that their copies stay in the cache.
 constexpr Index kDenseRows = 768;
+// Rows beyond the last one that are read.
+template <bool kPairs>
+constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;
 
 template <Storage kStorage, bool kPairs>
 class DenseForwardJob {
@@ -64,7 +69,7 @@ class DenseForwardJob {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     kernel_ = memory.take<float>(count(panels_ * depth_, kWidth));
     bias_ = memory.take<float>(count(panels_, kWidth));
-    x_ = memory.take<float>(count(chunk_ * plan_.threads, x_row_));
+    x_ = memory.take<float>(count(chunk_ * plan_.threads + kRowsBeyond<kPairs>, x_row_));
     y_ = memory.take<float>(count(chunk_ * plan_.threads * panels_, kWidth));
   }
 
@@ -124,16 +129,17 @@ class DenseBackwardJob {
         d_y_depth_(words<kPairs>(plan.outputs)),
         d_y_row_(spread(d_y_depth_)),
         chunk_(round_up(smaller(kDenseRows, plan.rows), 2)),
-        depth_(chunk_ / kEach),
+        depth_(words<kPairs>(chunk_)),
+        packed_depth_(packed_depth<kPairs>(depth_)),
         x_rows_(plan.inputs + (in.d_bias != nullptr ? 1 : 0)) {}
 
   void lay_out(Layout& memory) {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     paired_ = memory.take<float>(count(panels_ * depth_, kWidth));
-    x_ = memory.take<float>(count(round_up(x_rows_, kRows), depth_));
+    x_ = memory.take<float>(static_cast<size_t>(packed_words<kPairs>(x_rows_, packed_depth_)));
     if (in_.d_x == nullptr) return;
     kernel_ = memory.take<float>(count(input_panels_ * d_y_depth_, kWidth));
-    d_y_ = memory.take<float>(count(chunk_, d_y_row_));
+    d_y_ = memory.take<float>(count(chunk_ + kRowsBeyond<kPairs>, d_y_row_));
     d_x_ = {memory.take<float>(count(chunk_ * input_panels_, kWidth)), chunk_};
   }
 
@@ -178,8 +184,20 @@ class DenseBackwardJob {
         copy_row<kStorage, kPairs>(from, plan_.outputs, d_y_ + each * d_y_row_);
       }
       const auto* x = static_cast<const Type*>(in_.x) + (begin + row) * plan_.inputs;
-      pack_column<kStorage, kPairs>(x, second ? x + plan_.inputs : nullptr, plan_.inputs, x_, depth_, 0, k);
-      if (in_.d_bias != nullptr) *packed_at(x_, depth_, plan_.inputs, k) = one;
+      pack_column<kStorage, kPairs>(x, second ? x + plan_.inputs : nullptr, plan_.inputs, x_, packed_depth_,
+                                    0, k);
+      if (in_.d_bias != nullptr) *packed_at<kPairs>(x_, packed_depth_, plan_.inputs, k) = one;
+    }
+    if (kTiled<kPairs> && mine.end == count) clear_beyond_rows(ceil_div(count, kEach));
+  }
+  // Makes the words along the rows of a chunk whole tiles.
+  void clear_beyond_rows(Index deep) {
+    const auto beyond = static_cast<size_t>(round_up(deep, kTileWords) - deep);
+    for (Index row = 0; row < x_rows_; ++row) {
+      std::memset(packed_at<kPairs>(x_, packed_depth_, row, deep), 0, beyond * sizeof(float));
+    }
+    for (Index panel = 0; panel < panels_; ++panel) {
+      std::memset(paired_ + (panel * depth_ + deep) * kWidth, 0, beyond * kWidth * sizeof(float));
     }
   }
 
@@ -197,22 +215,45 @@ class DenseBackwardJob {
 
   // Adds [x 1]^T·dy of a chunk for a thread's tiles of the kernel's rows.
   void weight_gradients(int index, bool first, Index deep) {
+#ifdef __AMX_BF16__
+    if constexpr (kTiled<kPairs>) {
+      const Range mine = share(x_rows_, index, plan_.threads, kBlockRows);
+      const Left a{x_, packed_depth_, 0, round_up(deep, kTileWords), 1};
+      for (Index panel = 0; panel < panels_; ++panel) {
+        for_blocks(mine, [&](Index row, Index count) {
+          alignas(64) float sums[kBlockRows][kWidth];
+          multiply_block(x_ + row * packed_depth_, a, 1, paired_ + panel * depth_ * kWidth, nullptr, 0,
+                         sums[0], count);
+          for (Index r = 0; r < count; ++r) add_row(sums[r], row + r, panel, first);
+        });
+      }
+      return;
+    }
+#endif
     const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.threads);
     for (Index panel = 0; panel < panels_; ++panel) {
       for (Index row = tiles.begin * kRows; row < smaller(tiles.end * kRows, x_rows_); row += kRows) {
         Tile<kPairs, kRows> tile;
         tile.clear();
         tile.add_packed(x_ + row * depth_, paired_ + panel * depth_ * kWidth, deep);
-        for (Index r = 0; r < smaller(kRows, x_rows_ - row); ++r) {
-          float* to = row + r < plan_.inputs ? in_.d_kernel + (row + r) * plan_.outputs : in_.d_bias;
-          for (int j = 0; j < 4; ++j) {
-            const Index column = panel * kWidth + j * kLanes;
-            if (column >= plan_.outputs) break;
-            const F before = first ? Simd::set(0) : load_upto<Storage::kFloat32>(to, column, plan_.outputs);
-            store_upto<Storage::kFloat32>(to, Simd::add(before, tile.sum[r][j]), column, plan_.outputs);
-          }
+        alignas(64) float sums[kWidth];
+        for (int r = 0; r < smaller(kRows, x_rows_ - row); ++r) {
+          tile.store(r, sums);
+          add_row(sums, row + r, panel, first);
         }
       }
+    }
+  }
+
+  // Adds a panel's sums of a row of [x 1]^T to the gradients, or stores them there if `first`.
+  void add_row(const float* sums, Index row, Index panel, bool first) {
+    float* to = row < plan_.inputs ? in_.d_kernel + row * plan_.outputs : in_.d_bias;
+    for (int j = 0; j < 4; ++j) {
+      const Index column = panel * kWidth + j * kLanes;
+      if (column >= plan_.outputs) break;
+      const F before = first ? Simd::set(0) : load_upto<Storage::kFloat32>(to, column, plan_.outputs);
+      store_upto<Storage::kFloat32>(to, Simd::add(before, Simd::load(sums + j * kLanes)), column,
+                                    plan_.outputs);
     }
   }
 
@@ -221,9 +262,10 @@ class DenseBackwardJob {
   Barrier barrier_;
   const Index panels_, input_panels_;
   const Index d_y_depth_, d_y_row_;
-  const Index chunk_;   // rows taken together
-  const Index depth_;   // words along them
-  const Index x_rows_;  // of the left factor [x 1]^T
+  const Index chunk_;         // rows taken together
+  const Index depth_;         // words along them
+  const Index packed_depth_;  // the same of x_
+  const Index x_rows_;        // of the left factor [x 1]^T
 
   float* kernel_ = nullptr;  // W^T, packed
   float* paired_ = nullptr;  // dy as a right factor: [panel][depth_][kWidth]
@@ -245,13 +287,23 @@ void run_dense(const Call& in) {
 }
 
 inline void forward(const DenseForward& in) {
-  by_storage(in.storage,
-             [&]<Storage kStorage>() { run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in); });
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kDenseKernels.forward(in);
+    } else {
+      run_dense<DenseForwardJob<kStorage, kPairsOf<kStorage>>>(in);
+    }
+  });
 }
 
 inline void backward(const DenseBackward& in) {
-  by_storage(in.storage,
-             [&]<Storage kStorage>() { run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in); });
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kDenseKernels.backward(in);
+    } else {
+      run_dense<DenseBackwardJob<kStorage, kPairsOf<kStorage>>>(in);
+    }
+  });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -5,6 +5,13 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#ifdef CELLERATE_HAVE_AMX
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -34,6 +41,11 @@ namespace avx512bf16 {
 extern const Target kTarget;
 }
 #endif
+#ifdef CELLERATE_HAVE_AMX
+namespace amx {
+extern const Target kTarget;
+}
+#endif
 #ifdef CELLERATE_HAVE_NEON
 namespace neon {
 extern const Target kTarget;
@@ -46,6 +58,24 @@ extern const Target kTarget;
 #endif
 
 namespace {
+
+#ifdef CELLERATE_HAVE_AMX
+// Whether the processor has the tiles of AMX and their products of bfloat16, and the operating system lets this process
+// use them: Linux must be asked, because the tiles make what it saves of a thread larger.
+bool has_tiles() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kTiles = 1u << 24, kBfloat16 = 1u << 22;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTiles) == 0 || (edx & kBfloat16) == 0) {
+    return false;
+  }
+#ifdef __linux__
+  constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 #ifdef CELLERATE_HAVE_NEONDOT
 bool has_dot_product() {
@@ -67,7 +97,11 @@ std::vector<const Target*> runnable() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 #ifdef CELLERATE_HAVE_AVX512BF16
-  if (vnni && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::kTarget);
+  const bool bfloat16 = vnni && __builtin_cpu_supports("avx512bf16");
+#ifdef CELLERATE_HAVE_AMX
+  if (bfloat16 && has_tiles()) found.push_back(&amx::kTarget);
+#endif
+  if (bfloat16) found.push_back(&avx512bf16::kTarget);
 #endif
 #ifdef CELLERATE_HAVE_AVX512VNNI
   if (vnni) found.push_back(&avx512vnni::kTarget);

@@ -1,41 +1,14 @@
 // Matrix products on packed weights, one register tile at a time.
 //
-// Everything is counted in words of 32 bits: one float, or two bfloat16 that are neighbours along the summed axis K.
-// A word of A is broadcast, a panel of B is four vectors wide and lies as [K][4 * lanes], and a tile is up to kRows
-// rows of four accumulators. So float and bfloat16 differ in only one instruction.
+// A word of A is broadcast, and a tile is up to kRows rows of four accumulators. So float and bfloat16 differ in only
+// one instruction. Where there is AMX, its tiles multiply bfloat16, but for products that differ from gate to gate.
 //
 // Sums run over K in order, whatever the tile, so a result does not depend on how rows and panels are divided.
 #pragma once
 
-#include <cstdint>
-
-#include "lstm.h"
+#include "amx.h"
 
 namespace cellerate::CELLERATE_TARGET {
-
-using F = Simd::F;
-using Index = int64_t;
-
-constexpr int kLanes = Simd::kLanes;
-constexpr int kWidth = 4 * kLanes;  // columns of a panel
-constexpr int kRows = Simd::kRows;
-
-constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
-constexpr Index round_up(Index a, Index b) { return ceil_div(a, b) * b; }
-constexpr Index smaller(Index a, Index b) { return a < b ? a : b; }
-constexpr Index larger(Index a, Index b) { return a > b ? a : b; }
-
-struct Range {
-  Index begin, end;
-  Index size() const { return end - begin; }
-};
-
-// Part `index` of `count` of [0, total), cut at multiples of `grain`.
-inline Range share(Index total, Index index, Index count, Index grain = 1) {
-  const Index grains = ceil_div(total, grain);
-  return {smaller(total, grains * index / count * grain),
-          smaller(total, grains * (index + 1) / count * grain)};
-}
 
 // S is always Simd; it is a parameter so that targets without dot products need not define `dot`.
 template <bool kPairs, class S = Simd>
@@ -138,20 +111,6 @@ inline void for_tiles(Range rows, Body body) {
   }
 }
 
-// A matrix of floats in panels: [panel][row][kWidth].
-struct Panels {
-  float* data = nullptr;
-  Index rows = 0;
-  float* at(Index panel, Index row) const { return data + (panel * rows + row) * kWidth; }
-};
-
-// The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the
-// words of all blocks make up K.
-struct Left {
-  const float* data;
-  Index row, block, run, blocks;
-};
-
 // c[panel][row] = A·B + start for the given rows and panels, where start is the old value of c if `add`, else the
 // bias.
 //
@@ -163,6 +122,24 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
   constexpr Index kDeep = 512;
   const Index k = a.run * a.blocks;
   const Index blocks_at_once = larger(1, kDeep / a.run);
+#ifdef __AMX_BF16__
+  if constexpr (kTiled<kPairs>) {
+    for (Index first = 0; first < a.blocks; first += blocks_at_once) {
+      const Index blocks = smaller(blocks_at_once, a.blocks - first);
+      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+        const float* weights = b + (panel * k + first * a.run) * kWidth;
+        for_blocks(rows, [&](Index row, Index count) {
+          float* to = c.at(panel, row);
+          const bool more = first > 0 || add;
+          const float* start = more ? to : bias != nullptr ? bias + panel * kWidth : nullptr;
+          multiply_block(a.data + first * a.block + row * a.row, a, blocks, weights, start, more ? kWidth : 0,
+                         to, count);
+        });
+      }
+    }
+    return;
+  }
+#endif
   for (Index first = 0; first < a.blocks; first += blocks_at_once) {
     const Index last = smaller(a.blocks, first + blocks_at_once);
     for (Index panel = panels.begin; panel < panels.end; ++panel) {

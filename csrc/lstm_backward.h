@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 
+#include "alike.h"
 #include "lstm_gates.h"
 #include "lstm_layout.h"
 #include "phases.h"
@@ -33,7 +34,8 @@ class BackwardJob {
         barrier_(plan.threads),
         rows_(round_up(plan.batch, kEach)),
         chunk_(larger(1, smaller(plan.steps, kRowsAtOnce / rows_))),
-        depth_(chunk_ * rows_ / kEach),
+        depth_(words<kPairs>(chunk_ * rows_)),
+        packed_depth_(packed_depth<kPairs>(depth_)),
         state_panels_(ceil_div(plan.units, kWidth)),
         input_panels_(ceil_div(plan.inputs, kWidth)),
         gates_deep_(plan.unit_panels * kRun),
@@ -53,17 +55,18 @@ class BackwardJob {
       d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
     d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
     d_c_ = memory.take<float>(count(plan_.unit_panels * plan_.batch, kLanes));
-    if (kPairs) d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows, kRun));
+    if (kPairs) d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond, kRun));
     d_paired_ = memory.take<float>(count(plan_.unit_panels * depth_, kWidth));
     if (!kPairs) d_gates_ = d_paired_;
-    x_gate_ = round_up(x_rows_, kRows) * depth_;
+    x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
     x_ = memory.take<float>(count(in_.dropout != nullptr ? 4 : 1, x_gate_));
-    h_gate_ = round_up(plan_.units, kRows) * depth_;
+    h_gate_ = packed_words<kPairs>(plan_.units, packed_depth_);
     h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
     if (plan_.vocabulary > 0) {
       d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
       d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)), plan_.vocabulary};
-      embeddings_ = memory.take<float>(count(round_up(plan_.inputs, kRows), plan_.vocabulary));
+      embeddings_ =
+          memory.take<float>(static_cast<size_t>(packed_words<false>(plan_.inputs, plan_.vocabulary)));
     }
     first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
   }
@@ -89,6 +92,7 @@ class BackwardJob {
       }
       clock.enter(Phase::kWeightGradients);
       pack_inputs(index, begin, end);
+      if constexpr (kTiled<kPairs>) clear_beyond_rows(index, end - begin);
       barrier_.wait();
       if (in_.d_x != nullptr) {
         clock.enter(Phase::kInputGradients);
@@ -104,7 +108,8 @@ class BackwardJob {
  private:
   // Rows of a chunk: enough to make loading and storing the sums of d_kernel and d_recurrent_kernel worthwhile, and
   // few enough for dz to stay in the last-level cache.
-  static constexpr Index kRowsAtOnce = 768;
+  static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
+  static constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;  // that tiles read
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
@@ -265,7 +270,7 @@ class BackwardJob {
                x_gate_, k);
           if (in_.d_bias != nullptr) {
             for (int copy = 0; copy < (in_.dropout != nullptr ? 4 : 1); ++copy) {
-              *packed_at(x_ + copy * x_gate_, depth_, plan_.inputs, k) = one;
+              *packed_at<kPairs>(x_ + copy * x_gate_, packed_depth_, plan_.inputs, k) = one;
             }
           }
         }
@@ -282,15 +287,38 @@ class BackwardJob {
   // Packs a row (or the two rows of a word) as column k; with dropout, once for each gate.
   void pack(const Type* even, const Type* odd, Index n, const float* dropout, Index row, float* to,
             Index gate_words, Index k) {
-    if (dropout == nullptr) return pack_column<kStorage, kPairs>(even, odd, n, to, depth_, 0, k);
+    if (dropout == nullptr) return pack_column<kStorage, kPairs>(even, odd, n, to, packed_depth_, 0, k);
     for (int gate = 0; gate < 4; ++gate) {
-      pack_column<kStorage, kPairs>(even, odd, n, to + gate * gate_words, depth_, 0, k,
+      pack_column<kStorage, kPairs>(even, odd, n, to + gate * gate_words, packed_depth_, 0, k,
                                     dropout + (gate * plan_.batch + row) * n, n);
     }
   }
   void clear_state(Index k) {
     for (int copy = 0; copy < (in_.recurrent_dropout != nullptr ? 4 : 1); ++copy) {
-      for (Index unit = 0; unit < plan_.units; ++unit) *packed_at(h_ + copy * h_gate_, depth_, unit, k) = 0;
+      for (Index unit = 0; unit < plan_.units; ++unit) {
+        *packed_at<kPairs>(h_ + copy * h_gate_, packed_depth_, unit, k) = 0;
+      }
+    }
+  }
+  // Makes the words along the rows of a chunk whole tiles: this thread's share of both factors.
+  void clear_beyond_rows(int index, Index steps) {
+    const Index deep = steps * rows_ / kEach, beyond = round_up(deep, kTileWords) - deep;
+    if (beyond == 0) return;
+    const auto clear = [&](float* left, Index rows, Index gate_words, int copies) {
+      const Range mine = share(rows, index, plan_.threads);
+      for (int copy = 0; copy < copies; ++copy) {
+        for (Index row = mine.begin; row < mine.end; ++row) {
+          float* from = packed_at<kPairs>(left + copy * gate_words, packed_depth_, row, deep);
+          std::memset(from, 0, static_cast<size_t>(beyond) * sizeof(float));
+        }
+      }
+    };
+    clear(x_, x_rows_, x_gate_, in_.dropout != nullptr ? 4 : 1);
+    clear(h_, plan_.units, h_gate_, in_.recurrent_dropout != nullptr ? 4 : 1);
+    const Range panels = plan_.panels_shared(index);
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      std::memset(d_paired_ + (panel * depth_ + deep) * kWidth, 0,
+                  static_cast<size_t>(beyond * kWidth) * sizeof(float));
     }
   }
   static float word_of_ones() {
@@ -333,35 +361,60 @@ class BackwardJob {
     const Range panels = plan_.panels_shared(index);
     const Index deep = (end - begin) * rows_ / kEach;
     const bool first = end == plan_.steps;
+    const auto of_x = [&](Index row) {
+      return row < plan_.inputs ? in_.d_kernel + row * 4 * plan_.units : in_.d_bias;
+    };
+    const auto of_h = [&](Index row) { return in_.d_recurrent_kernel + row * 4 * plan_.units; };
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
-      const float* d_gates = d_paired_ + panel * depth_ * kWidth;
-      for (Index row = 0; row < x_rows_; row += kRows) {
-        const auto tile = product(x_, x_gate_, in_.dropout != nullptr, row, d_gates, deep);
-        for (int r = 0; r < smaller(kRows, x_rows_ - row); ++r) {
-          float* to = row + r < plan_.inputs ? in_.d_kernel + (row + r) * 4 * plan_.units : in_.d_bias;
-          add_gates(tile.sum[r], to, panel, first);
-        }
-      }
-      for (Index row = 0; row < plan_.units; row += kRows) {
-        const auto tile = product(h_, h_gate_, in_.recurrent_dropout != nullptr, row, d_gates, deep);
-        for (int r = 0; r < smaller(kRows, plan_.units - row); ++r) {
-          add_gates(tile.sum[r], in_.d_recurrent_kernel + (row + r) * 4 * plan_.units, panel, first);
-        }
-      }
+      add_products(x_, x_gate_, in_.dropout != nullptr, x_rows_, panel, deep, first, of_x);
+      add_products(h_, h_gate_, in_.recurrent_dropout != nullptr, plan_.units, panel, deep, first, of_h);
       if (plan_.vocabulary > 0) add_to_table(panel, begin, end);
     }
   }
 
-  // kRows rows of a packed left factor, or of one per gate, times a panel of dz.
-  Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
-                              const float* d_gates, Index deep) const {
+  // Adds the products of `rows` rows of a packed left factor, or of one per gate, and a panel of dz to rows of the
+  // weights' gradients; `row_of` gives the row.
+  template <class RowOf>
+  void add_products(const float* left, Index gate_words, bool by_gate, Index rows, Index panel, Index deep,
+                    bool first, const RowOf& row_of) {
+    const float* d_gates = d_paired_ + panel * depth_ * kWidth;
+#ifdef __AMX_BF16__
+    if (kTiled<kPairs> && !by_gate) {
+      const Left a{left, packed_depth_, 0, round_up(deep, kTileWords), 1};
+      for_blocks({0, rows}, [&](Index row, Index count) {
+        alignas(64) float sums[kBlockRows][kWidth];
+        multiply_block(left + row * packed_depth_, a, 1, d_gates, nullptr, 0, sums[0], count);
+        for (Index r = 0; r < count; ++r) {
+          const F sum[4] = {Simd::load(sums[r]), Simd::load(sums[r] + kLanes),
+                            Simd::load(sums[r] + 2 * kLanes), Simd::load(sums[r] + 3 * kLanes)};
+          add_gates(sum, row_of(row + r), panel, first);
+        }
+      });
+      return;
+    }
+#endif
+    for (Index row = 0; row < rows; row += kRows) {
+      const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
+      for (int r = 0; r < smaller(kRows, rows - row); ++r)
+        add_gates(tile.sum[r], row_of(row + r), panel, first);
+    }
+  }
+
+  // kRows rows of a packed left factor, or of one per gate, times a panel of dz. In a function of its own the sums stay
+  // in registers: nobody else can know their address.
+  [[gnu::noinline]] Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
+                                                const float* d_gates, Index deep) const {
     Tile<kPairs, kRows> tile;
     tile.clear();
-    const float* first = left + row * depth_;
+    const float* first = left + row * packed_depth_;
     if (by_gate) {
       const float* const gates[4] = {first, first + gate_words, first + 2 * gate_words,
                                      first + 3 * gate_words};
-      tile.add_packed_by_gate(gates, d_gates, deep);
+      if constexpr (kTiled<kPairs>) {
+        tile.add_rows_by_gate(gates, packed_depth_, d_gates, deep);
+      } else {
+        tile.add_packed_by_gate(gates, d_gates, deep);
+      }
     } else {
       tile.add_packed(first, d_gates, deep);
     }
@@ -419,7 +472,7 @@ class BackwardJob {
       for (Index row = 0; row < plan_.inputs; row += kRows) {
         Tile<false, kRows> tile;
         tile.clear();
-        tile.add_packed(packed_at(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
+        tile.add_packed(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
                         plan_.vocabulary);
         for (int r = 0; r < smaller(kRows, plan_.inputs - row); ++r) {
           add_gates(tile.sum[r], in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
@@ -448,9 +501,10 @@ class BackwardJob {
   const Plan& plan_;
   const Reserve<kStorage, kPairs> reserve_;
   Barrier barrier_;
-  const Index rows_;   // of one step in a chunk: the batch, rounded up to whole words
-  const Index chunk_;  // steps taken together
-  const Index depth_;  // words along the rows of a chunk
+  const Index rows_;          // of one step in a chunk: the batch, rounded up to whole words
+  const Index chunk_;         // steps taken together
+  const Index depth_;         // words along the rows of a chunk
+  const Index packed_depth_;  // the same of the packed left factors
   const Index state_panels_, input_panels_;
   const Index gates_deep_;  // words of K where K runs over the gates
   const Index x_rows_;      // of the left factor [x 1]^T
@@ -491,7 +545,13 @@ void backward_as(const LstmBackward& in) {
 }
 
 inline void backward(const LstmBackward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() { backward_as<kStorage, kPairsOf<kStorage>>(in); });
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kLstmKernels.backward(in);
+    } else {
+      backward_as<kStorage, kPairsOf<kStorage>>(in);
+    }
+  });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

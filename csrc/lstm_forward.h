@@ -4,6 +4,7 @@
 // the sums of the four gates into the new c and h.
 #pragma once
 
+#include "alike.h"
 #include "lstm_gates.h"
 #include "lstm_layout.h"
 #include "phases.h"
@@ -46,11 +47,11 @@ class ForwardJob {
     } else {
       kernel_ = memory.take<float>(panels * static_cast<size_t>(x_depth_) * kWidth);
       const Index rows = chunk_ * plan_.batch;
-      x_gate_ = rows * x_row_;
+      x_gate_ = (rows + kRowsBeyond) * x_row_;
       x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
       projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
     }
-    for (float*& h : h_) h = memory.take<float>(batch * static_cast<size_t>(h_row_));
+    for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond) * static_cast<size_t>(h_row_));
     if (in_.recurrent_dropout != nullptr) {
       dropped_ = memory.take<float>(4 * batch * static_cast<size_t>(h_row_));
     }
@@ -75,6 +76,12 @@ class ForwardJob {
       for (Index step = begin; step < end; ++step) {
         if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows, index);
         for (Index panel = panels.begin; panel < panels.end; ++panel) {
+#ifdef __AMX_BF16__
+          if (kTiled<kPairs> && in_.recurrent_dropout == nullptr) {
+            for_blocks(rows, [&](Index row, Index count) { advance(step, step - begin, panel, row, count); });
+            continue;
+          }
+#endif
           for_tiles(rows, [&](auto count, Index row) {
             advance<decltype(count)::value>(step, step - begin, panel, row);
           });
@@ -88,6 +95,7 @@ class ForwardJob {
 
  private:
   static constexpr Index kRowsAtOnce = 96;  // per projection, where steps are projected together
+  static constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;  // that tiles read
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
@@ -196,10 +204,32 @@ class ForwardJob {
     }
     alignas(64) float sums[kCount][kWidth];
     for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
-    const Range rows{first_row, first_row + kCount};
-    if (!usual_) return activate_rows<false, true>(step, panel, rows, sums[0]);
-    in_.reserve != nullptr ? activate_rows<true, true>(step, panel, rows, sums[0])
-                           : activate_rows<true, false>(step, panel, rows, sums[0]);
+    activate_rows(step, panel, {first_row, first_row + kCount}, sums[0]);
+  }
+#ifdef __AMX_BF16__
+  // The same of some rows in the tiles of AMX, without recurrent dropout.
+  void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
+    alignas(64) float sums[kBlockRows][kWidth];
+    const float* projected = sums[0];
+    if (plan_.vocabulary > 0) {
+      for (Index r = 0; r < count; ++r) {
+        const Index id = in_.ids[(first_row + r) * plan_.steps + time_of(step)];
+        std::memcpy(sums[r], table_.at(panel, id), sizeof sums[r]);
+      }
+    } else {
+      projected = projected_.at(panel, step_of_chunk * plan_.batch + first_row);
+    }
+    const Left h{h_[step % 2], h_row_, 0, h_depth_, 1};
+    multiply_block(h.data + first_row * h_row_, h, 1, recurrent_ + panel * h_depth_ * kWidth, projected,
+                   kWidth, sums[0], count);
+    activate_rows(step, panel, {first_row, first_row + count}, sums[0]);
+  }
+#endif
+
+  void activate_rows(Index step, Index panel, Range rows, const float* sums) {
+    if (!usual_) return activate_rows<false, true>(step, panel, rows, sums);
+    in_.reserve != nullptr ? activate_rows<true, true>(step, panel, rows, sums)
+                           : activate_rows<true, false>(step, panel, rows, sums);
   }
 
   // Turns the sums of the four gates into the new c and h of these rows, and stores what backward needs. For the
@@ -329,7 +359,13 @@ void forward_as(const LstmForward& in) {
 }
 
 inline void forward(const LstmForward& in) {
-  by_storage(in.storage, [&]<Storage kStorage>() { forward_as<kStorage, kPairsOf<kStorage>>(in); });
+  by_storage(in.storage, [&]<Storage kStorage>() {
+    if constexpr (kLayerAlike<kStorage>) {
+      CELLERATE_ALIKE::kLstmKernels.forward(in);
+    } else {
+      forward_as<kStorage, kPairsOf<kStorage>>(in);
+    }
+  });
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

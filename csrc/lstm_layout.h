@@ -168,6 +168,9 @@ template <class Job>
 void run_on(int threads, Job& job, bool again_soon = false) {
   const auto body = [](void* context, int index, int) {
     const WithoutDenormals guard;
+#ifdef __AMX_BF16__
+    const TilesInUse tiles;
+#endif
     static_cast<Job*>(context)->run(index);
   };
   parallel(threads, body, &job, again_soon);

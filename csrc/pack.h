@@ -70,7 +70,8 @@ void store_upto(typename Element<kStorage>::Type* p, F x, Index first, Index end
 // Words along K that n elements take.
 template <bool kPairs>
 constexpr Index words(Index n) {
-  return kPairs ? ceil_div(n, 2) : n;
+  const Index found = kPairs ? ceil_div(n, 2) : n;
+  return kTiled<kPairs> ? round_up(found, kTileWords) : found;
 }
 
 // The distance in words between rows of n words: an odd number of cache lines, so that neighbouring rows do not fall
@@ -107,6 +108,9 @@ void pack_panels(const float* weights, Index k, Index n, const Columns& columns,
         Simd::store(to, word<kPairs>(part(row), kPairs ? part(row + 1) : Simd::set(0)));
       }
     }
+    // Whole tiles.
+    for (float* end = out + (panel + 1) * depth * kWidth; to < end; to += kLanes)
+      Simd::store(to, Simd::set(0));
   }
 }
 
@@ -152,12 +156,19 @@ void pack_transposed(const float* weights, Index k, Index n, Index blocks, const
   }
 }
 
-// Copies a row of n elements to the words of A's row; the rest of the last word becomes zero.
+// Clears the words of A's row beyond n pairs' elements.
+template <bool kPairs>
+void clear_beyond(Index n, float* to) {
+  const auto whole = static_cast<size_t>(2 * words<kPairs>(n));
+  std::memset(reinterpret_cast<uint16_t*>(to) + n, 0, (whole - static_cast<size_t>(n)) * sizeof(uint16_t));
+}
+
+// Copies a row of n elements to the words of A's row; the rest of the last word, or tile, becomes zero.
 template <Storage kStorage, bool kPairs>
 void copy_row(const typename Element<kStorage>::Type* from, Index n, float* to) {
   if constexpr (kPairs) {
     static_assert(kStorage == Storage::kBfloat16);
-    if (n % 2 != 0) to[n / 2] = 0;
+    clear_beyond<kPairs>(n, to);
     std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
   } else if constexpr (kStorage == Storage::kFloat32) {
     std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
@@ -173,7 +184,7 @@ template <Storage kStorage, bool kPairs>
 void scale_row(const typename Element<kStorage>::Type* from, const float* factors, Index n, float* to) {
   constexpr Storage kComputed = kPairs ? Storage::kBfloat16 : Storage::kFloat32;
   auto* elements = reinterpret_cast<typename Element<kComputed>::Type*>(to);
-  if (kPairs && n % 2 != 0) elements[n] = 0;
+  if constexpr (kPairs) clear_beyond<kPairs>(n, to);
   for (Index first = 0; first < n; first += kLanes) {
     const F scaled =
         Simd::mul(load_upto<kStorage>(from, first, n), load_upto<Storage::kFloat32>(factors, first, n));
@@ -181,9 +192,20 @@ void scale_row(const typename Element<kStorage>::Type* from, const float* factor
   }
 }
 
-// Where the word (k, row) of a packed left factor lies: [tile of rows][K][kRows].
-inline float* packed_at(float* data, Index depth, Index row, Index k) {
+// Where the word (k, row) of a packed left factor lies: [tile of rows][K][kRows], or [row][K] for the tiles of AMX.
+template <bool kPairs>
+float* packed_at(float* data, Index depth, Index row, Index k) {
+  if constexpr (kTiled<kPairs>) return data + row * depth + k;
   return data + ((row / kRows) * depth + k) * kRows + row % kRows;
+}
+// The words of a packed left factor of n rows, and from row to row of it.
+template <bool kPairs>
+Index packed_words(Index n, Index depth) {
+  return round_up(n, kTiled<kPairs> ? kBlockRows : kRows) * depth;
+}
+template <bool kPairs>
+Index packed_depth(Index k) {
+  return kTiled<kPairs> ? spread(k) : k;
 }
 
 // Writes n elements as column k of a packed left factor, from row `first_row` (a multiple of kRows) on. With pairs,
@@ -193,7 +215,7 @@ template <Storage kStorage, bool kPairs>
 void pack_column(const typename Element<kStorage>::Type* even, const typename Element<kStorage>::Type* odd,
                  Index n, float* data, Index depth, Index first_row, Index k, const float* scale = nullptr,
                  Index scale_stride = 0) {
-  float* to = packed_at(data, depth, first_row, k);
+  float* to = packed_at<kPairs>(data, depth, first_row, k);
   int in_tile = 0;
   float lanes[kLanes];
   for (Index first = 0; first < n; first += kLanes) {
@@ -208,6 +230,10 @@ void pack_column(const typename Element<kStorage>::Type* even, const typename El
     }
     Simd::store(lanes, word<kPairs>(low, high));
     const int count = lanes_before(first, n);
+    if constexpr (kTiled<kPairs>) {
+      for (int lane = 0; lane < count; ++lane, to += depth) *to = lanes[lane];
+      continue;
+    }
     for (int lane = 0; lane < count; ++lane) {
       to[in_tile] = lanes[lane];
       if (++in_tile == kRows) {

@@ -16,6 +16,9 @@ class PeakJob {
   explicit PeakJob(int64_t rounds) : rounds_(rounds) {}
 
   void run(int) {
+#ifdef __AMX_BF16__
+    if constexpr (kPairs) return multiply_in_tiles();
+#endif
     if constexpr (kBytes) {
       constexpr int32_t kZeros[kLanes] = {};
       Simd::I sum[kSums];
@@ -41,10 +44,36 @@ class PeakJob {
   }
 
   // Operations of one thread: a multiplication and an addition each.
-  double operations() const { return static_cast<double>(rounds_) * kSums * kLanes * 2 * kProducts; }
+  double operations() const {
+    if (kTiled<kPairs>)
+      return static_cast<double>(rounds_ * kTileRows * kTileWords) * 4 * kLanes * 2 * kProducts;
+    return static_cast<double>(rounds_) * kSums * kLanes * 2 * kProducts;
+  }
 
  private:
   static constexpr int kSums = 12;
+
+#ifdef __AMX_BF16__
+  // Four sums, as in add_half_panel.
+  void multiply_in_tiles() const {
+    alignas(64) float words[kTileRows * kTileWords];
+    for (float& word : words) word = 1e-3f;
+    load_tile<4>(words, kTileWords);
+    load_tile<5>(words, kTileWords);
+    load_tile<6>(words, kTileWords);
+    load_tile<7>(words, kTileWords);
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+    for (int64_t round = 0; round < rounds_; ++round) {
+      multiply_tiles<0, 4, 6>();
+      multiply_tiles<1, 4, 7>();
+      multiply_tiles<2, 5, 6>();
+      multiply_tiles<3, 5, 7>();
+    }
+  }
+#endif
 
   // So that the compiler does not leave out what nobody reads.
   static void keep(F x) {

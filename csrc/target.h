@@ -32,7 +32,7 @@ struct Target {
 #define CELLERATE_STRING(name) CELLERATE_STRING_OF(name)
 
 #include "peak.h"
-#include "program_kernels.h"
+#include "program.h"
 #include "step_model.h"
 
 // A target whose fma rounds twice uses the steps of another target, so that their numbers are the same everywhere.
@@ -43,6 +43,18 @@ extern const StepKernels kStepKernels;
 #else
 #define CELLERATE_STEPS CELLERATE_TARGET
 #include "step_kernels.h"
+#endif
+
+#ifdef CELLERATE_PROGRAMS
+namespace cellerate::CELLERATE_PROGRAMS {
+extern const ProgramKernels kProgramKernels;
+}
+#else
+#define CELLERATE_PROGRAMS CELLERATE_TARGET
+#include "program_kernels.h"
+namespace cellerate::CELLERATE_TARGET {
+extern const ProgramKernels kProgramKernels{pack_program, run_program};
+}
 #endif
 
 // A target that differs from another one in products of bytes only uses that one's layers, which have none.
@@ -65,8 +77,6 @@ extern const DenseKernels kDenseKernels{forward, backward};
 
 namespace cellerate::CELLERATE_TARGET {
 
-extern const ProgramKernels kProgramKernels{pack_program, run_program};
-
 extern const Target kTarget{
     .name = CELLERATE_STRING(CELLERATE_TARGET),
     .bfloat16_products = Simd::kBfloat16Products,
@@ -74,7 +84,7 @@ extern const Target kTarget{
     .lstm = &CELLERATE_LAYERS::kLstmKernels,
     .dense = &CELLERATE_LAYERS::kDenseKernels,
     .steps = &CELLERATE_STEPS::kStepKernels,
-    .programs = &kProgramKernels,
+    .programs = &CELLERATE_PROGRAMS::kProgramKernels,
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

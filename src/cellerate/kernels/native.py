@@ -55,7 +55,7 @@ def core() -> ModuleType:
 
 
 def target() -> str:
-    """The instruction set in use: "avx512bf16", "avx512vnni", "avx512", "avx2", "neondot", "neon" or "scalar"."""
+    """The instruction set in use: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "neondot", "neon", "scalar"."""
     return str(core().target())
 
 

@@ -1,6 +1,7 @@
 """How the native core is called: what it refuses, its targets and threads, its memory, forks."""
 
 import functools
+import itertools
 import os
 import platform
 import re
@@ -53,6 +54,7 @@ def test_targets_are_all_that_this_processor_can_run():
     flags = set(re.search("^flags.*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
     needed = {
+        "amx": avx512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
         "avx512bf16": avx512 | {"avx512_vnni", "avx512_bf16"},
         "avx512vnni": avx512 | {"avx512_vnni"},
         "avx512": avx512,
@@ -64,11 +66,25 @@ def test_targets_are_all_that_this_processor_can_run():
 
 def test_targets_differ_in_what_they_keep_for_backward():
     kept = set()
-    others = [name for name in TARGETS if name != "avx512vnni"]  # computes an LSTM's backward as avx512 does
+    # These keep what avx512 and avx512bf16 do.
+    others = [name for name in TARGETS if name not in ("avx512vnni", "amx")]
     for name in others:
         native.set_target(name)
         kept.add(cpu.reserve_bytes((16, 1, 1), "bfloat16", masked=False, return_sequences=True))
     assert len(kept) == len(others), "one target runs for another"
+
+
+@pytest.mark.skipif("amx" not in TARGETS, reason="this processor has no AMX, or Linux does not give it")
+def test_tiles_of_amx_add_up_bfloat16_in_their_own_order_and_floats_as_ever():
+    found = {}
+    for name, dtype in itertools.product(("amx", "avx512bf16"), (ml_dtypes.bfloat16, np.float32)):
+        native.set_target(name)
+        arguments = cpu.Arguments(**WEIGHTS, x=random(B, T, D).astype(dtype))
+        done = cpu.forward(arguments)
+        gradients = cpu.backward(arguments, done, d_outputs=COTANGENTS["d_outputs"].astype(dtype))
+        found[name, np.dtype(dtype).name] = gradients["recurrent_kernel"]
+    assert np.array_equal(found["amx", "float32"], found["avx512bf16", "float32"])
+    assert not np.array_equal(found["amx", "bfloat16"], found["avx512bf16", "bfloat16"])
 
 
 def test_calls_of_two_threads_at_once_give_the_results_of_one():

@@ -19,6 +19,7 @@ Measure = Callable[[str, str, int], float]
 # What a processor must have for a target, by the names of Linux; the targets of a processor, fastest first.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _NEEDED = {
+    "amx": {*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
     "avx512bf16": {*_AVX512, "avx512_vnni", "avx512_bf16"},
     "avx512vnni": {*_AVX512, "avx512_vnni"},
     "avx512": _AVX512,
