@@ -29,7 +29,7 @@ def _name(kernel: Kernel) -> str:
         what = "+".join(str(layer.units) for layer in kernel.layers)
         return f"generate {kernel.precision} H{what} V{kernel.vocabulary} rows {kernel.rows}"
     extra = [kernel.activation] * (kernel.activation != "tanh") + ["masked"] * kernel.masked
-    extra += ["recurrent dropout"] * kernel.dropped
+    extra += ["recurrent dropout"] * kernel.dropped + [kernel.way] * (kernel.way != "plain")
     return " ".join([kernel.direction, kernel.precision, f"H{kernel.units}", *extra, f"rows {kernel.rows}"])
 
 

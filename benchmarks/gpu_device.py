@@ -29,18 +29,19 @@ def device() -> list[Item]:
 
 
 def selfcheck() -> list[Item]:
-    """The cases that `accelerate` tries before it trusts a GPU."""
+    """The cases that `accelerate` tries before it trusts a GPU, and those before it takes other ways than the plain."""
     return [
         Item(
-            f"{case.precision} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",
-            partial(_try, case),
+            f"{way}, {case.precision} H{case.units}{' masked' * case.masked}{' dropped' * case.dropped}",
+            partial(_try, case, way),
         )
-        for case in kernels_check.CASES
+        for way, cases in kernels_check.CASES.items()
+        for case in cases
     ]
 
 
-def _try(case: kernels_check.Case) -> dict[str, Any]:
-    worst = kernels_check.check(case, 0)
+def _try(case: kernels_check.Case, way: str) -> dict[str, Any]:
+    worst = kernels_check.check(case, 0, way)
     return {"worst": worst, "right": 0 < worst < 1}
 
 

@@ -14,13 +14,14 @@ import torch
 
 import gpu_sizes
 from cellerate.bridges import torch_cuda
-from cellerate.kernels.lstm.cuda import selfcheck
+from cellerate.kernels.lstm.cuda import plan, selfcheck
 from cellerate.kernels.lstm.spec import LstmOptions
 from gpu_goals import BOTH
 from gpu_journal import Item
 from gpu_sizes import STEPS
 
 Work = Callable[[], Any]
+DIRECTIONS: tuple[plan.Direction, ...] = ("forward", "backward")
 
 
 def recurrence() -> list[Item]:
@@ -82,7 +83,7 @@ def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
         "units": units,
         "batch": batch,
         "steps": STEPS,
-        "rows": {direction: call.plan.kernel(direction).rows for direction in ("forward", "backward")},
+        "kernels": {name: _named(call.plan.kernel(name)) for name in DIRECTIONS},
         "times": timed(graphs),
         "times_as_called": timed(works, rounds=5),
         "not_captured": refused,
@@ -91,9 +92,19 @@ def beside_cudnn(precision: str, units: int, batch: int) -> dict[str, Any]:
 
 
 def kernels_alone(precision: str, units: int, batch: int) -> dict[str, Any]:
-    """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once."""
+    """Microseconds of a step of the recurrences: in a pass, and of as many rows as the GPU runs at once.
+
+    The latter of every kernel that there is to choose from.
+    """
     call, works = layer_works(precision, units, batch)
-    full = {name: selfcheck.step_us(call.plan.kernel(name), 0) for name in ("forward", "backward")}
+    full = {
+        name: {
+            _named(one): selfcheck.step_us(one, 0)
+            for one in plan.fitting(call.plan.kernel(name), plan.WAYS)
+            if one.way == "plain" or selfcheck.failure(0, one.way) is None
+        }
+        for name in DIRECTIONS
+    }
     return {
         "number": precision,
         "units": units,
@@ -101,6 +112,10 @@ def kernels_alone(precision: str, units: int, batch: int) -> dict[str, Any]:
         "full_wave_us_a_step": full,
         "kernel_us_a_step": kernel_us(works[BOTH]),
     }
+
+
+def _named(kernel: plan.Variant) -> str:
+    return f"{kernel.rows} rows, {kernel.way}"
 
 
 def beside_plain(precision: str, name: str) -> dict[str, Any]:

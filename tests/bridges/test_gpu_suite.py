@@ -67,7 +67,7 @@ def test_robustness_is_found() -> None:
 
 def test_selfcheck_has_the_cases_of_the_trials() -> None:
     items = {item.name: item for item in gpu_device.selfcheck()}
-    found = items["float32 H64 dropped"].run()
+    found = items["plain, float32 H64 dropped"].run()
     assert found["right"] and 0 < found["worst"] < 1
 
 
@@ -93,7 +93,7 @@ def test_items_have_names_of_their_own_and_their_kernels_are_compiled_beforehand
     assert len(wanted) == len(gpu_checks.checks())
     for number, units, variant in wanted:
         for kernel in gpu_sizes._layer(number, units, **variant):
-            assert compiled >= set(plan.fitting(kernel))
+            assert compiled >= set(plan.fitting(kernel, plan.WAYS))
 
 
 def test_goals_are_reached_by_figures_alone() -> None:

@@ -226,6 +226,7 @@ def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and
     monkeypatch.setattr(selfcheck, "_TIMED_STEPS", 1)
     monkeypatch.setattr(selfcheck, "_TIMED_LAUNCHES", 1)
     monkeypatch.setattr(plan, "ROWS", (8, 16))
+    monkeypatch.setattr(plan, "WAYS", {way: plan.WAYS[way] for way in ("plain", "turns")})
     select._chosen.cache_clear()
     x = np.random.default_rng(0).normal(size=(17, T, D)).astype("float32")
     layer = accelerate(layers.LSTM(H))
@@ -237,7 +238,8 @@ def test_contest_of_a_batch_beyond_one_wave_measures_the_rows_of_its_kernels_and
     assert len(done) == 1
     times = json.loads((cache / "cuda-times.json").read_text())
     steps = [name for name in times if "step of Variant" in name]
-    assert len(steps) == 4 and sum("'backward'" in name for name in steps) == 2
+    # Of the plain way with 8 and with 16 rows, and of turns with 16; forward and backward.
+    assert len(steps) == 6 and sum("'backward'" in name for name in steps) == 3
     assert sum(" LSTM, (B, T, D, H) = (32, 4, 8, 6)" in name for name in times) == 1
 
 
@@ -289,7 +291,7 @@ def test_kernels_that_fail_their_check_are_left_to_keras_unless_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        selfcheck, "failure", lambda device=0: "the self-check of the GPU kernels failed: wrong"
+        selfcheck, "failure", lambda device, way="plain": "the self-check of the GPU kernels failed: wrong"
     )
     model = accelerate(keras.Sequential([keras.Input((T, D)), layers.LSTM(H)]))
     assert implementation_of(model.layers[0]) is None

@@ -77,9 +77,20 @@ struct Lane {
   float sum[4];
 };
 
+// A thread's part of a wide product that has begun.
+struct WideProduct {
+  float (*sums)[4];
+  const unsigned* a;
+  const void* rows;
+};
+
 struct Warp {
   Meeting meeting{32};
   Lane lanes[32];
+  // The wide products that were begun, by lane, and how they are made.
+  bool begun = false;
+  std::vector<WideProduct> products[32];
+  void (*make)(Warp&) = nullptr;
 };
 
 struct Block {
@@ -106,6 +117,7 @@ struct Copy {
   const unsigned char* from;
   int bytes;
   Barrier* barrier;
+  int rounds = 0;  // after which it arrives
 };
 
 // One cluster: clusters share nothing, so they run one after the other.
@@ -180,7 +192,11 @@ class Cluster {
     meeting.come([this](const auto& ready) { wait(ready); }, [] {});
   }
 
-  void start(const Copy& copy) { copies_.push_back(copy); }
+  // Most copies take little time, and some as much as a whole step of the others.
+  void start(Copy copy) {
+    copy.rounds = static_cast<int>(random_() % 16 == 0 ? random_() % kLongestCopy : random_() % 3);
+    copies_.push_back(copy);
+  }
   BarrierState& state(const Barrier* barrier) { return barriers_.at(barrier); }
   void make(const Barrier* barrier) { barriers_[barrier] = {}; }
   void advance(BarrierState& barrier) {
@@ -194,7 +210,7 @@ class Cluster {
 
  private:
   static constexpr size_t kStack = 64 << 10;
-  static constexpr long kPatience = 200;
+  static constexpr long kLongestCopy = 100, kPatience = 2 * kLongestCopy;
 
   struct Fiber {
     ucontext_t context;
@@ -215,9 +231,9 @@ class Cluster {
 
   void deliver() {
     for (size_t left = copies_.size(); left > 0; --left) {
-      const Copy copy = copies_.front();
+      Copy copy = copies_.front();
       copies_.pop_front();
-      if (random_() % 2 != 0) {
+      if (copy.rounds-- > 0) {
         copies_.push_back(copy);
         continue;
       }
@@ -449,6 +465,40 @@ inline float cut_off(double x) {
   return std::isfinite(near) && std::abs(near) > std::abs(x) ? std::nextafter(near, 0.0f) : near;
 }
 
+// The product of a warp from what its lanes handed in.
+template <class Number>
+void multiply_add(emulated::Lane* lanes) {
+  // A word is one number or two.
+  constexpr int kWord = 4 / sizeof(Number), kSums = 8 * kWord;
+  const auto number = [](unsigned word, int which) {
+    if constexpr (kWord == 1) {
+      return from_bits(word & 0xffffe000);
+    } else {
+      return widen(Number{static_cast<unsigned short>(which ? word >> 16 : word & 0xffff)});
+    }
+  };
+  float a[16][kSums], b[kSums][8];
+  for (int n = 0; n < 32; ++n) {
+    const int group = n / 4, first = n % 4 * kWord;
+    for (int which = 0; which < kWord; ++which) {
+      for (int half = 0; half < 2; ++half) {
+        const int k = first + which + half * 4 * kWord;
+        a[group][k] = number(lanes[n].a[2 * half], which);
+        a[group + 8][k] = number(lanes[n].a[2 * half + 1], which);
+        b[k][group] = number(lanes[n].b[half], which);
+      }
+    }
+  }
+  for (int n = 0; n < 32; ++n) {
+    for (int part = 0; part < 4; ++part) {
+      const int row = n / 4 + (part >> 1) * 8, column = n % 4 * 2 + (part & 1);
+      double total = lanes[n].sum[part];
+      for (int k = 0; k < kSums; ++k) total += static_cast<double>(a[row][k]) * b[k][column];
+      lanes[n].sum[part] = cut_off(total);
+    }
+  }
+}
+
 template <class Number>
 void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulated::Lane& mine = emulated::here().lane();
@@ -456,38 +506,56 @@ void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
   std::memcpy(mine.sum, sum, sizeof sum);
   mine.b[0] = b0;
   mine.b[1] = b1;
-  emulated::here().meet_warp([](emulated::Lane* lanes) {
-    // A word is one number or two.
-    constexpr int kWord = 4 / sizeof(Number), kSums = 8 * kWord;
-    const auto number = [](unsigned word, int which) {
-      if constexpr (kWord == 1) {
-        return from_bits(word & 0xffffe000);
-      } else {
-        return widen(Number{static_cast<unsigned short>(which ? word >> 16 : word & 0xffff)});
-      }
-    };
-    float a[16][kSums], b[kSums][8];
-    for (int n = 0; n < 32; ++n) {
-      const int group = n / 4, first = n % 4 * kWord;
-      for (int which = 0; which < kWord; ++which) {
+  emulated::here().meet_warp([](emulated::Lane* lanes) { multiply_add<Number>(lanes); });
+  std::memcpy(sum, mine.sum, sizeof sum);
+}
+
+// A warp's part of its wide products.
+template <class Number, int tiles>
+void make_wide_products(emulated::Warp& warp) {
+  constexpr uintptr_t kRowBytes = 32 * sizeof(Number), kMoved = kRowBytes == 128 ? 7 : 3;
+  for (size_t product = 0; product < warp.products[0].size(); ++product) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      for (int n = 0; n < 32; ++n) {
+        const emulated::WideProduct& mine = warp.products[n].at(product);
+        std::memcpy(warp.lanes[n].a, mine.a, sizeof warp.lanes[n].a);
+        std::memcpy(warp.lanes[n].sum, mine.sums[tile], sizeof warp.lanes[n].sum);
         for (int half = 0; half < 2; ++half) {
-          const int k = first + which + half * 4 * kWord;
-          a[group][k] = number(lanes[n].a[2 * half], which);
-          a[group + 8][k] = number(lanes[n].a[2 * half + 1], which);
-          b[k][group] = number(lanes[n].b[half], which);
+          // As the machine finds it: by the bits of the address in shared memory, which begins at a multiple of 1024.
+          uintptr_t at = reinterpret_cast<uintptr_t>(mine.rows) + (tile * 8 + n / 4) * kRowBytes;
+          at += half * 16 + n % 4 * 4;
+          at ^= (at >> 7 & kMoved) << 4;
+          std::memcpy(&warp.lanes[n].b[half], reinterpret_cast<const void*>(at), 4);
         }
       }
-    }
-    for (int n = 0; n < 32; ++n) {
-      for (int part = 0; part < 4; ++part) {
-        const int row = n / 4 + (part >> 1) * 8, column = n % 4 * 2 + (part & 1);
-        double total = lanes[n].sum[part];
-        for (int k = 0; k < kSums; ++k) total += static_cast<double>(a[row][k]) * b[k][column];
-        lanes[n].sum[part] = cut_off(total);
+      multiply_add<Number>(warp.lanes);
+      for (int n = 0; n < 32; ++n) {
+        std::memcpy(warp.products[n][product].sums[tile], warp.lanes[n].sum, sizeof warp.lanes[n].sum);
       }
     }
+  }
+}
+// Wide products are made as late as they may be: where a thread waits for them.
+template <int tiles>
+void begin_wide_products(float (&)[tiles][4]) {
+  emulated::Warp& warp = emulated::here().warp();
+  emulated::here().meet_warp([&](emulated::Lane*) { warp.begun = true; });
+}
+template <class Number, int tiles>
+void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Number* rows, int first) {
+  emulated::Warp& warp = emulated::here().warp();
+  if (!warp.begun) throw std::runtime_error("a wide product without a beginning");
+  warp.products[emulated::here().thread() % 32].push_back({sums, a, rows + first});
+  warp.make = &make_wide_products<Number, tiles>;
+}
+template <int tiles>
+void finish_wide_products(float (&)[tiles][4]) {
+  emulated::Warp& warp = emulated::here().warp();
+  emulated::here().meet_warp([&](emulated::Lane*) {
+    if (warp.make != nullptr) warp.make(warp);
+    for (auto& products : warp.products) products.clear();
+    warp.begun = false;
   });
-  std::memcpy(sum, mine.sum, sizeof sum);
 }
 
 }  // namespace cellerate::gpu

@@ -20,6 +20,7 @@ from cellerate.kernels.lstm.cuda.plan import (
     MOST_UNITS,
     ROWS,
     SHARED_BYTES,
+    WAYS,
     Variant,
     choose,
     clusters,
@@ -64,6 +65,38 @@ def test_weights_that_there_is_no_room_for_compile(direction, precision, dropped
     variant = Variant(direction, precision, 1024, 8, dropped=dropped)
     assert min(dataclasses.astuple(variant.tiers)) > 0
     assert build.build(variant, "sm_90a").code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("way", "precision", "units", "rows", "direction"),
+    [
+        ("turns", "bfloat16", 512, 40, "forward"),
+        ("turns", "float32", 64, 24, "backward"),
+        ("wide", "float16", 512, 40, "forward"),
+        ("wide", "tf32", 256, 32, "forward"),
+        ("wide turns", "bfloat16", 512, 24, "forward"),
+        ("wide turns", "tf32", 64, 16, "forward"),
+    ],
+)
+def test_every_way_compiles_for_hopper(way, precision, units, rows, direction):
+    variant = Variant(direction, precision, units, rows, **WAYS[way])
+    assert variant.way == way and variant.fits
+    assert variant.name.encode() in build.build(variant, "sm_90a").code
+
+
+def test_ways_have_kernels_where_their_weights_have_room():
+    def ways(**changes):
+        return {one.way for one in fitting(dataclasses.replace(PLAIN, **changes), WAYS)}
+
+    assert ways() == set(WAYS)
+    assert ways(direction="backward") == {"plain", "turns"}
+    # Wide products take h as it is: not multiplied by masks, nor in two parts.
+    assert ways(dropped=True) == ways(precision="float32", units=256) == {"plain", "turns"}
+    assert ways(precision="tf32", units=256) == set(WAYS)
+    # A part of these weights is read from global memory in each step, or from shared memory.
+    assert ways(units=1024) == {"plain"}
+    assert ways(precision="tf32") == {"plain", "turns"}
+    assert {one.rows for one in fitting(PLAIN, ("turns",))} == {16, 24, 32, 40}
 
 
 def test_every_variant_fits_a_block_with_some_rows():
@@ -216,6 +249,7 @@ def test_architecture_without_clusters_is_refused_in_words():
         ({"units": 544}, "multiple of 32 up to 512, or of 64"),
         ({"units": 1088}, "up to 1024"),
         ({"rows": 12}, "expected one of 8, 16, 24, 32, 40"),
+        ({"turns": 3}, "turns is 3; expected 1 or 2"),
         ({"activation": "maxout"}, "activation is 'maxout'; expected one of"),
     ],
 )

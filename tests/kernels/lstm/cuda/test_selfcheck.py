@@ -1,5 +1,6 @@
 """The trials that kernels go through on a GPU, on the emulated one: what is right passes, what is wrong does not."""
 
+import contextlib
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from cellerate.kernels.cuda import timing_cache
-from cellerate.kernels.lstm.cuda import plan, selfcheck
+from cellerate.kernels.lstm.cuda import plan, select, selfcheck
+from cellerate.kernels.lstm.spec import LstmOptions
 from support import emulated_gpu
 
 
@@ -21,16 +23,59 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> emulated_gpu.Driver:
 
 
 def cases() -> list[Any]:
-    slow = pytest.mark.slow
+    """Each case and its way; those of thousands of threads and many steps are slow."""
+    found = [(case, way) for way, cases in selfcheck.CASES.items() for case in cases]
     return [
-        pytest.param(c, marks=[slow] if c.units > 512 else [], id=f"{c.precision}-{c.units}")
-        for c in selfcheck.CASES
+        pytest.param(
+            case,
+            way,
+            marks=[pytest.mark.slow] if case.units > 512 or case.units * case.steps > 10_000 else [],
+            id=f"{way.replace(' ', '-')}-{case.precision}-{case.units}",
+        )
+        for case, way in found
     ]
 
 
-@pytest.mark.parametrize("case", cases())
-def test_check_passes_every_case(case):
-    assert 0 < selfcheck.check(case, 0) < 1
+@pytest.mark.parametrize(("case", "way"), cases())
+def test_check_passes_every_case(case, way):
+    assert 0 < selfcheck.check(case, 0, way) < 1
+
+
+def test_every_way_is_checked_with_kernels_of_its_own():
+    assert set(selfcheck.CASES) == set(plan.WAYS)
+    for way, cases in selfcheck.CASES.items():
+        for case in cases:
+            forward, backward = (case.variant(direction, way) for direction in ("forward", "backward"))
+            assert {"turns": forward.turns, "wide": forward.wide} == plan.WAYS[way]
+            assert (backward.turns, backward.wide) == (2 if way == "turns" else 1, False)
+
+
+@pytest.mark.parametrize("way", ["turns", "wide turns"])
+def test_turns_that_do_not_wait_for_their_h_are_wrong(monkeypatch, way):
+    case = selfcheck.Case("bfloat16", 64, rows=16, batch=16)
+    assert selfcheck.check(case, 0, way) < 1
+    # The second turn waits for the h of the first.
+    source = plan.Variant.source.fget
+    waits = "shared_.arrived[2 * Turn::kIndex + now];"
+    monkeypatch.setattr(
+        plan.Variant, "source", property(lambda one: source(one).replace(waits, "shared_.arrived[now];"))
+    )
+    emulated_gpu._compiled.cache_clear()
+    with contextlib.suppress(RuntimeError):
+        assert not selfcheck.check(case, 0, way) < 1
+    emulated_gpu._compiled.cache_clear()
+
+
+def test_wide_products_that_nobody_waits_for_are_wrong(monkeypatch):
+    case = selfcheck.Case("bfloat16", 64)
+    assert selfcheck.check(case, 0, "wide") < 1
+    source = plan.Variant.source.fget
+    monkeypatch.setattr(
+        plan.Variant, "source", property(lambda one: source(one).replace("finish_wide_products(sums);", ""))
+    )
+    emulated_gpu._compiled.cache_clear()
+    assert selfcheck.check(case, 0, "wide") > 1
+    emulated_gpu._compiled.cache_clear()
 
 
 def answer(returncode: int, stdout: str = "", stderr: str = "") -> Any:
@@ -76,7 +121,7 @@ def test_check_where_no_gpu_is_says_so_without_a_traceback():
 
 
 def test_check_of_a_kernel_that_forgets_a_mask_fails(monkeypatch):
-    case = next(case for case in selfcheck.CASES if case.dropped and case.masked)
+    case = next(case for case in selfcheck.CASES["plain"] if case.dropped and case.masked)
     run = selfcheck._run
     monkeypatch.setattr(
         selfcheck, "_run", lambda variant, arrays, *rest: run(variant, arrays | {"mask": ones(case)}, *rest)
@@ -102,7 +147,7 @@ def test_step_is_timed_on_memory_of_its_own_and_remembered(monkeypatch, driver, 
 
 def test_kernel_starts_in_the_context_of_its_gpu_in_any_thread(monkeypatch):
     driver = emulated_gpu.replace_driver(monkeypatch, count=2)
-    case = next(case for case in selfcheck.CASES if case.units == 64)
+    case = next(case for case in selfcheck.CASES["plain"] if case.units == 64)
     with ThreadPoolExecutor(1) as pool:
         assert all(0 < error < 1 for error in pool.map(selfcheck.check, [case, case], [1, 0]))
     assert driver.contexts == [1, 1, 0, 0]
@@ -115,3 +160,37 @@ def test_measured_times_decide_where_clusters_run_in_waves():
     assert chosen.rows == 16
     # One wave is measured for nothing.
     assert plan.choose(plain, 56, lambda one: 7, lambda one: 1 / 0).rows == 8
+
+
+def test_measured_times_decide_the_way_among_those_to_choose_from():
+    plain = plan.Variant("forward", "bfloat16", 512, 8)
+    us = {(1, False): 2.0, (2, False): 1.5, (1, True): 1.8, (2, True): 1.2}
+
+    def chosen(batch: int, *ways: str) -> tuple[int, int, bool]:
+        found = plan.choose(plain, batch, lambda one: 7, lambda one: us[one.turns, one.wide], ways)
+        return found.rows, found.turns, found.wide
+
+    assert chosen(112, "plain", "wide") == (16, 1, True)
+    assert chosen(112, *plan.WAYS) == (16, 2, True)
+    # Eight rows cannot take turns.
+    assert chosen(56, "plain", "turns", "wide") == (16, 2, False)
+    assert chosen(56, "plain", "wide") == (8, 1, True)
+
+
+def test_a_way_that_fails_its_check_is_left_out_and_the_plain_one_is_not(monkeypatch):
+    def run(command: list[str], **_: Any) -> Any:
+        way = command[-1]
+        return subprocess.CompletedProcess(command, 0, "7.5\n" if way in ("plain", "turns") else "0.4\n", "")
+
+    monkeypatch.setattr(selfcheck.subprocess, "run", run)
+    monkeypatch.setattr(selfcheck, "step_us", lambda variant, device: {1: 2.0, 2: 1.0}[variant.turns])
+    select._chosen.cache_clear()
+    options = LstmOptions()
+    backward, forward = (
+        select.variant_of(direction, "bfloat16", (16, 3, 64), options, masked=False, dropped=False, device=0)
+        for direction in ("backward", "forward")
+    )
+    assert (backward.turns, backward.wide) == (1, False)
+    assert (forward.turns, forward.wide) == (2, True)
+    assert "7.5 times the allowed error" in selfcheck.failure(0, "turns")
+    select._chosen.cache_clear()

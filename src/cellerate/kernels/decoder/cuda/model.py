@@ -35,7 +35,7 @@ class CudaStepModel(Steps):
     depend neither on the other rows nor on the number of steps per call.
 
     Rounding: bfloat16 and float16 round weights, the table of the first layer, and h where it is multiplied. Sums, c,
-    and the state are always float32. `Layout` in `kernels/lstm/cuda/lstm.cuh` says how float32 is multiplied.
+    and the state are always float32. `Layout` in `kernels/lstm/cuda/operands.cuh` says how float32 is multiplied.
 
     Args:
         chain: As `StepModel` takes it: an embedding, LSTMs of at most 1024 units, a dense.

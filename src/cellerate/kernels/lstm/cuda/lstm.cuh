@@ -11,22 +11,12 @@
 #pragma once
 
 #include "activations.cuh"
+#include "operands.cuh"
 
 namespace cellerate::gpu {
 
-// The number of units in a panel. h lies in panels.
-constexpr int kPanelUnits = 32;
-
 // The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int { kPreviousOutput, kPreviousState, kZero };
-
-// Where the weights of a thread lie: for how many products in registers and in shared memory. The others are in
-// global memory, and each step reads them anew.
-template <int registers, int shared>
-struct Tiers {
-  static constexpr int kRegisters = registers;
-  static constexpr int kShared = shared;
-};
 
 // What a kernel is compiled for.
 //   Number: Bfloat16, Float16, float or Tf32, of weights, inputs, outputs and h; c and all sums are float.
@@ -34,8 +24,10 @@ struct Tiers {
 //   block_units: units of a block, 32 or 64.
 //   rows: rows of the batch per cluster, a multiple of 8.
 //   masked: whether there is a mask. dropped: whether h is multiplied by a separate mask for each gate.
+//   turns: 1, or 2 if the rows are cut into halves: one is computed while what the other sends is on its way.
+//   wide: whether four warps make a product together, which then reads h from shared memory; only forward.
 template <class Number_, int units, int block_units, int rows, Activation activation,
-          Activation recurrent_activation, bool masked, bool dropped, class Tiers_>
+          Activation recurrent_activation, bool masked, bool dropped, int turns, bool wide, class Tiers_>
 struct Plan {
   using Number = Number_;
   using Tiers = Tiers_;
@@ -46,6 +38,8 @@ struct Plan {
   static constexpr Activation kRecurrentActivation = recurrent_activation;
   static constexpr bool kMasked = masked;
   static constexpr bool kDropped = dropped;
+  static constexpr int kTurns = turns;
+  static constexpr bool kWide = wide;
 
   static constexpr int kThreads = 8 * block_units;  // a warp per 4 units, or per 16 units of one gate
   static constexpr int kWarps = kThreads / 32;
@@ -54,184 +48,34 @@ struct Plan {
   static constexpr int kBlockPanels = block_units / kPanelUnits;
   static constexpr int kTiles = rows / 8;  // of 8 rows, as a product of a warp has
   static_assert(units % block_units == 0 && block_units % kPanelUnits == 0 && rows % 8 == 0);
+  static_assert(turns == 1 || (turns == 2 && kTiles > 1));
 };
 
-// How numbers reach the matrix units. A float is split into the sum of two numbers of 19 bits, and the three larger
-// of their four products are added up ("3xTF32": Ootomo & Yokota, "Recovering single precision accuracy from Tensor
-// Cores", 2022).
-template <class Number>
-struct Layout {
-  static constexpr int kSplit = 1;
-  // Whether numbers are rounded before the matrix units cut off their last bits, which would make all products smaller.
-  static constexpr bool kRounds = false;
-  static constexpr int kWord = 4 / sizeof(Number);      // numbers in a lane's part of a product
-  static constexpr int kChunk = 16 / sizeof(Number);    // numbers in a row of a matrix
-  static constexpr int kProduct = 32 / sizeof(Number);  // numbers in each sum of a product
-  static constexpr int kRowChunks = kPanelUnits / kChunk;
+// The rows that are computed and sent together: all of a cluster, or half of them.
+template <class P, int turn>
+struct Turn {
+  static constexpr int kIndex = turn;
+  static constexpr int kFirstTile = turn * P::kTiles / P::kTurns;
+  static constexpr int kTiles = (turn + 1) * P::kTiles / P::kTurns - kFirstTile;
+  static constexpr int kFirstRow = 8 * kFirstTile, kRows = 8 * kTiles;
 };
 
-template <>
-struct Layout<Tf32> {
-  static constexpr int kSplit = 1;
-  static constexpr bool kRounds = true;
-  static constexpr int kWord = 1, kChunk = 4, kProduct = 8, kRowChunks = kPanelUnits / kChunk;
-};
-
-template <>
-struct Layout<float> : Layout<Tf32> {
-  static constexpr int kSplit = 2;
-  static constexpr bool kRounds = false;
-};
-
-// Splits the number in `bits`; the larger part stays there.
-CELLERATE_DEVICE void split(unsigned& bits, unsigned& rest) {
-  const float whole = from_bits(bits), large = upper_part(whole);
-  bits = bits_of(large);
-  rest = bits_of(whole - large);
+template <class P, class Work>
+CELLERATE_DEVICE void each_turn(const Work& work) {
+  work(Turn<P, 0>{});
+  if constexpr (P::kTurns == 2) work(Turn<P, 1>{});
 }
 
-// Stores a number in the form that the matrix units take. If it is split, the second part goes to `distance` further
-// on; of that, the units cut off the last bits.
-template <class Number>
-CELLERATE_DEVICE void store_split(float x, Number* to, int distance) {
-  if constexpr (Layout<Number>::kSplit == 2) {
-    *to = upper_part(x);
-    to[distance] = x - *to;
-  } else {
-    narrow(Layout<Number>::kRounds ? upper_part(x) : x, *to);
-  }
-}
+// Panels of all rows, those of each turn together, because they are sent together. A panel has `parts` parts.
+template <class P, int panels, int parts>
+struct Panels {
+  using Number = typename P::Number;
+  Number numbers[panels * parts * P::kRows * kPanelUnits];
 
-// Where unit `unit` of row `row` lies in a panel. The chunks of a row change places from row to row, so that reading
-// a matrix uses each bank once.
-template <class Number>
-CELLERATE_DEVICE constexpr int in_panel(int row, int unit) {
-  using L = Layout<Number>;
-  const int chunk = unit / L::kChunk ^ (row / (8 / L::kRowChunks) & (L::kRowChunks - 1));
-  return row * kPanelUnits + chunk * L::kChunk + unit % L::kChunk;
-}
-
-// A thread's four words of the weights of one product.
-struct alignas(16) Words {
-  unsigned of[4];
-};
-
-// The weights of a warp: `tiles` of the `block_tiles` tiles of 16 rows into which the matrix of its block is cut,
-// with all their products. They are used product after product, and within a product tile after tile. Those in global
-// memory are spread evenly over that order and read a few uses ahead, so that memory is always busy. `read_ahead`
-// starts to read the first of them for a step; call it where nothing has to wait for that.
-template <class Number, class Tiers, int threads, int products, int tiles, int block_tiles>
-class Weights {
-  static constexpr int kCount = products * tiles;
-  static constexpr int kRegisters = Tiers::kRegisters;
-  static constexpr int kStreamed = kCount - kRegisters - Tiers::kShared;  // in global memory
-  static constexpr int kMostAhead = 3;
-  static constexpr int kAhead = kStreamed < kMostAhead ? kStreamed : kMostAhead;
-  static_assert(kRegisters > 0 && Tiers::kShared >= 0 && kStreamed >= 0);
-
- public:
-  static constexpr int kSharedWords = Tiers::kShared * threads;  // per block
-
-  // Puts the weights into registers and shared memory.
-  //   packed: this block's, (products, block_tiles, 32), in the order of cellerate.kernels.lstm.cuda.plan.Packing.
-  //   shared: room for kSharedWords.
-  CELLERATE_DEVICE void load(const Words* packed, int first_tile, Words* shared) {
-    packed_ = packed + first_tile * 32 + thread_index() % 32;
-    shared_ = shared + thread_index();
-    CELLERATE_UNROLL
-    for (int use = 0; use < kCount; ++use) {
-      const int streamed = chosen(use, kCount, kStreamed), near = use - streamed;
-      if (is_streamed(use)) continue;
-      const int in_shared = chosen(near, kCount - kStreamed, Tiers::kShared);
-      Words& place = is_shared(near) ? shared_[in_shared * threads] : own_[near - in_shared];
-      load_words(place.of, at(use));
-      if constexpr (Layout<Number>::kRounds) round(place);
-    }
+  template <class Turn>
+  CELLERATE_DEVICE Number* of(Turn, int panel, int part = 0) {
+    return numbers + (Turn::kFirstRow * panels * parts + Turn::kRows * (panel * parts + part)) * kPanelUnits;
   }
-
-  // Starts to read the first weights that come from global memory.
-  CELLERATE_DEVICE void read_ahead() {
-    CELLERATE_UNROLL
-    for (int n = 0; n < kAhead; ++n) load_words(ahead_[n].of, at(streamed_use(n)));
-  }
-
-  // Adds the weights of a product times h to `sum`. Each step must use all weights, in their order.
-  //   b: this thread's words of h, for this product and the other one of its pair; only split numbers have a second
-  //   part.
-  template <int count>
-  CELLERATE_DEVICE void multiply(int product, int tile, const unsigned (&b)[Layout<Number>::kSplit][count][4],
-                                 float (&sum)[count][4]) {
-    const Words words = take(product * tiles + tile);
-    const int first = product % 2 * 2;
-    if constexpr (Layout<Number>::kSplit == 2) {
-      unsigned upper[4], lower[4];
-      CELLERATE_UNROLL
-      for (int part = 0; part < 4; ++part) {
-        upper[part] = words.of[part];
-        keep_in_loop(upper[part]);
-        split(upper[part], lower[part]);
-      }
-      CELLERATE_UNROLL
-      for (int n = 0; n < count; ++n) {
-        // The matrix units cut off the last bits of each sum, always towards zero. So they only add up a single
-        // product, small parts first.
-        float few[4] = {};
-        multiply_add(Number{}, few, lower, b[0][n][first], b[0][n][first + 1]);
-        multiply_add(Number{}, few, upper, b[1][n][first], b[1][n][first + 1]);
-        multiply_add(Number{}, few, upper, b[0][n][first], b[0][n][first + 1]);
-        CELLERATE_UNROLL
-        for (int part = 0; part < 4; ++part) sum[n][part] += few[part];
-      }
-    } else {
-      CELLERATE_UNROLL
-      for (int n = 0; n < count; ++n) {
-        multiply_add(Number{}, sum[n], words.of, b[0][n][first], b[0][n][first + 1]);
-      }
-    }
-  }
-
- private:
-  // If `some` of `all` are chosen, evenly spread: how many of the first n are.
-  CELLERATE_DEVICE static constexpr int chosen(int n, int all, int some) { return n * some / all; }
-  CELLERATE_DEVICE static constexpr bool is_streamed(int use) {
-    return chosen(use + 1, kCount, kStreamed) > chosen(use, kCount, kStreamed);
-  }
-  // `near` counts the uses that are not streamed.
-  CELLERATE_DEVICE static constexpr bool is_shared(int near) {
-    constexpr int kNear = kCount - kStreamed;
-    return chosen(near + 1, kNear, Tiers::kShared) > chosen(near, kNear, Tiers::kShared);
-  }
-  // The use that takes the n-th weights from global memory.
-  CELLERATE_DEVICE static constexpr int streamed_use(int n) {
-    return kStreamed == 0 ? 0 : ((n + 1) * kCount + kStreamed - 1) / kStreamed - 1;
-  }
-  CELLERATE_DEVICE static void round(Words& words) {
-    CELLERATE_UNROLL
-    for (int part = 0; part < 4; ++part) words.of[part] = bits_of(upper_part(from_bits(words.of[part])));
-  }
-  CELLERATE_DEVICE const Words* at(int use) const {
-    return packed_ + (use / tiles * block_tiles + use % tiles) * 32;
-  }
-  CELLERATE_DEVICE Words take(int use) {
-    const int streamed = chosen(use, kCount, kStreamed), near = use - streamed;
-    if (is_streamed(use)) {
-      if constexpr (kAhead > 0) {
-        Words& place = ahead_[streamed % kAhead];
-        Words words = place;
-        if constexpr (Layout<Number>::kRounds) round(words);
-        const int later = streamed + kAhead;
-        if (later < kStreamed) load_words(place.of, at(streamed_use(later)));
-        return words;
-      }
-    }
-    const int in_shared = chosen(near, kCount - kStreamed, Tiers::kShared);
-    return is_shared(near) ? shared_[in_shared * threads] : own_[near - in_shared];
-  }
-
-  const Words* packed_;
-  Words* shared_;
-  Words own_[kRegisters];
-  Words ahead_[kAhead > 0 ? kAhead : 1];
 };
 
 // A thread's place in its block, and the first row and unit that its block and cluster own.
@@ -268,11 +112,11 @@ CELLERATE_DEVICE UnitGates gates_of_unit(const float (&mine)[4], int lane) {
   return {{mine[0], low, mine[2], high}};
 }
 
-// Makes the barriers of the even and the odd steps; on return, the barriers of all blocks of the cluster exist.
-CELLERATE_DEVICE void make_barriers(Barrier (&arrived)[2]) {
+// Makes barriers; on return, those of all blocks of the cluster exist.
+template <int count>
+CELLERATE_DEVICE void make_barriers(Barrier (&barriers)[count]) {
   if (thread_index() == 0) {
-    init_barrier(arrived[0]);
-    init_barrier(arrived[1]);
+    for (int n = 0; n < count; ++n) init_barrier(barriers[n]);
     publish_barriers();
   }
   sync_cluster();

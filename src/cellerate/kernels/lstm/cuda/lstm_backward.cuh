@@ -42,17 +42,29 @@ struct BackwardShared {
     Number of[4];
   };
   using Tile = Sums[32];
+  // Tiles of all rows, those of each turn together, because they are sent together.
+  template <int unit_tiles>
+  struct Tiles {
+    Tile tiles[unit_tiles * P::kTiles];
+
+    // The tiles of the rows of a turn.
+    template <class Turn>
+    CELLERATE_DEVICE Tile* of(Turn, int unit_tile) {
+      return tiles + Turn::kFirstTile * unit_tiles + unit_tile * Turn::kTiles;
+    }
+  };
 
   // The parts of the gradient of h that the blocks of the cluster have sent, for this step and for the next.
-  alignas(128) Tile come[2][P::kBlocks][kOwnTiles][P::kTiles];
-  Tile sent[2][kBlockTiles][P::kTiles];
+  alignas(128) Tiles<P::kBlocks * kOwnTiles> come[2];
+  Tiles<kBlockTiles> sent[2];
   // The gradients of the gates of this block's units in the form that the matrix units take, (rows, 4, kBlockUnits),
   // ordered by `in_gates`.
   alignas(128) Number d_gates[Layout<Number>::kSplit][P::kRows * 4 * P::kBlockUnits];
   // With a mask for each gate: the masks of all units, (4, kUnits, rows). For many units there is no room for floats.
   static constexpr bool kMasksShared = P::kDropped && (sizeof(Number) < 4 || P::kBlockUnits == 32);
   Number dropout[kMasksShared ? 4 * P::kUnits * P::kRows : 1];
-  Barrier arrived[2];
+  // That the parts have arrived: for each turn that of the even and that of the odd steps.
+  Barrier arrived[2 * P::kTurns];
   // The weights for which there are no registers.
   static constexpr int kProducts = 4 * P::kBlockUnits / Layout<Number>::kProduct;  // over a block's gates
   using Weights = gpu::Weights<Number, typename P::Tiers, P::kThreads, kProducts, kUnitTiles, kBlockTiles>;
@@ -69,6 +81,8 @@ class BackwardBlock {
   static constexpr int kProducts = BackwardShared<P>::kProducts;
   static constexpr bool kMasksShared = BackwardShared<P>::kMasksShared;
   static constexpr int kGateNumbers = P::kRows * 4 * P::kBlockUnits;
+  static_assert(P::kTurns == 1 || BackwardShared<P>::Weights::kReusable);
+  static_assert(!P::kWide);
 
  public:
   CELLERATE_DEVICE explicit BackwardBlock(const BackwardArguments<Number>& in)
@@ -81,32 +95,41 @@ class BackwardBlock {
   CELLERATE_DEVICE void run() {
     load_weights();
     begin();
-    read_ahead(in_.steps - 1);
+    each_turn<P>([&](auto turn) { read_ahead(turn, in_.steps - 1); });
     weights_.read_ahead();
     for (int done = 0; done < in_.steps; ++done) {
-      const int step = in_.steps - 1 - done, now = done & 1, next = now ^ 1;
-      if (done > 0) collect(done, now);
-      if (here_.thread == 0) expect_bytes(shared_.arrived[next], static_cast<int>(sizeof shared_.come[next]));
-      CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) retreat(step, tile);
-      if (step > 0) read_ahead(step - 1);
-      sync_block();
-      multiply(next);
-      order_before_copies();
-      sync_block();
-      for_each_block(here_, [&](int block) {
-        copy_to_block(block, shared_.come[next][here_.rank], shared_.sent[next][block * kOwnTiles],
-                      sizeof shared_.come[next][0], shared_.arrived[next]);
-      });
-      if (step > 0) weights_.read_ahead();
+      each_turn<P>([&](auto turn) { take(turn, done); });
     }
-    collect(in_.steps, in_.steps & 1);
+    each_turn<P>([&](auto turn) { collect(turn, in_.steps); });
     finish();
     // No block may end while a copy from it is on its way.
     sync_cluster();
   }
 
  private:
+  // Goes back through a step of the rows of a turn; `done` steps were done before.
+  template <class Turn>
+  CELLERATE_DEVICE void take(Turn turn, int done) {
+    const int step = in_.steps - 1 - done, next = ~done & 1;
+    Barrier& arrives = shared_.arrived[2 * Turn::kIndex + next];
+    constexpr int kSent =
+        kOwnTiles * Turn::kTiles * static_cast<int>(sizeof(typename BackwardShared<P>::Tile));
+    if (done > 0) collect(turn, done);
+    if (here_.thread == 0) expect_bytes(arrives, P::kBlocks * kSent);
+    CELLERATE_UNROLL
+    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) retreat(step, tile);
+    if (step > 0) read_ahead(turn, step - 1);
+    sync_block();
+    multiply(turn, next);
+    order_before_copies();
+    sync_block();
+    for_each_block(here_, [&](int block) {
+      copy_to_block(block, shared_.come[next].of(turn, here_.rank * kOwnTiles),
+                    shared_.sent[next].of(turn, block * kOwnTiles), kSent, arrives);
+    });
+    if (step > 0) weights_.read_ahead();
+  }
+
   // A warp has 16 units in two rows of each tile.
   CELLERATE_DEVICE int row_in_tile() const { return here_.warp % 4 * 2 + here_.lane / 16; }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
@@ -160,9 +183,10 @@ class BackwardBlock {
   }
 
   // Starts to read from memory what a step needs, one step ahead.
-  CELLERATE_DEVICE void read_ahead(int step) {
+  template <class Turn>
+  CELLERATE_DEVICE void read_ahead(Turn, int step) {
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
       if (!inside_[tile]) continue;
       gates_[tile].read(in_.gates + 4 * at(tile, step));
       c_before_[tile] = step > 0            ? in_.cells[at(tile, step - 1)]
@@ -176,18 +200,20 @@ class BackwardBlock {
   }
 
   // Adds up what the blocks have sent for this block's units.
-  CELLERATE_DEVICE void collect(int done, int now) {
-    wait_for(shared_.arrived[now], ((done - 1) >> 1) & 1);
+  template <class Turn>
+  CELLERATE_DEVICE void collect(Turn turn, int done) {
+    const int now = done & 1;
+    wait_for(shared_.arrived[2 * Turn::kIndex + now], ((done - 1) >> 1) & 1);
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = 0; tile < Turn::kTiles; ++tile) {
       float sum = 0.0f;
       CELLERATE_UNROLL
       for (int block = 0; block < P::kBlocks; ++block) {
-        const auto& from = shared_.come[now][block][block_unit_ / 16][tile];
+        const auto& from = shared_.come[now].of(turn, block * kOwnTiles + block_unit_ / 16)[tile];
         sum += widen(
             from[in_sums(block_unit_ % 8, here_.warp % 4)].of[block_unit_ / 8 % 2 * 2 + here_.lane / 16]);
       }
-      d_h_[tile] += sum;
+      d_h_[Turn::kFirstTile + tile] += sum;
     }
   }
 
@@ -242,19 +268,20 @@ class BackwardBlock {
   }
 
   // This block's part of the gradient of the previous h of all units: weights · d_gates.
-  CELLERATE_DEVICE void multiply(int next) {
+  template <class Turn>
+  CELLERATE_DEVICE void multiply(Turn turn, int next) {
     const int group = here_.lane / 4, quarter = here_.lane % 4;
-    float sums[kUnitTiles][P::kTiles][4] = {};
+    float sums[kUnitTiles][Turn::kTiles][4] = {};
     CELLERATE_UNROLL
     for (int gate = 0; gate < 4; ++gate) {
       if constexpr (P::kDropped) {
-        float of_gate[kUnitTiles][P::kTiles][4] = {};
-        multiply_gate(gate, of_gate);
-        each_tile([&](int unit_tile, int tile) {
+        float of_gate[kUnitTiles][Turn::kTiles][4] = {};
+        multiply_gate(turn, gate, of_gate);
+        each_tile(turn, [&](int unit_tile, int tile) {
           CELLERATE_UNROLL
           for (int part = 0; part < 4; ++part) {
             const int unit = this->unit_tile(unit_tile) * 16 + (part >> 1) * 8 + group;
-            const int r = tile * 8 + quarter * 2 + (part & 1);
+            const int r = Turn::kFirstRow + tile * 8 + quarter * 2 + (part & 1);
             const float scale = kMasksShared
                                     ? widen(shared_.dropout[(gate * P::kUnits + unit) * P::kRows + r])
                                     : dropout(gate, unit, r);
@@ -262,36 +289,37 @@ class BackwardBlock {
           }
         });
       } else {
-        multiply_gate(gate, sums);
+        multiply_gate(turn, gate, sums);
       }
     }
-    each_tile([&](int unit_tile, int tile) {
+    each_tile(turn, [&](int unit_tile, int tile) {
       typename BackwardShared<P>::Sums narrowed;
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) narrow(sums[unit_tile][tile][part], narrowed.of[part]);
-      shared_.sent[next][this->unit_tile(unit_tile)][tile][in_sums(group, quarter)] = narrowed;
+      shared_.sent[next].of(turn, this->unit_tile(unit_tile))[tile][in_sums(group, quarter)] = narrowed;
     });
   }
-  template <class Work>
-  CELLERATE_DEVICE static void each_tile(const Work& work) {
+  template <class Turn, class Work>
+  CELLERATE_DEVICE static void each_tile(Turn, const Work& work) {
     CELLERATE_UNROLL
     for (int unit_tile = 0; unit_tile < kUnitTiles; ++unit_tile) {
       CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) work(unit_tile, tile);
+      for (int tile = 0; tile < Turn::kTiles; ++tile) work(unit_tile, tile);
     }
   }
   // The part that comes from one gate.
-  CELLERATE_DEVICE void multiply_gate(int gate, float (&sums)[kUnitTiles][P::kTiles][4]) {
+  template <class Turn>
+  CELLERATE_DEVICE void multiply_gate(Turn, int gate, float (&sums)[kUnitTiles][Turn::kTiles][4]) {
     constexpr int kPairs = kProducts / 4 / 2;
     CELLERATE_UNROLL
     for (int pair = gate * kPairs; pair < (gate + 1) * kPairs; ++pair) {
-      unsigned parts[L::kSplit][P::kTiles][4];
+      unsigned parts[L::kSplit][Turn::kTiles][4];
       CELLERATE_UNROLL
       for (int split = 0; split < L::kSplit; ++split) {
         CELLERATE_UNROLL
-        for (int tile = 0; tile < P::kTiles; ++tile) {
-          const int from =
-              in_gates(tile * 8 + here_.lane % 8, pair * 2 * L::kProduct + here_.lane / 8 * L::kChunk);
+        for (int tile = 0; tile < Turn::kTiles; ++tile) {
+          const int from = in_gates(Turn::kFirstRow + tile * 8 + here_.lane % 8,
+                                    pair * 2 * L::kProduct + here_.lane / 8 * L::kChunk);
           load_matrices(parts[split][tile], shared_.d_gates[split] + from);
         }
       }

@@ -33,19 +33,20 @@ struct ForwardArguments {
 template <class P>
 struct ForwardShared {
   using Number = typename P::Number;
-  using Panel = Number[P::kRows * kPanelUnits];  // by `in_panel`
   // h is sent in the form that the matrix units take; but if masks multiply it first, the receiver splits it.
   static constexpr int kParts = P::kDropped ? 1 : Layout<Number>::kSplit;
 
-  // The h of all units, of this step and of the next.
-  alignas(128) Panel h[2][P::kPanels][kParts];
+  // The h of all units, of this step and of the next, ordered by `in_panel`. Wide products need it at the beginning
+  // of the shared memory.
+  alignas(128) Panels<P, P::kPanels, kParts> h[2];
   // What this block sends, and what it writes if that differs: for the even steps and for the odd ones.
-  Panel sent[2][P::kBlockPanels][kParts];
-  Panel state[2][P::kBlockPanels];   // not used if `sent` is the same
-  Panel output[2][P::kBlockPanels];  // not used if the state is the same
+  Panels<P, P::kBlockPanels, kParts> sent[2];
+  Panels<P, P::kBlockPanels, 1> state[2];   // not used if `sent` is the same
+  Panels<P, P::kBlockPanels, 1> output[2];  // not used if the state is the same
   // With a mask for each gate: the masks of all units, (4, kPanels) panels.
   Number dropout[P::kDropped ? 4 * P::kPanels * P::kRows * kPanelUnits : 1];
-  Barrier arrived[2];
+  // That h has arrived: for each turn that of the even and that of the odd steps.
+  Barrier arrived[2 * P::kTurns];
   // With a mask for each gate: the sums of all gates, units and rows.
   float sums[P::kDropped ? 4 * P::kBlockUnits * P::kRows : 1];
   // The weights for which there are no registers.
@@ -60,11 +61,12 @@ class ForwardBlock {
   using Number = typename P::Number;
   using L = Layout<Number>;
   static constexpr int kProducts = ForwardShared<P>::kProducts;
-  static constexpr int kNumbers = P::kRows * kPanelUnits;  // of a panel of h
   static constexpr int kParts = ForwardShared<P>::kParts;
   // Whether the panel that is sent does not hold plain h, because h is split or rounded.
   static constexpr bool kOwnState = !P::kDropped && (L::kSplit == 2 || L::kRounds);
   static constexpr bool kOwnOutput = P::kMasked;
+  static_assert(P::kTurns == 1 || ForwardShared<P>::Weights::kReusable);
+  static_assert(!P::kWide || (!P::kDropped && L::kSplit == 1 && P::kWarps % 4 == 0));
 
  public:
   CELLERATE_DEVICE explicit ForwardBlock(const ForwardArguments<Number>& in)
@@ -77,31 +79,9 @@ class ForwardBlock {
   CELLERATE_DEVICE void run() {
     load_weights();
     begin();
-    read_ahead(0);
+    each_turn<P>([&](auto turn) { read_ahead(turn, 0); });
     for (int step = 0; step < in_.steps; ++step) {
-      const int now = step & 1, next = now ^ 1;
-      if (step > 0) wait_for(shared_.arrived[now], ((step - 1) >> 1) & 1);
-      const bool last = step + 1 == in_.steps;
-      if (here_.thread == 0 && !last) {
-        expect_bytes(shared_.arrived[next], P::kBlocks * static_cast<int>(sizeof shared_.sent[0]));
-      }
-      float sums[P::kTiles][4] = {};
-      multiply(now, sums);
-      if constexpr (P::kDropped) stage(sums);
-      CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) advance(next, tile, gates_of(sums[tile], tile));
-      order_before_copies();
-      sync_block();
-      if (!last) {
-        for_each_block(here_, [&](int block) {
-          copy_to_block(block, shared_.h[next][here_.rank * P::kBlockPanels], shared_.sent[next],
-                        sizeof shared_.sent[0], shared_.arrived[next]);
-        });
-      }
-      // Only after the copies have started does memory get other work: the fence before them might wait for it.
-      if (!last) read_ahead(step + 1);
-      keep(step);
-      write(step, next);
+      each_turn<P>([&](auto turn) { take(turn, step); });
     }
     finish();
     // No block may end while another may still send to it or read from it.
@@ -109,6 +89,38 @@ class ForwardBlock {
   }
 
  private:
+  // Computes a step of the rows of a turn.
+  template <class Turn>
+  CELLERATE_DEVICE void take(Turn turn, int step) {
+    const int now = step & 1, next = now ^ 1;
+    Barrier& arrived = shared_.arrived[2 * Turn::kIndex + now];
+    Barrier& arrives = shared_.arrived[2 * Turn::kIndex + next];
+    constexpr int kSent =
+        P::kBlockPanels * kParts * Turn::kRows * kPanelUnits * static_cast<int>(sizeof(Number));
+    if (step > 0) wait_for(arrived, ((step - 1) >> 1) & 1);
+    const bool last = step + 1 == in_.steps;
+    if (here_.thread == 0 && !last) expect_bytes(arrives, P::kBlocks * kSent);
+    float sums[Turn::kTiles][4] = {};
+    multiply(turn, now, sums);
+    if constexpr (P::kDropped) stage(turn, sums);
+    CELLERATE_UNROLL
+    for (int tile = 0; tile < Turn::kTiles; ++tile) {
+      advance(turn, next, tile, gates_of(sums[tile], Turn::kFirstTile + tile));
+    }
+    order_before_copies();
+    sync_block();
+    if (!last) {
+      for_each_block(here_, [&](int block) {
+        copy_to_block(block, shared_.h[next].of(turn, here_.rank * P::kBlockPanels),
+                      shared_.sent[next].of(turn, 0), kSent, arrives);
+      });
+    }
+    // Only after the copies have started does memory get other work: the fence before them might wait for it.
+    if (!last) read_ahead(turn, step + 1);
+    keep(turn, step);
+    write(turn, step, next);
+  }
+
   // The row that this thread computes in each tile.
   CELLERATE_DEVICE int row_in_tile() const { return 2 * (here_.lane & 3) + ((here_.lane >> 2) & 1); }
   CELLERATE_DEVICE int row(int tile) const { return tile * 8 + row_in_tile(); }
@@ -125,20 +137,9 @@ class ForwardBlock {
 
   // Fills h with the initial states of all units, and loads the states of this thread.
   CELLERATE_DEVICE void begin() {
-    for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
-      const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
-      const int b = here_.first_row + r, unit = panel * kPanelUnits + u;
-      const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
-      const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
-      store_h(h, shared_.h[0][panel][0] + in_panel<Number>(r, u));
-      if constexpr (P::kDropped) {
-        for (int gate = 0; gate < 4; ++gate) {
-          const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
-          const float scale = b < in_.batch && unit < in_.units ? in_.recurrent_dropout[from] : 0.0f;
-          narrow(scale, dropout(gate, panel)[in_panel<Number>(r, u)]);
-        }
-      }
-    }
+    each_turn<P>([&](auto turn) { begin_h(turn); });
+    // Wide products read h as copies do.
+    if constexpr (P::kWide) order_before_copies();
     CELLERATE_UNROLL
     for (int tile = 0; tile < P::kTiles; ++tile) {
       const int b = here_.first_row + row(tile);
@@ -150,60 +151,100 @@ class ForwardBlock {
     }
     make_barriers(shared_.arrived);
   }
+  template <class Turn>
+  CELLERATE_DEVICE void begin_h(Turn turn) {
+    constexpr int kNumbers = Turn::kRows * kPanelUnits;
+    for (int n = here_.thread; n < P::kPanels * kNumbers; n += P::kThreads) {
+      const int panel = n / kNumbers, r = n % kNumbers / kPanelUnits, u = n % kPanelUnits;
+      const int b = here_.first_row + Turn::kFirstRow + r, unit = panel * kPanelUnits + u;
+      const bool there = in_.h0 != nullptr && b < in_.batch && unit < in_.units;
+      const float h = there ? widen(in_.h0[static_cast<long>(b) * in_.units + unit]) : 0.0f;
+      store_h(turn, h, shared_.h[0].of(turn, panel) + in_panel<Number>(r, u));
+      if constexpr (P::kDropped) {
+        for (int gate = 0; gate < 4; ++gate) {
+          const long from = (static_cast<long>(gate) * in_.batch + b) * in_.units + unit;
+          const float scale = b < in_.batch && unit < in_.units ? in_.recurrent_dropout[from] : 0.0f;
+          narrow(scale, dropout(turn, gate, panel)[in_panel<Number>(r, u)]);
+        }
+      }
+    }
+  }
 
-  CELLERATE_DEVICE static void store_h(float h, Number* to) {
+  template <class Turn>
+  CELLERATE_DEVICE static void store_h(Turn, float h, Number* to) {
     if constexpr (P::kDropped) {
       narrow(h, *to);
     } else {
-      store_split(h, to, kNumbers);
+      store_split(h, to, Turn::kRows * kPanelUnits);
     }
   }
-  CELLERATE_DEVICE Number* dropout(int gate, int panel) {
-    return shared_.dropout + (gate * P::kPanels + panel) * kNumbers;
+  // The masks of a gate for the rows of a turn and the units of a panel.
+  template <class Turn>
+  CELLERATE_DEVICE Number* dropout(Turn, int gate, int panel) {
+    return shared_.dropout + ((gate * P::kPanels + panel) * P::kRows + Turn::kFirstRow) * kPanelUnits;
   }
 
   // Starts to read from memory what a step needs, one step ahead.
-  CELLERATE_DEVICE void read_ahead(int step) {
+  template <class Turn>
+  CELLERATE_DEVICE void read_ahead(Turn, int step) {
     weights_.read_ahead();
+    constexpr int kFirst = Turn::kFirstTile, kEnd = kFirst + Turn::kTiles;
     // Reads all ids before the first is needed.
-    int id[P::kTiles];
+    int id[Turn::kTiles];
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
-      id[tile] = in_.ids != nullptr && inside_[tile] ? in_.ids[at(tile, step)] : 0;
+    for (int tile = kFirst; tile < kEnd; ++tile) {
+      id[tile - kFirst] = in_.ids != nullptr && inside_[tile] ? in_.ids[at(tile, step)] : 0;
     }
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = kFirst; tile < kEnd; ++tile) {
       if (!inside_[tile]) continue;
       long from = at(tile, step);
       if constexpr (P::kMasked) mask_[tile].read(in_.mask + from);
       // The caller checks ids; if one is wrong all the same, it must not read beyond the table.
-      const int most = in_.vocabulary - 1;
-      if (in_.ids != nullptr) from = id[tile] < 0 ? 0 : id[tile] < most ? id[tile] : most;
+      const int most = in_.vocabulary - 1, given = id[tile - kFirst];
+      if (in_.ids != nullptr) from = given < 0 ? 0 : given < most ? given : most;
       projected_[tile].read(in_.projected + (from * in_.units + unit_) * 4);
     }
   }
 
   // weights · h.
-  CELLERATE_DEVICE void multiply(int now, float (&sums)[P::kTiles][4]) {
+  template <class Turn>
+  CELLERATE_DEVICE void multiply(Turn turn, int now, float (&sums)[Turn::kTiles][4]) {
+    if constexpr (P::kWide) {
+      begin_wide_products(sums);
+      CELLERATE_UNROLL
+      for (int product = 0; product < kProducts; ++product) {
+        // Panels of a turn lie together, too.
+        const int unit = product * L::kProduct, panel = unit / kPanelUnits;
+        multiply_add_wide(sums, weights_.in_registers(product, 0).of, shared_.h[now].of(turn, 0),
+                          panel * Turn::kRows * kPanelUnits + unit % kPanelUnits);
+      }
+      finish_wide_products(sums);
+    } else {
+      multiply_by_warps(turn, now, sums);
+    }
+  }
+  template <class Turn>
+  CELLERATE_DEVICE void multiply_by_warps(Turn turn, int now, float (&sums)[Turn::kTiles][4]) {
     // Even and odd products have separate sums, so that none waits for the one before. Split numbers do not need
     // that. With many tiles and warps, others work meanwhile, and the registers are worth more.
-    constexpr bool kAlternates = L::kSplit == 1 && P::kTiles * P::kWarps < 32;
-    float other[P::kTiles][4] = {};
+    constexpr bool kAlternates = L::kSplit == 1 && Turn::kTiles * P::kWarps < 32;
+    float other[Turn::kTiles][4] = {};
     constexpr int kPairUnits = 2 * L::kProduct;
     CELLERATE_UNROLL
     for (int pair = 0; pair < kProducts / 2; ++pair) {
       const int panel = pair * kPairUnits / kPanelUnits, first = pair * kPairUnits % kPanelUnits;
-      unsigned parts[L::kSplit][P::kTiles][4];
+      unsigned parts[L::kSplit][Turn::kTiles][4];
       CELLERATE_UNROLL
-      for (int tile = 0; tile < P::kTiles; ++tile) {
+      for (int tile = 0; tile < Turn::kTiles; ++tile) {
         const int from = in_panel<Number>(tile * 8 + here_.lane % 8, first + here_.lane / 8 * L::kChunk);
         CELLERATE_UNROLL
         for (int part = 0; part < kParts; ++part) {
-          load_matrices(parts[part][tile], shared_.h[now][panel][part] + from);
+          load_matrices(parts[part][tile], shared_.h[now].of(turn, panel, part) + from);
         }
         if constexpr (P::kDropped) {
           unsigned scales[4];
-          load_matrices(scales, dropout(here_.warp % 4, panel) + from);
+          load_matrices(scales, dropout(turn, here_.warp % 4, panel) + from);
           CELLERATE_UNROLL
           for (int n = 0; n < 4; ++n)
             parts[0][tile][n] = multiply_each(Number{}, parts[0][tile][n], scales[n]);
@@ -217,21 +258,22 @@ class ForwardBlock {
       weights_.multiply(2 * pair + 1, 0, parts, kAlternates ? other : sums);
     }
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = 0; tile < Turn::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) sums[tile][part] += other[tile][part];
     }
   }
 
   // With a mask for each gate, four warps have the gates of a unit; this passes their sums through shared memory.
-  CELLERATE_DEVICE void stage(const float (&sums)[P::kTiles][4]) {
+  template <class Turn>
+  CELLERATE_DEVICE void stage(Turn, const float (&sums)[Turn::kTiles][4]) {
     const int gate = here_.warp % 4;
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = 0; tile < Turn::kTiles; ++tile) {
       CELLERATE_UNROLL
       for (int part = 0; part < 4; ++part) {
         const int unit = here_.warp / 4 * 16 + here_.lane / 4 + (part >> 1) * 8;
-        const int r = tile * 8 + 2 * (here_.lane % 4) + (part & 1);
+        const int r = Turn::kFirstRow + tile * 8 + 2 * (here_.lane % 4) + (part & 1);
         shared_.sums[(gate * P::kBlockUnits + unit) * P::kRows + r] = sums[tile][part];
       }
     }
@@ -248,8 +290,11 @@ class ForwardBlock {
   }
 
   // Computes a step of this thread's unit in one row, and puts the results where they are sent and written from.
-  CELLERATE_DEVICE void advance(int next, int tile, UnitGates z) {
+  //   tile_of_turn: the row's tile, counted from the first of the turn.
+  template <class Turn>
+  CELLERATE_DEVICE void advance(Turn turn, int next, int tile_of_turn, UnitGates z) {
     constexpr Activation kGate = P::kRecurrentActivation, kValue = P::kActivation;
+    const int tile = Turn::kFirstTile + tile_of_turn;
     Number projected[4];
     projected_[tile].take(projected);
     CELLERATE_UNROLL
@@ -270,16 +315,16 @@ class ForwardBlock {
       h_[tile] = inside_[tile] ? h : 0.0f;
     }
     const int panel = block_unit_ / kPanelUnits;
-    const int place = in_panel<Number>(row(tile), block_unit_ % kPanelUnits);
-    store_h(h_[tile], shared_.sent[next][panel][0] + place);
-    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next][panel][place]);
+    const int place = in_panel<Number>(row(tile_of_turn), block_unit_ % kPanelUnits);
+    store_h(turn, h_[tile], shared_.sent[next].of(turn, panel) + place);
+    if constexpr (kOwnState) narrow(h_[tile], shared_.state[next].of(turn, panel)[place]);
     if constexpr (P::kMasked) {
       if (live || in_.masked_output == MaskedOutput::kPreviousState) {
         output_[tile] = h_[tile];
       } else if (in_.masked_output == MaskedOutput::kZero) {
         output_[tile] = 0.0f;
       }
-      narrow(output_[tile], shared_.output[next][panel][place]);
+      narrow(output_[tile], shared_.output[next].of(turn, panel)[place]);
     }
     narrow(i.kept, gates_[tile].of[0]);
     narrow(f.kept, gates_[tile].of[1]);
@@ -288,9 +333,10 @@ class ForwardBlock {
   }
 
   // Writes what backward needs to know about a step.
-  CELLERATE_DEVICE void keep(int step) {
+  template <class Turn>
+  CELLERATE_DEVICE void keep(Turn, int step) {
     CELLERATE_UNROLL
-    for (int tile = 0; tile < P::kTiles; ++tile) {
+    for (int tile = Turn::kFirstTile; tile < Turn::kFirstTile + Turn::kTiles; ++tile) {
       if (in_.gates == nullptr || !inside_[tile]) continue;
       const long n = at(tile, step) * in_.units + unit_;
       *reinterpret_cast<Gates<Number>*>(in_.gates + 4 * n) = gates_[tile];
@@ -299,19 +345,23 @@ class ForwardBlock {
   }
 
   // Writes the outputs and states of a step, 16 bytes at once.
-  CELLERATE_DEVICE void write(int step, int next) {
+  template <class Turn>
+  CELLERATE_DEVICE void write(Turn turn, int step, int next) {
     CELLERATE_UNROLL
     for (int panel = 0; panel < P::kBlockPanels; ++panel) {
-      const Number* state = kOwnState ? shared_.state[next][panel] : shared_.sent[next][panel][0];
-      const Number* output = kOwnOutput ? shared_.output[next][panel] : state;
+      const Number* state =
+          kOwnState ? shared_.state[next].of(turn, panel) : shared_.sent[next].of(turn, panel);
+      const Number* output = kOwnOutput ? shared_.output[next].of(turn, panel) : state;
       const int first = here_.first_unit + panel * kPanelUnits;
-      if (in_.outputs != nullptr) write_panel(in_.outputs, step, first, output);
-      if (in_.states != nullptr) write_panel(in_.states, step, first, state);
+      if (in_.outputs != nullptr) write_panel(turn, in_.outputs, step, first, output);
+      if (in_.states != nullptr) write_panel(turn, in_.states, step, first, state);
     }
   }
-  CELLERATE_DEVICE void write_panel(Number* to, int step, int first_unit, const Number* panel) const {
-    for (int n = here_.thread; n < kNumbers / L::kChunk; n += P::kThreads) {
-      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk, b = here_.first_row + r;
+  template <class Turn>
+  CELLERATE_DEVICE void write_panel(Turn, Number* to, int step, int first_unit, const Number* panel) const {
+    for (int n = here_.thread; n < Turn::kRows * L::kRowChunks; n += P::kThreads) {
+      const int r = n / L::kRowChunks, unit = n % L::kRowChunks * L::kChunk;
+      const int b = here_.first_row + Turn::kFirstRow + r;
       if (b >= in_.batch || first_unit + unit >= in_.units) continue;
       Number* there = to + (static_cast<long>(b) * in_.steps + step) * in_.units + first_unit + unit;
       const Number* from = panel + in_panel<Number>(r, unit);

@@ -4,8 +4,8 @@ This is arithmetic about sizes; it needs neither a GPU nor a compiler.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from cellerate.errors import ConfigError
 from cellerate.kernels.cuda import sources
@@ -17,8 +17,18 @@ Direction = Literal["forward", "backward"]
 _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 ROWS = (8, 16, 24, 32, 40)
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"turns": 1, "wide": False},
+    "turns": {"turns": 2, "wide": False},
+    "wide": {"turns": 1, "wide": True},
+    "wide turns": {"turns": 2, "wide": True},
+}
+"""How a recurrence may be computed; see `Variant`. Which is the fastest differs by size, so it is measured."""
 # Of each precision: bytes per number, and how many numbers each is split into for the matrix units.
 NUMBER_BYTES = {"bfloat16": (2, 1), "float16": (2, 1), "float32": (4, 2), "tf32": (4, 1)}
+# Rows of a product of a warp.
+_TILE_ROWS = 8
+_BARRIER_BYTES = 8
 # A product of a warp takes 32 bytes of each of 16 rows of weights: 16 bytes, or 4 registers, per thread.
 PRODUCT_BYTES = 32
 WORDS_BYTES = 16
@@ -32,7 +42,7 @@ _FEWEST_PRODUCTS_IN_REGISTERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Tiers:
-    """For how many products a warp's weights lie where; `Weights` of lstm.cuh mixes the three over the order of use.
+    """For how many products a warp's weights lie where; `Weights` of operands.cuh mixes all over the order of use.
 
     Attributes:
         registers: In registers.
@@ -80,6 +90,9 @@ class Variant:
         recurrent_activation: One of `spec.ACTIVATIONS`.
         masked: Whether there is a mask.
         dropped: Whether h is multiplied by a separate mask for each gate (recurrent_dropout).
+        turns: 1, or 2 if the rows are cut into halves that take turns: one is computed while what the other sends is
+            on its way.
+        wide: Whether four warps make a product together, which reads h from shared memory, once for all of them.
 
     Raises:
         ConfigError: There is no such kernel.
@@ -93,6 +106,8 @@ class Variant:
     recurrent_activation: str = "sigmoid"
     masked: bool = False
     dropped: bool = False
+    turns: int = 1
+    wide: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in NUMBER_BYTES:
@@ -104,6 +119,8 @@ class Variant:
             )
         if self.rows not in ROWS:
             raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
+        if self.turns not in (1, 2):
+            raise ConfigError(f"turns is {self.turns}; expected 1 or 2.")
         for name in ("activation", "recurrent_activation"):
             value = getattr(self, name)
             if value not in ACTIVATIONS:
@@ -113,6 +130,13 @@ class Variant:
     def name(self) -> str:
         """The name of the compiled function."""
         return f"cellerate_lstm_{self.direction}"
+
+    @property
+    def way(self) -> str:
+        """The one of `WAYS` in which it computes."""
+        return next(
+            way for way, options in WAYS.items() if options == {"turns": self.turns, "wide": self.wide}
+        )
 
     @property
     def source(self) -> str:
@@ -127,6 +151,8 @@ class Variant:
                 *(sources.activation(name) for name in (self.activation, self.recurrent_activation)),
                 str(self.masked).lower(),
                 str(self.dropped).lower(),
+                str(self.turns),
+                str(self.wide).lower(),
                 f"Tiers<{tiers.registers}, {tiers.shared}>",
             ]
         )
@@ -174,20 +200,36 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
     @property
     def fits(self) -> bool:
-        """Whether a block has enough shared memory, and enough registers for what it computes and some weights."""
-        return self.shared_bytes <= SHARED_BYTES and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
+        """Whether a block has enough shared memory, and enough registers for what it computes and some weights.
+
+        Turns use the weights twice in a step, so these must not come from global memory. Wide products take all of
+        them from registers.
+        """
+        tiers, tiles = self.tiers, self.rows // _TILE_ROWS
+        _, split = NUMBER_BYTES[self.precision]
+        return (
+            self.shared_bytes <= SHARED_BYTES
+            and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
+            and (self.turns == 1 or (tiles > 1 and tiers.streamed == 0))
+            and (not self.wide or (self.direction == "forward" and split == 1 and not self.dropped))
+            and (not self.wide or tiers.shared == tiers.streamed == 0)
+        )
 
     @property
     def _register_room(self) -> int:
         """For about how many products a thread has registers for weights; with more, the compiler spills some."""
         size, split = NUMBER_BYTES[self.precision]
-        # Registers for each tile of eight rows: the factors, the sums and the states.
-        each = 4 * split + self.masked
+        tiles = self.rows // _TILE_ROWS
+        # Registers for each tile of a turn, for factors and sums, and for each tile of all rows, for states and what
+        # is read ahead.
+        of_turn, of_all = 0 if self.wide else 4 * split, self.masked + size
         if self.direction == "forward":
-            each += 4 * split + size + 1 + 4 * self.dropped
+            of_turn += 4 if self.wide else 4 * split
+            of_all += 1 + 4 * self.dropped
         else:
-            each += 4 * self._unit_tiles * (2 if self.dropped else 1) + size + 6
-        others = 36 + 8 * (split - 1) + each * self.rows // 8
+            of_turn += 4 * self._unit_tiles * (2 if self.dropped else 1)
+            of_all += 6
+        others = 36 + 8 * (split - 1) + of_turn * -(-tiles // self.turns) + of_all * tiles
         return (min(255, _REGISTERS // self.threads) - others) // _WORDS_REGISTERS
 
     @property
@@ -215,9 +257,10 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
         if self.direction == "forward":
             parts = 1 if self.dropped else split
             sums = 4 * self.rows * self.block_units if self.dropped else 1
-            total = 2 * (self.blocks + 1) * parts * block + 4 * block + masks + 16 + 4 * sums
+            total = 2 * (self.blocks + 1) * parts * block + 4 * block + masks + 4 * sums
         else:
-            total = 4 * self.blocks * block + 4 * split * block + (masks if self._masks_shared else 8) + 16
+            total = 4 * self.blocks * block + 4 * split * block + (masks if self._masks_shared else 8)
+        total += _BARRIER_BYTES * 2 * self.turns
         return -(-total // WORDS_BYTES) * WORDS_BYTES
 
 
@@ -261,31 +304,42 @@ def packing(variant: Variant) -> Packing:
     return Packing(tuple(axes.values()), tuple(list(axes).index(name) for name in read.split()))
 
 
-def fitting(variant: Variant) -> list[Variant]:
-    """The variant with each number of rows that fits a block, in ascending order; 8 rows always fit."""
-    found = [dataclasses.replace(variant, rows=rows) for rows in ROWS]
+def fitting(variant: Variant, ways: Iterable[str] = ("plain",)) -> list[Variant]:
+    """The variant in some of the `WAYS`, with each number of rows that fits a block, in ascending order of rows.
+
+    In the way "plain", 8 rows always fit.
+    """
+    found = [dataclasses.replace(variant, rows=rows, **WAYS[way]) for rows in ROWS for way in ways]
     return [one for one in found if one.fits]
 
 
 def choose(
-    variant: Variant, batch: int, resident: Callable[[Variant], int], step_us: Callable[[Variant], float]
+    variant: Variant,
+    batch: int,
+    resident: Callable[[Variant], int],
+    step_us: Callable[[Variant], float],
+    ways: Iterable[str] = ("plain",),
 ) -> Variant:
-    """The variant with the number of rows that takes the least time for a batch.
+    """The variant with the number of rows, and in the way, that takes the least time for a batch.
 
-    Clusters that the GPU cannot run at once run in waves, one after the other. If one wave is enough, the fewest rows
-    are the fastest, and nothing has to be measured.
+    Clusters that the GPU cannot run at once run in waves, one after the other. Of equally many waves in the same way,
+    those of the fewest rows are the fastest, and if no other kernel is left, nothing has to be measured.
 
     Args:
-        variant: The variant, with any number of rows.
+        variant: The variant, with any number of rows and in any way.
         batch: B.
         resident: Gives how many clusters of a variant the GPU runs at once.
         step_us: Gives how long a step of a variant takes in a full wave, in microseconds.
+        ways: Those of `WAYS` to choose from.
     """
-    found = fitting(variant)
 
     def waves(one: Variant) -> int:
         return -(-clusters(one.rows, batch) // max(1, resident(one)))
 
-    if waves(found[0]) == 1:
+    fewest_rows: dict[tuple[int, bool, int], Variant] = {}
+    for one in fitting(variant, ways):
+        fewest_rows.setdefault((one.turns, one.wide, waves(one)), one)
+    found = list(fewest_rows.values())
+    if len(found) == 1:
         return found[0]
     return min(found, key=lambda one: (waves(one) * step_us(one), one.rows))

@@ -26,7 +26,7 @@ def variant_of(
     dropped: bool,
     device: int,
 ) -> Variant:
-    """The kernel for a call, with the fastest number of rows.
+    """The kernel for a call, with the fastest number of rows and in the fastest way.
 
     Args:
         direction: The forward or the backward recurrence.
@@ -55,8 +55,15 @@ def _chosen(variant: Variant, batch: int, device: int) -> Variant:
     def resident(one: Variant) -> int:
         return launch.resident(one, device)
 
+    # Whoever names these kernels gets the plain way even where it was not checked.
+    ways = ["plain", *(way for way in _others(variant) if selfcheck.failure(device, way) is None)]
     try:
-        return plan.choose(variant, batch, resident, lambda one: selfcheck.step_us(one, device))
+        return plan.choose(variant, batch, resident, lambda one: selfcheck.step_us(one, device), ways)
     except BackendError:
         # For example, there is no memory to measure in. The fewest waves are nearly the best choice.
         return plan.choose(variant, batch, resident, lambda one: 1.0)
+
+
+def _others(variant: Variant) -> list[str]:
+    """The ways beside the plain one in which there are kernels of the variant."""
+    return [way for way in plan.WAYS if way != "plain" and plan.fitting(variant, (way,))]

@@ -2,8 +2,8 @@
 
 It runs the kernels without a framework, on made-up numbers. `timing_cache` remembers the findings.
 
-`python -m cellerate.kernels.lstm.cuda.selfcheck [GPU]` checks the kernels and prints the worst error, as a share of
-the allowed error.
+`python -m cellerate.kernels.lstm.cuda.selfcheck [GPU [WAY]]` checks the kernels in one of `plan.WAYS` and prints the
+worst error, as a share of the allowed error.
 """
 
 import dataclasses
@@ -33,9 +33,10 @@ _TIMED_STEPS, _TIMED_LAUNCHES = 32, 10
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer to check. `CASES` cover every precision, both block sizes, the largest cluster, masks and dropout.
+    """A layer to check.
 
-    Forget gates near 1 over many steps show how good the GPU's approximations are.
+    In the plain way, `CASES` cover every precision, both block sizes, the largest cluster, masks and dropout; in the
+    others what differs there. Forget gates near 1 over many steps show how good the GPU's approximations are.
     """
 
     precision: str
@@ -46,43 +47,71 @@ class Case:
     steps: int = 5
     inputs: int = 3
     forget_bias: float = 0.0
+    rows: int = 8
 
-    def variant(self, direction: Direction) -> Variant:
-        """The layer's kernel, with 8 rows."""
+    def variant(self, direction: Direction, way: str = "plain") -> Variant:
+        """The layer's kernel in a way; in the plain one if there is none."""
         padded = plan.padded_units(self.units)
-        return Variant(direction, self.precision, padded, 8, masked=self.masked, dropped=self.dropped)
+        plain = Variant(
+            direction, self.precision, padded, self.rows, masked=self.masked, dropped=self.dropped
+        )
+        found = dataclasses.replace(plain, **plan.WAYS[way])
+        return found if found.fits else plain
 
 
-CASES = (
-    Case("bfloat16", 512),
-    Case("bfloat16", 64, steps=100, forget_bias=5.0),
-    Case("bfloat16", 72, masked=True, dropped=True),
-    Case("float16", 1000),
-    Case("float32", 136, masked=True),
-    Case("float32", 64, dropped=True),
-    Case("tf32", 96, masked=True),
-)
+CASES = {
+    "plain": (
+        Case("bfloat16", 512),
+        Case("bfloat16", 64, steps=100, forget_bias=5.0),
+        Case("bfloat16", 72, masked=True, dropped=True),
+        Case("float16", 1000),
+        Case("float32", 136, masked=True),
+        Case("float32", 64, dropped=True),
+        Case("tf32", 96, masked=True),
+    ),
+    # Halves of one and of two tiles, and clusters of which one is not full.
+    "turns": (
+        Case("bfloat16", 512, rows=16, batch=23, steps=40),
+        Case("float16", 72, rows=40, batch=41, masked=True, dropped=True),
+        Case("float32", 64, rows=24, batch=29, masked=True),
+    ),
+    "wide": (
+        Case("bfloat16", 512, rows=24, batch=31, steps=40),
+        Case("float16", 72, rows=8, masked=True),
+        Case("tf32", 96, rows=40, batch=41),
+    ),
+    "wide turns": (
+        Case("bfloat16", 512, rows=40, batch=47, steps=40),
+        Case("float16", 40, rows=24, batch=29),
+        Case("tf32", 64, rows=16, batch=23, masked=True),
+    ),
+}
 
 
 @functools.cache
-def failure(device: int) -> str | None:
+def failure(device: int, way: str = "plain") -> str | None:
     """Why the kernels cannot be trusted on a GPU, in words; None if their results are right.
 
     A separate process checks them, and is ended if it hangs. A check that passed is remembered and not repeated.
 
     Args:
         device: The GPU's number.
+        way: The one of `plan.WAYS` to check. Whether another can be trusted says nothing about it.
     """
+
+    def checked() -> dict[str, float]:
+        return {"worst": _checked_apart(device, way)}
+
     try:
-        timing_cache.measured(launch.gpu_name(device), "check", lambda: {"worst": _checked_apart(device)})
+        timing_cache.measured(launch.gpu_name(device), f"check of {way}", checked)
     except BackendError as error:
         return str(error)
     return None
 
 
-def _checked_apart(device: int) -> float:
+def _checked_apart(device: int, way: str) -> float:
     """The worst error, as a share of the allowed one. Raises `BackendError` if it is too large or the check fails."""
-    command = [sys.executable, "-m", "cellerate.kernels.lstm.cuda.selfcheck", str(device)]
+    command = [sys.executable, "-m", "cellerate.kernels.lstm.cuda.selfcheck", str(device), way]
     try:
         done = subprocess.run(  # noqa: S603 (our own program)
             command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
@@ -100,7 +129,7 @@ def _checked_apart(device: int) -> float:
     return worst
 
 
-def check(case: Case, device: int) -> float:
+def check(case: Case, device: int, way: str = "plain") -> float:
     """Runs both passes of a layer. Gives the largest error of results and gradients, as a share of the allowed one."""
     given = _given(case)
     done = reference.forward(**given)
@@ -114,7 +143,7 @@ def check(case: Case, device: int) -> float:
         "mask": given["mask"].astype(np.uint8) if case.masked else None,
         "recurrent_dropout": given.get("recurrent_dropout"),
     }
-    forward = case.variant("forward")
+    forward = case.variant("forward", way)
     projected = given["x"] @ given["kernel"] + given["bias"]
     found = _run(
         forward,
@@ -129,7 +158,7 @@ def check(case: Case, device: int) -> float:
         sizes,
         device,
     )
-    backward = case.variant("backward")
+    backward = case.variant("backward", way)
     gradients = _run(
         backward,
         {
@@ -274,10 +303,10 @@ def _error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks every case on the GPU with the given number, and prints the worst error."""
-    device = int(arguments[0]) if arguments else 0
+    """Checks the cases of a way on the GPU with the given number, and prints the worst error."""
+    device, way = int(arguments[0]) if arguments else 0, arguments[1] if len(arguments) > 1 else "plain"
     try:
-        print(float(np.max([check(case, device) for case in CASES])))
+        print(float(np.max([check(case, device, way) for case in CASES[way]])))
     except BackendError as error:
         print(error, file=sys.stderr)
         return 1
