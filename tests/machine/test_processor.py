@@ -27,6 +27,10 @@ def cpuinfo(vendor, family, model, flags, stepping=1):
             cpuinfo("GenuineIntel", 6, 143, "avx512f avx512_bf16 avx512_vnni amx_tile"),
             "Intel Sapphire Rapids, AVX-512 with bfloat16, VNNI and AMX",
         ),
+        (
+            cpuinfo("GenuineIntel", 6, 167, "avx512f avx512_bf16 amx_tile"),
+            "Intel Sapphire Rapids or later, AVX-512 with bfloat16 and AMX",
+        ),
         (cpuinfo("GenuineIntel", 6, 85, "avx512f", stepping=4), "Intel Skylake-SP, AVX-512"),
         (
             cpuinfo("GenuineIntel", 6, 85, "avx512f avx512_vnni", stepping=7),

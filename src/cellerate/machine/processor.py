@@ -48,6 +48,8 @@ _INTEL = {
     "Arrow Lake": (0xB5, 0xC5, 0xC6),
     "Lunar Lake": (0xBD,),
 }
+# The first cores that have AMX are those of Sapphire Rapids. A virtual machine may give the model of an older one.
+_OF_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids")
 # (implementer, part)
 _ARM = {
     (0x41, 0xD0C): "Arm Neoverse N1",
@@ -95,6 +97,8 @@ def _family(facts: dict[str, str]) -> str:
         name = "Cooper Lake" if stepping >= 10 else "Cascade Lake" if stepping >= 5 else "Skylake-SP"
     elif vendor == "GenuineIntel" and family == 6:
         name = next((core for core, models in _INTEL.items() if model in models), None)
+    if "amx_tile" in facts.get("flags", "").split() and name not in _OF_AMX:
+        name = f"{_OF_AMX[0]} or later"
     maker = _VENDORS.get(vendor, vendor)
     return f"{maker} {name}" if name else f"{maker} family {family} model {model}"
 
