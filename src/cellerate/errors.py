@@ -14,6 +14,7 @@ It imports nothing of Cellerate, so that any module can raise without importing 
 A message states the argument, what was expected, what came, and how to fix it.
 """
 
+import re
 from typing import ClassVar
 
 
@@ -63,3 +64,15 @@ class TrainingError(CellerateError, RuntimeError):
     """Training diverged in a way no input check could foresee: the loss is no longer a number."""
 
     exit_code = 7
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an error says, on one line: its own words if it is ours, else its type and what says the most.
+
+    TensorFlow's messages begin with where an error was met ("Graph execution error:"), and have the cause below.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["it says nothing"]
+    if lines[0].endswith(":"):
+        causes = (line for line in lines[1:] if re.match(r"\w*(Error|Exception): ", line))
+        lines[0] = f"{lines[0]} {next(causes, lines[-1])}"
+    return lines[0] if isinstance(error, CellerateError) else f"{type(error).__name__}: {lines[0]}"

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cellerate.errors import in_a_line
+
 MEMORY_WORDS = ("RESOURCE_EXHAUSTED", "out of memory", "bad_alloc", "allocate memory", "OOM when allocating")
 """What frameworks say when memory runs out; a MemoryError may say nothing."""
 
@@ -32,9 +34,8 @@ def main() -> None:
         except KeyboardInterrupt:
             return
         except Exception as error:  # the answer is whatever a backend raises
-            lines = str(error).strip().splitlines() or ["no message"]
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
-            answer = {"error": f"{type(error).__name__}: {lines[0]:.300}", "memory": memory}
+            answer = {"error": f"{in_a_line(error):.300}", "memory": memory}
             if os.environ.get("CELLERATE_TRACEBACK"):
                 raise
         answers.write(json.dumps(answer) + "\n")

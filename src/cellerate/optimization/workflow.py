@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 import cellerate
-from cellerate.errors import CellerateError, ConfigError, OutputError
+from cellerate.errors import ConfigError, OutputError, in_a_line
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.format import duration
 from cellerate.machine.environment import machine, processors, versions
@@ -257,9 +257,7 @@ def _result(one: OptimizerPass, context: Context) -> Pass:
     except Exception as error:
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
             raise
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        reason = told[0] if isinstance(error, CellerateError) else f"{type(error).__name__}: {told[0]}"
-        return Pass(name=one.name, title=one.title, status="failed", reason=reason[:500])
+        return Pass(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from cellerate.data.batches import BatchSource
+from cellerate.errors import in_a_line
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.training.settings import TrainingSettings
@@ -106,5 +107,5 @@ def _try_policy(
     except Exception as error:
         if policy == "float32":
             raise
-        return PrecisionTrial(policy, None, None, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return PrecisionTrial(policy, None, None, in_a_line(error))
     return PrecisionTrial(policy, 1e3 * trial.steps.median_s, trial.loss)

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from cellerate.errors import CellerateError
+from cellerate.errors import CellerateError, in_a_line
 from cellerate.format import milliseconds, percent, size
 from cellerate.layers.accelerate import accelerate, forget_compiled, is_accelerated, restore
 from cellerate.layers.explain import explain
@@ -264,7 +264,7 @@ class _Tries:
                 copy = with_dtype_policy(model, policy)
                 copy.compile_from_config(config)
         except (CellerateError, ValueError, TypeError) as error:
-            self.untried.append(f"{policy}: {str(error).splitlines()[0]}")
+            self.untried.append(f"{policy}: {in_a_line(error)}")
             return
         copy.run_eagerly, copy.jit_compile = model.run_eagerly, model.jit_compile
         if any(is_accelerated(layer) for layer in model._flatten_layers()):
