@@ -29,7 +29,7 @@ def test_probe_answers_tells_errors_and_is_started_anew_after_its_end(made):
         assert found.mean == pytest.approx(work.judge(work.model, "validation").mean, rel=1e-5)
 
         # An error is an answer, and the next question has its own.
-        with pytest.raises(ProbeError, match=r"DataError: .*missing\.cell") as raised:
+        with pytest.raises(ProbeError, match=r"there is no file .*missing\.cell") as raised:
             probe_process.ask("use", files=[str(made / "missing.cell")])
         assert not raised.value.memory
         assert probe_process.ask("open") is True
