@@ -16,7 +16,7 @@ Traceback (most recent call last):
     [
         (DataError("the file is empty.\nAnother line"), "the file is empty."),
         (ValueError("no such layer"), "ValueError: no such layer"),
-        (NotImplementedError(), "NotImplementedError: it says nothing"),
+        (NotImplementedError(), "NotImplementedError"),
         (RuntimeError("\n  \nlate\n"), "RuntimeError: late"),
         (
             RuntimeError(TENSORFLOW),

@@ -67,11 +67,13 @@ class TrainingError(CellerateError, RuntimeError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """What an error says, on one line: its own words if it is ours, else its type and what says the most.
+    """What an error says, on one line: its own words if it is ours, else its type and what says the most, if anything.
 
     TensorFlow's messages begin with where an error was met ("Graph execution error:"), and have the cause below.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["it says nothing"]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
     if lines[0].endswith(":"):
         causes = (line for line in lines[1:] if re.match(r"\w*(Error|Exception): ", line))
         lines[0] = f"{lines[0]} {next(causes, lines[-1])}"

@@ -181,7 +181,7 @@ def test_a_pass_that_raises_without_a_message_has_a_reason(go, stands):
         raise AssertionError
 
     stands["prune"].does = staticmethod(fail)
-    assert go().passes[-1].reason == "AssertionError: AssertionError"
+    assert go().passes[-1].reason == "AssertionError"
 
 
 def test_a_pass_with_nothing_to_do_is_skipped_with_its_reason(go, stands):

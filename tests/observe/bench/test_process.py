@@ -6,6 +6,8 @@ PROGRAM = """
 import signal, subprocess, sys
 from cellerate.observe.bench import process
 
+# Who starts the tests in the background may have told them to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 start, started = subprocess.Popen, []
 
 def interrupted(*arguments, **options):
