@@ -119,7 +119,10 @@ def native(result: dict[str, Any]) -> list[list[str]]:
                 for each in result["onednn"]["sizes"]
                 if (each["units"], each["batch"]) == size
             }
-            shares = [f"{alone[dtype]['share_of_peak']:.0%}" for dtype in ("float32", "bfloat16")]
+            shares = [
+                f"{alone[dtype]['share_of_peak']:.0%}" if dtype in alone else "wrong"
+                for dtype in ("float32", "bfloat16")
+            ]
             rows.append([f"oneDNN through torch, H={size[0]}, B={size[1]}, D=H", *shares])
     for name, reason in result.get("refused", {}).items():
         rows.append([name, reason, ""])

@@ -87,6 +87,14 @@ class PeakJob {
   const int64_t rounds_;
 };
 
+#ifdef __AMX_BF16__
+}  // namespace cellerate::CELLERATE_TARGET
+namespace cellerate::CELLERATE_ALIKE {
+extern const Target kTarget;
+}
+namespace cellerate::CELLERATE_TARGET {
+#endif
+
 template <Precision kPrecision>
 double peak_operations(int threads, int64_t rounds) {
   PeakJob<kPrecision> job(rounds);
@@ -95,6 +103,10 @@ double peak_operations(int threads, int64_t rounds) {
 }
 
 inline double peak(Precision precision, int threads, int64_t rounds) {
+#ifdef __AMX_BF16__
+  // All but bfloat16 is computed by another target's instructions.
+  if (precision != Precision::kBfloat16) return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
+#endif
   if (precision == Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
   if constexpr (Simd::kBfloat16Products) {
     if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);
