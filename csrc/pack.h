@@ -198,11 +198,13 @@ float* packed_at(float* data, Index depth, Index row, Index k) {
   if constexpr (kTiled<kPairs>) return data + row * depth + k;
   return data + ((row / kRows) * depth + k) * kRows + row % kRows;
 }
-// The words of a packed left factor of n rows, and from row to row of it.
+// The words of a packed left factor of n rows: room for the whole tiles of vectors and of AMX, both of which read it.
 template <bool kPairs>
 Index packed_words(Index n, Index depth) {
-  return round_up(n, kTiled<kPairs> ? kBlockRows : kRows) * depth;
+  const Index rows = round_up(n, kRows);
+  return (kTiled<kPairs> ? larger(rows, round_up(n, kBlockRows)) : rows) * depth;
 }
+// The words from row to row of it.
 template <bool kPairs>
 Index packed_depth(Index k) {
   return kTiled<kPairs> ? spread(k) : k;
