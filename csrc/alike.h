@@ -7,8 +7,13 @@
 #include "program.h"
 #include "step_model.h"
 
+namespace cellerate {
+struct Target;  // target.h
+}
+
 #ifdef CELLERATE_ALIKE
 namespace cellerate::CELLERATE_ALIKE {
+extern const Target kTarget;
 extern const ProgramKernels kProgramKernels;
 extern const StepKernels kStepKernels;
 extern const LstmKernels kLstmKernels;
@@ -35,6 +40,7 @@ constexpr bool kAlike = false;
 namespace cellerate::CELLERATE_TARGET {
 // Of what a layer stores.
 template <Storage kStorage>
-constexpr bool kLayerAlike =
-    kAlike < kStorage == Storage::kFloat32 ? Precision::kFloat32 : Precision::kBfloat16 > ;
+constexpr bool kLayerAlike = kAlike<Precision::kBfloat16>;
+template <>
+inline constexpr bool kLayerAlike<Storage::kFloat32> = kAlike<Precision::kFloat32>;
 }  // namespace cellerate::CELLERATE_TARGET

@@ -20,6 +20,10 @@ constexpr bool kTiled = kPairs;
 constexpr bool kTiled = false;
 #endif
 
+// Rows beyond the last one of A that are read, and so need room.
+template <bool kPairs>
+constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;
+
 #ifdef __AMX_BF16__
 
 // The number of a tile is part of the instruction. "memory" keeps the compiler from moving what the tiles read and

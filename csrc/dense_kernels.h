@@ -47,9 +47,6 @@ struct DensePlan {
 
 // How many rows are taken together, so that their copies stay in the cache.
 constexpr Index kDenseRows = 768;
-// Rows beyond the last one that are read.
-template <bool kPairs>
-constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;
 
 template <Storage kStorage, bool kPairs>
 class DenseForwardJob {

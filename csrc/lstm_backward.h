@@ -55,7 +55,8 @@ class BackwardJob {
       d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
     d_h_ = {memory.take<float>(count(state_panels_ * plan_.batch, kWidth)), plan_.batch};
     d_c_ = memory.take<float>(count(plan_.unit_panels * plan_.batch, kLanes));
-    if (kPairs) d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond, kRun));
+    if (kPairs)
+      d_gates_ = memory.take<float>(count(plan_.unit_panels * chunk_rows + kRowsBeyond<kPairs>, kRun));
     d_paired_ = memory.take<float>(count(plan_.unit_panels * depth_, kWidth));
     if (!kPairs) d_gates_ = d_paired_;
     x_gate_ = packed_words<kPairs>(x_rows_, packed_depth_);
@@ -109,7 +110,6 @@ class BackwardJob {
   // Rows of a chunk: enough to make loading and storing the sums of d_kernel and d_recurrent_kernel worthwhile, and
   // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
-  static constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;  // that tiles read
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {

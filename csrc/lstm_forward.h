@@ -47,11 +47,11 @@ class ForwardJob {
     } else {
       kernel_ = memory.take<float>(panels * static_cast<size_t>(x_depth_) * kWidth);
       const Index rows = chunk_ * plan_.batch;
-      x_gate_ = (rows + kRowsBeyond) * x_row_;
+      x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
       x_ = memory.take<float>(static_cast<size_t>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_));
       projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
     }
-    for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond) * static_cast<size_t>(h_row_));
+    for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond<kPairs>)*static_cast<size_t>(h_row_));
     if (in_.recurrent_dropout != nullptr) {
       dropped_ = memory.take<float>(4 * batch * static_cast<size_t>(h_row_));
     }
@@ -95,7 +95,6 @@ class ForwardJob {
 
  private:
   static constexpr Index kRowsAtOnce = 96;  // per projection, where steps are projected together
-  static constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;  // that tiles read
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {

@@ -1,6 +1,7 @@
 // How fast this target multiplies when nothing else limits it. A kernel's speed is given as a share of this.
 #pragma once
 
+#include "alike.h"
 #include "gemm.h"
 #include "lstm_layout.h"
 
@@ -86,14 +87,6 @@ class PeakJob {
 
   const int64_t rounds_;
 };
-
-#ifdef __AMX_BF16__
-}  // namespace cellerate::CELLERATE_TARGET
-namespace cellerate::CELLERATE_ALIKE {
-extern const Target kTarget;
-}
-namespace cellerate::CELLERATE_TARGET {
-#endif
 
 template <Precision kPrecision>
 double peak_operations(int threads, int64_t rounds) {

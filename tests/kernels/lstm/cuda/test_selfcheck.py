@@ -50,17 +50,19 @@ def test_every_way_is_checked_with_kernels_of_its_own():
             assert (backward.turns, backward.wide) == (2 if way == "turns" else 1, False)
 
 
+def replaced(monkeypatch: pytest.MonkeyPatch, text: str, by: str) -> None:
+    """Plants a fault into the source of all kernels that are compiled from now on."""
+    source = plan.Variant.source.fget
+    monkeypatch.setattr(plan.Variant, "source", property(lambda one: source(one).replace(text, by)))
+    emulated_gpu._compiled.cache_clear()
+
+
 @pytest.mark.parametrize("way", ["turns", "wide turns"])
 def test_turns_that_do_not_wait_for_their_h_are_wrong(monkeypatch, way):
     case = selfcheck.Case("bfloat16", 64, rows=16, batch=16)
     assert selfcheck.check(case, 0, way) < 1
     # The second turn waits for the h of the first.
-    source = plan.Variant.source.fget
-    waits = "shared_.arrived[2 * Turn::kIndex + now];"
-    monkeypatch.setattr(
-        plan.Variant, "source", property(lambda one: source(one).replace(waits, "shared_.arrived[now];"))
-    )
-    emulated_gpu._compiled.cache_clear()
+    replaced(monkeypatch, "shared_.arrived[2 * Turn::kIndex + now];", "shared_.arrived[now];")
     with contextlib.suppress(RuntimeError):
         assert not selfcheck.check(case, 0, way) < 1
     emulated_gpu._compiled.cache_clear()
@@ -69,11 +71,7 @@ def test_turns_that_do_not_wait_for_their_h_are_wrong(monkeypatch, way):
 def test_wide_products_that_nobody_waits_for_are_wrong(monkeypatch):
     case = selfcheck.Case("bfloat16", 64)
     assert selfcheck.check(case, 0, "wide") < 1
-    source = plan.Variant.source.fget
-    monkeypatch.setattr(
-        plan.Variant, "source", property(lambda one: source(one).replace("finish_wide_products(sums);", ""))
-    )
-    emulated_gpu._compiled.cache_clear()
+    replaced(monkeypatch, "finish_wide_products(sums);", "")
     assert selfcheck.check(case, 0, "wide") > 1
     emulated_gpu._compiled.cache_clear()
 
