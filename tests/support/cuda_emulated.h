@@ -1,4 +1,4 @@
-// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh offers, in C++.
+// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh and wide_products.cuh offer.
 //
 // Each thread of the grid is a fiber. Where threads wait for one another (barriers, products of a warp), a fiber hands
 // over to the others, warp after warp in an order that chance decides; copies between blocks arrive some time after
@@ -80,17 +80,19 @@ struct Lane {
 // A thread's part of a wide product that has begun.
 struct WideProduct {
   float (*sums)[4];
-  const unsigned* a;
+  const unsigned* a;    // the words of the weights, or null
+  const void* weights;  // or where they lie
   const void* rows;
+  void (*make)(struct Warp&, size_t product);
 };
 
 struct Warp {
   Meeting meeting{32};
   Lane lanes[32];
-  // The wide products that were begun, by lane, and how they are made.
+  // The wide products that were begun, by lane, and how many there are in each group that has ended.
   bool begun = false;
   std::vector<WideProduct> products[32];
-  void (*make)(Warp&) = nullptr;
+  std::deque<size_t> groups;
 };
 
 struct Block {
@@ -108,16 +110,18 @@ struct Block {
 };
 
 struct BarrierState {
+  int arrivals = 1;
   long phase = 0, bytes = 0;
-  bool arrived = false;
+  int arrived = 0;
 };
 
 struct Copy {
   unsigned char* to;
   const unsigned char* from;
   int bytes;
-  Barrier* barrier;
-  int rounds = 0;  // after which it arrives
+  Barrier* barrier;      // of the bytes, or null
+  bool* done = nullptr;  // what becomes true then, if anything
+  int rounds = 0;        // after which it arrives
 };
 
 // One cluster: clusters share nothing, so they run one after the other.
@@ -198,10 +202,17 @@ class Cluster {
     copies_.push_back(copy);
   }
   BarrierState& state(const Barrier* barrier) { return barriers_.at(barrier); }
-  void make(const Barrier* barrier) { barriers_[barrier] = {}; }
+  void make(const Barrier* barrier, int arrivals) { barriers_[barrier] = {arrivals}; }
+  void arrive(const Barrier* barrier, int bytes) {
+    BarrierState& found = state(barrier);
+    found.bytes += bytes;
+    if (++found.arrived > found.arrivals)
+      throw std::runtime_error("more arrive at a barrier than it expects");
+    advance(found);
+  }
   void advance(BarrierState& barrier) {
-    if (barrier.arrived && barrier.bytes == 0) {
-      barrier.arrived = false;
+    if (barrier.arrived == barrier.arrivals && barrier.bytes == 0) {
+      barrier.arrived = 0;
       ++barrier.phase;
     }
   }
@@ -238,6 +249,8 @@ class Cluster {
         continue;
       }
       std::memcpy(copy.to, copy.from, copy.bytes);
+      if (copy.done != nullptr) *copy.done = true;
+      if (copy.barrier == nullptr) continue;
       BarrierState& barrier = state(copy.barrier);
       barrier.bytes -= copy.bytes;
       advance(barrier);
@@ -414,31 +427,62 @@ inline int count_bits(unsigned x) { return std::popcount(x); }
 inline int lowest_bit(unsigned x) { return std::countr_zero(x); }
 inline int highest_bit(unsigned x) { return 31 - std::countl_zero(x); }
 
-inline void init_barrier(Barrier& barrier) { emulated::here().make(&barrier); }
+inline void init_barrier(Barrier& barrier, int arrivals = 1) { emulated::here().make(&barrier, arrivals); }
 inline void publish_barriers() {}
-inline void expect_bytes(Barrier& barrier, int bytes) {
-  emulated::BarrierState& state = emulated::here().state(&barrier);
-  if (state.arrived) throw std::runtime_error("a barrier is armed again before its phase has ended");
-  state.bytes += bytes;
-  state.arrived = true;
-  emulated::here().advance(state);
+// What corresponds in another block's shared memory to what `p` points to in this one's.
+template <class T>
+T* address_in(int block, T* p) {
+  unsigned char *here = emulated::here().block().shared, *there = emulated::here().blocks.at(block)->shared;
+  return reinterpret_cast<T*>(there + (reinterpret_cast<unsigned char*>(p) - here));
+}
+inline void expect_bytes(Barrier& barrier, int bytes) { emulated::here().arrive(&barrier, bytes); }
+inline void arrive(Barrier& barrier) { emulated::here().arrive(&barrier, 0); }
+inline void arrive_in(int block, Barrier& barrier) {
+  emulated::here().arrive(address_in(block, &barrier), 0);
 }
 inline void wait_for(Barrier& barrier, int parity) {
   emulated::BarrierState& state = emulated::here().state(&barrier);
   // As the machine has it: the phase of this parity is over while the barrier is in one of the other.
   emulated::here().wait([&] { return (state.phase & 1) != parity; });
 }
+inline void wait_forever_for(Barrier& barrier, int parity) { wait_for(barrier, parity); }
 inline void order_before_copies() {}
-inline void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
+namespace emulated {
+inline void start_copy(void* to, const void* from, int bytes, Barrier* barrier, bool* done = nullptr) {
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(to) % 16 != 0 ||
       reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     throw std::runtime_error("a copy is not of multiples of 16 bytes");
   }
-  unsigned char *here = emulated::here().block().shared, *there = emulated::here().blocks.at(block)->shared;
-  emulated::here().start(
-      {there + (static_cast<unsigned char*>(to) - here), static_cast<const unsigned char*>(from), bytes,
-       reinterpret_cast<Barrier*>(there + (reinterpret_cast<unsigned char*>(&barrier) - here))});
+  here().start(
+      {static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, barrier, done});
 }
+}  // namespace emulated
+inline void copy_to_block(int block, void* to, const void* from, int bytes, Barrier& barrier) {
+  emulated::start_copy(address_in(block, static_cast<unsigned char*>(to)), from, bytes,
+                       address_in(block, &barrier));
+}
+inline void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {
+  emulated::start_copy(to, from, bytes, &barrier);
+}
+// Each block gets it at another time.
+inline void copy_from_memory_to_blocks(int blocks, void* to, const void* from, int bytes, Barrier& barrier) {
+  for (int block = 0; block < blocks; ++block) copy_to_block(block, to, from, bytes, barrier);
+}
+inline void copy_to_memory(void* to, const void* from, int bytes) {
+  bool done = false;
+  emulated::start_copy(to, from, bytes, nullptr, &done);
+  emulated::here().wait([&] { return done; });
+}
+inline void order_before_copies_from_memory() {}
+inline void prefetch_bytes(const void* from, int bytes) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    throw std::runtime_error("what is read ahead is not of multiples of 16 bytes");
+  }
+}
+template <int count>
+void give_registers_until() {}
+template <int count>
+void take_registers_until() {}
 
 inline void load_words(unsigned (&words)[4], const void* from) {
   if (reinterpret_cast<uintptr_t>(from) % 16 != 0) throw std::runtime_error("words are not of 16 bytes");
@@ -510,52 +554,102 @@ void multiply_add(Number, float (&sum)[4], const unsigned (&a)[4], unsigned b0, 
   std::memcpy(sum, mine.sum, sizeof sum);
 }
 
-// A warp's part of its wide products.
-template <class Number, int tiles>
-void make_wide_products(emulated::Warp& warp) {
-  constexpr uintptr_t kRowBytes = 32 * sizeof(Number), kMoved = kRowBytes == 128 ? 7 : 3;
-  for (size_t product = 0; product < warp.products[0].size(); ++product) {
-    for (int tile = 0; tile < tiles; ++tile) {
-      for (int n = 0; n < 32; ++n) {
-        const emulated::WideProduct& mine = warp.products[n].at(product);
-        std::memcpy(warp.lanes[n].a, mine.a, sizeof warp.lanes[n].a);
-        std::memcpy(warp.lanes[n].sum, mine.sums[tile], sizeof warp.lanes[n].sum);
-        for (int half = 0; half < 2; ++half) {
-          // As the machine finds it: by the bits of the address in shared memory, which begins at a multiple of 1024.
-          uintptr_t at = reinterpret_cast<uintptr_t>(mine.rows) + (tile * 8 + n / 4) * kRowBytes;
-          at += half * 16 + n % 4 * 4;
-          at ^= (at >> 7 & kMoved) << 4;
-          std::memcpy(&warp.lanes[n].b[half], reinterpret_cast<const void*>(at), 4);
-        }
+// A warp's part of a wide product, from the words of b that `word` finds for a lane, a half of the numbers and a row.
+template <class Number, int tiles, class Word>
+void multiply_words(emulated::Warp& warp, size_t product, const Word& word) {
+  for (int tile = 0; tile < tiles; ++tile) {
+    for (int n = 0; n < 32; ++n) {
+      const emulated::WideProduct& mine = warp.products[n].at(product);
+      std::memcpy(warp.lanes[n].sum, mine.sums[tile], sizeof warp.lanes[n].sum);
+      for (int half = 0; half < 2; ++half) {
+        const uintptr_t at = word(reinterpret_cast<uintptr_t>(mine.rows), tile * 8 + n / 4, half) + n % 4 * 4;
+        std::memcpy(&warp.lanes[n].b[half], reinterpret_cast<const void*>(at), 4);
       }
-      multiply_add<Number>(warp.lanes);
-      for (int n = 0; n < 32; ++n) {
-        std::memcpy(warp.products[n][product].sums[tile], warp.lanes[n].sum, sizeof warp.lanes[n].sum);
-      }
+    }
+    multiply_add<Number>(warp.lanes);
+    for (int n = 0; n < 32; ++n) {
+      std::memcpy(warp.products[n][product].sums[tile], warp.lanes[n].sum, sizeof warp.lanes[n].sum);
     }
   }
 }
-// Wide products are made as late as they may be: where a thread waits for them.
+// As the machine finds it: by the bits of the address in shared memory, which begins at a multiple of 1024.
+template <class Number, int tiles>
+void make_wide_product(emulated::Warp& warp, size_t product) {
+  for (int n = 0; n < 32; ++n)
+    std::memcpy(warp.lanes[n].a, warp.products[n].at(product).a, sizeof warp.lanes[n].a);
+  multiply_words<Number, tiles>(warp, product, [](uintptr_t rows, int row, int half) {
+    constexpr uintptr_t kRowBytes = 32 * sizeof(Number), kMoved = kRowBytes == 128 ? 7 : 3;
+    const uintptr_t at = rows + row * kRowBytes + half * 16;
+    return at ^ (at >> 7 & kMoved) << 4;
+  });
+}
+template <class Number, int tiles>
+void make_tile_product(emulated::Warp& warp, size_t product) {
+  // 128 bytes from 8 numbers of 8 rows to the next 8 numbers, 1024 to the next 8 rows.
+  const auto word = [](uintptr_t rows, int row, int half) {
+    return rows + row / 8 * 1024 + half * 128 + row % 8 * 16;
+  };
+  const int first_row = static_cast<int>(&warp - emulated::here().block().warps.data()) % 4 * 16;
+  for (int n = 0; n < 32; ++n) {
+    const auto weights = reinterpret_cast<uintptr_t>(warp.products[n].at(product).weights);
+    for (int part = 0; part < 4; ++part) {
+      const uintptr_t at = word(weights, first_row + n / 4 + part % 2 * 8, part / 2) + n % 4 * 4;
+      std::memcpy(&warp.lanes[n].a[part], reinterpret_cast<const void*>(at), 4);
+    }
+  }
+  multiply_words<Number, tiles>(warp, product, word);
+}
 template <int tiles>
-void begin_wide_products(float (&)[tiles][4]) {
+void keep_in_order(float (&)[tiles][4]) {}
+inline void begin_wide_group() {
   emulated::Warp& warp = emulated::here().warp();
   emulated::here().meet_warp([&](emulated::Lane*) { warp.begun = true; });
 }
+template <int tiles>
+void begin_wide_products(float (&)[tiles][4]) {
+  begin_wide_group();
+}
+namespace emulated {
+inline void begin_product(const WideProduct& product) {
+  Warp& warp = here().warp();
+  if (!warp.begun) throw std::runtime_error("a wide product without a beginning");
+  warp.products[here().thread() % 32].push_back(product);
+}
+}  // namespace emulated
 template <class Number, int tiles>
 void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Number* rows, int first) {
+  emulated::begin_product({sums, a, nullptr, rows + first, &make_wide_product<Number, tiles>});
+}
+template <class Number, int tiles>
+void multiply_add_tile(float (&sums)[tiles][4], const Number* weights, const Number* h) {
+  emulated::begin_product({sums, nullptr, weights, h, &make_tile_product<Number, tiles>});
+}
+inline void end_wide_group() {
   emulated::Warp& warp = emulated::here().warp();
-  if (!warp.begun) throw std::runtime_error("a wide product without a beginning");
-  warp.products[emulated::here().thread() % 32].push_back({sums, a, rows + first});
-  warp.make = &make_wide_products<Number, tiles>;
+  emulated::here().meet_warp([&](emulated::Lane*) {
+    const size_t before = std::accumulate(warp.groups.begin(), warp.groups.end(), size_t{0});
+    warp.groups.push_back(warp.products[0].size() - before);
+    warp.begun = false;
+  });
+}
+// Wide products are made as late as they may be: where a thread waits for them.
+template <int running>
+void wait_for_wide_groups() {
+  emulated::Warp& warp = emulated::here().warp();
+  emulated::here().meet_warp([&](emulated::Lane*) {
+    for (; warp.groups.size() > running; warp.groups.pop_front()) {
+      const auto count = static_cast<long>(warp.groups.front());
+      for (size_t product = 0; product < warp.groups.front(); ++product) {
+        warp.products[0][product].make(warp, product);
+      }
+      for (auto& products : warp.products) products.erase(products.begin(), products.begin() + count);
+    }
+  });
 }
 template <int tiles>
 void finish_wide_products(float (&)[tiles][4]) {
-  emulated::Warp& warp = emulated::here().warp();
-  emulated::here().meet_warp([&](emulated::Lane*) {
-    if (warp.make != nullptr) warp.make(warp);
-    for (auto& products : warp.products) products.clear();
-    warp.begun = false;
-  });
+  end_wide_group();
+  wait_for_wide_groups<0>();
 }
 
 }  // namespace cellerate::gpu

@@ -1,6 +1,6 @@
 """A GPU in place of the driver: compiles the CUDA kernels with the C++ compiler and runs them on the CPU.
 
-What it cannot tell is whether the PTX of `kernels/cuda/device.cuh` says what `cuda_emulated.h` does in its place.
+What it cannot tell is whether the PTX of `kernels/cuda` says what `cuda_emulated.h` does in its place.
 """
 
 import contextlib

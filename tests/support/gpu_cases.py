@@ -150,6 +150,8 @@ CASES = {
     # Two clusters run at once, so they have 24 and 40 rows.
     "clusters-of-24-rows": Case(batch=41, steps=3, precision="bfloat16"),
     "clusters-of-40-rows": Case(batch=70, steps=3, with_=("bias", "mask", "recurrent_dropout")),
+    # They take two waves in any other way.
+    "tiles": Case(batch=90, steps=3, units=250, lookup=True, with_=("mask",)),
     "blocks-of-64-units": Case(batch=2, steps=3, units=520, with_=("c0", "mask", "recurrent_dropout")),
 }
 # What takes seconds on the emulated GPU, for one framework: weights in registers, shared memory and beyond.

@@ -195,14 +195,15 @@ def _run(
         "recurrent_dropout": call.given.get("recurrent_dropout"),
     }
     there = {name: array for name, array in every.items() if array is not None}
-    places = {name: n for n, name in enumerate((*there, *results))}
+    every_result = results | call.plan.exchanged(kernel)
+    places = {name: n for n, name in enumerate((*there, *every_result))}
     integers |= call.plan.integers()
     names = [field[0] for field in structure._fields_]
     found = jax.ffi.ffi_call(
         _TARGET,
         [
             jax.ShapeDtypeStruct(result.shape, jnp.float32 if result.float32 else call.dtype)
-            for result in results.values()
+            for result in every_result.values()
         ],
         vmap_method="sequential",
     )(
@@ -214,7 +215,7 @@ def _run(
         numbers=np.array([integers[name] for name in names if name in integers], np.int32),
         slots=np.array([places.get(name, -1) for name in names if name not in integers], np.int64),
     )
-    return dict(zip(results, found, strict=True))
+    return dict(zip(results, found, strict=False))  # but for what is exchanged
 
 
 def _loaded(variant: Variant, device: int) -> str:

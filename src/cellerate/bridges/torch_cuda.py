@@ -183,6 +183,7 @@ def _run(call: Call, direction: Direction, arguments: launch.Arguments, tensors:
     # They must live until the kernel is in the stream; then torch reuses their memory only for later work there.
     held = {
         **tensors,
+        **_empty(call, call.plan.exchanged(kernel)),
         "weights": _packed(call, kernel),
         "mask": call.walked("mask"),
         "c0": None if c0 is None else c0.detach().to(torch.float32).contiguous(),

@@ -76,6 +76,10 @@ def test_weights_that_there_is_no_room_for_compile(direction, precision, dropped
         ("wide", "tf32", 256, 32, "forward"),
         ("wide turns", "bfloat16", 512, 24, "forward"),
         ("wide turns", "tf32", 64, 16, "forward"),
+        ("tiled", "bfloat16", 1024, 152, "forward"),
+        ("tiled", "float16", 256, 48, "forward"),
+        ("tiled", "bfloat16", 1024, 152, "backward"),
+        ("tiled", "float16", 512, 80, "backward"),
     ],
 )
 def test_every_way_compiles_for_hopper(way, precision, units, rows, direction):
@@ -89,12 +93,12 @@ def test_ways_have_kernels_where_their_weights_have_room():
         return {one.way for one in fitting(dataclasses.replace(PLAIN, **changes), WAYS)}
 
     assert ways() == set(WAYS)
-    assert ways(direction="backward") == {"plain", "turns"}
+    assert ways(direction="backward") == {"plain", "turns", "tiled"}
     # Wide products take h as it is: not multiplied by masks, nor in two parts.
     assert ways(dropped=True) == ways(precision="float32", units=256) == {"plain", "turns"}
-    assert ways(precision="tf32", units=256) == set(WAYS)
+    assert ways(precision="tf32", units=256) == set(WAYS) - {"tiled"}
     # A part of these weights is read from global memory in each step, or from shared memory.
-    assert ways(units=1024) == {"plain"}
+    assert ways(units=1024) == {"plain", "tiled"}
     assert ways(precision="tf32") == {"plain", "turns"}
     assert {one.rows for one in fitting(PLAIN, ("turns",))} == {16, 24, 32, 40}
 

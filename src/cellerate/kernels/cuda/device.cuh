@@ -1,7 +1,7 @@
 // What the kernels need from the machine: matrix products of a warp, and the copies and barriers of a cluster.
 //
-// All PTX is here: tests/support/cuda_emulated.h has the same functions in plain C++, so that the kernels can be run
-// and tested without a GPU.
+// All PTX is here and in wide_products.cuh: tests/support/cuda_emulated.h has the same functions in plain C++, so that
+// the kernels can be run and tested without a GPU.
 #pragma once
 
 #ifdef CELLERATE_EMULATED
@@ -155,8 +155,10 @@ CELLERATE_DEVICE unsigned address_in(int block, const void* p) {
 struct Barrier {
   unsigned long long state;
 };
-CELLERATE_DEVICE void init_barrier(Barrier& barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
+//   arrivals: how many calls of `expect_bytes`, `arrive` and `arrive_in` a phase takes besides.
+CELLERATE_DEVICE void init_barrier(Barrier& barrier, int arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals)
+               : "memory");
 }
 // Makes the barriers that this thread has initialized visible to the blocks of the cluster; `sync_cluster` must
 // follow.
@@ -167,6 +169,14 @@ CELLERATE_DEVICE void expect_bytes(Barrier& barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
                "r"(bytes)
                : "memory");
+}
+// What this thread has read and written until now comes before the end of the phase.
+CELLERATE_DEVICE void arrive(Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+// The same for another block's barrier, given as the one in this block.
+CELLERATE_DEVICE void arrive_in(int block, Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, &barrier)) : "memory");
 }
 // Waits for the end of a phase: parity 0 for the first, 1 for the second, 0 for the third. After about 20 seconds,
 // longer than any step takes, it ends the kernel with an error, which is better than a GPU that hangs. What the copies
@@ -192,6 +202,17 @@ CELLERATE_DEVICE void wait_for(Barrier& barrier, int parity) {
         : "memory");
   }
 }
+// The same without an end. It is for loops in which wide products run: if there were a way out of such a loop, the
+// compiler would wait for the products before each of the next. Other warps of the block must lose their patience.
+CELLERATE_DEVICE void wait_forever_for(Barrier& barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@!p bra again;\n}" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+}
 // Makes what this thread wrote into shared memory visible to the copies and the wide products that a thread starts
 // after `sync_block`.
 CELLERATE_DEVICE void order_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -203,6 +224,59 @@ CELLERATE_DEVICE void copy_to_block(int block, void* to, const void* from, int b
           address_in(block, to)),
       "r"(shared_address(from)), "r"(bytes), "r"(address_in(block, &barrier))
       : "memory");
+}
+
+// Starts a copy from global memory into this block's shared memory; its barrier counts the bytes. Addresses and
+// `bytes` are multiples of 16, here and in what follows.
+CELLERATE_DEVICE void copy_from_memory(void* to, const void* from, int bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+// The same into the first `blocks` blocks of the cluster, this one among them, by reading memory once. `to` and
+// `barrier` are given as addresses in this block; each block's own barrier counts what came to it.
+CELLERATE_DEVICE void copy_from_memory_to_blocks(int blocks, void* to, const void* from, int bytes,
+                                                 Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier)),
+      "h"(static_cast<unsigned short>((1u << blocks) - 1))
+      : "memory");
+}
+// Copies from this block's shared memory to global memory. On return, copies that this thread starts can read it.
+CELLERATE_DEVICE void copy_to_memory(void* to, const void* from, int bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;\n"
+      "cp.async.bulk.wait_group 0;\n"
+      "fence.proxy.async;" ::"l"(__cvta_generic_to_global(to)),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+}
+
+// Makes what this thread wrote into global memory visible to the copies that a thread of the block starts after it has
+// waited for a barrier at which this one arrived.
+CELLERATE_DEVICE void order_before_copies_from_memory() {
+  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory");
+}
+// Has the second-level cache read global memory.
+CELLERATE_DEVICE void prefetch_bytes(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+               "r"(bytes));
+}
+
+// Registers move between the groups of four warps of a block; all warps of a group call this once. Each thread of the
+// group has so many from then on, a multiple of 8.
+template <int count>
+CELLERATE_DEVICE void give_registers_until() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+CELLERATE_DEVICE void take_registers_until() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
 // Loads 16 bytes of memory that nobody writes while the kernel runs. It is volatile so that every call loads: seeing
@@ -247,96 +321,6 @@ CELLERATE_DEVICE void multiply_add(Float16, float (&sum)[4], const unsigned (&a)
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Wide products are made by four warps together, whose first one's number is a multiple of four. They are those of
-// `multiply_add`, but b is in shared memory and has all tiles of 8 rows, and they run beside what follows: from
-// `begin_wide_products` to `finish_wide_products` a thread leaves sums and weights alone.
-
-// Keeps the compiler from moving what uses the sums.
-template <int tiles>
-CELLERATE_DEVICE void keep_in_order(float (&sums)[tiles][4]) {
-  CELLERATE_UNROLL
-  for (int tile = 0; tile < tiles; ++tile) {
-    CELLERATE_UNROLL
-    for (int part = 0; part < 4; ++part) asm volatile("" : "+f"(sums[tile][part])::"memory");
-  }
-}
-template <int tiles>
-CELLERATE_DEVICE void begin_wide_products(float (&sums)[tiles][4]) {
-  keep_in_order(sums);
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-template <int tiles>
-CELLERATE_DEVICE void finish_wide_products(float (&sums)[tiles][4]) {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-  keep_in_order(sums);
-}
-
-// Describes rows of `row_bytes` in shared memory to the wide products, from byte `first` of each row on. The rows begin
-// at a multiple of 8 rows, and their chunks of 16 bytes change places by the bits of their address from the seventh on,
-// which is the order of `in_panel` in operands.cuh.
-template <int row_bytes>
-CELLERATE_DEVICE unsigned long long described(const void* rows, int first) {
-  static_assert(row_bytes == 64 || row_bytes == 128);
-  constexpr unsigned long long kOrder = row_bytes == 128 ? 1 : 2, kEightRows = 8 * row_bytes / 16;
-  const unsigned low = (1u << 16 | shared_address(rows) >> 4) + static_cast<unsigned>(first) / 16;
-  return kOrder << 62 | kEightRows << 32 | low;
-}
-
-#define CELLERATE_SUMS(tile) \
-  "+f"(sums[tile][0]), "+f"(sums[tile][1]), "+f"(sums[tile][2]), "+f"(sums[tile][3])
-#define CELLERATE_WIDE_PRODUCT(kind, end, n, of_sums, of_a, of_b, ...)                        \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" n kind " {" of_sums "}, {" of_a "}, " of_b \
-               ", 1, 1, 1" end ";"                                                            \
-               : __VA_ARGS__                                                                  \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-// kind: the depth of a product and its types. end: what follows the signs of a and b.
-#define CELLERATE_WIDE_PRODUCTS(kind, end)                                                               \
-  static_assert(0 < tiles && tiles < 6);                                                                 \
-  if constexpr (tiles == 1) {                                                                            \
-    CELLERATE_WIDE_PRODUCT(kind, end, "8", "%0, %1, %2, %3", "%4, %5, %6, %7", "%8", CELLERATE_SUMS(0)); \
-  } else if constexpr (tiles == 2) {                                                                     \
-    CELLERATE_WIDE_PRODUCT(kind, end, "16", "%0, %1, %2, %3, %4, %5, %6, %7", "%8, %9, %10, %11", "%12", \
-                           CELLERATE_SUMS(0), CELLERATE_SUMS(1));                                        \
-  } else if constexpr (tiles == 3) {                                                                     \
-    CELLERATE_WIDE_PRODUCT(kind, end, "24", "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11",          \
-                           "%12, %13, %14, %15", "%16", CELLERATE_SUMS(0), CELLERATE_SUMS(1),            \
-                           CELLERATE_SUMS(2));                                                           \
-  } else if constexpr (tiles == 4) {                                                                     \
-    CELLERATE_WIDE_PRODUCT(kind, end, "32",                                                              \
-                           "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",       \
-                           "%16, %17, %18, %19", "%20", CELLERATE_SUMS(0), CELLERATE_SUMS(1),            \
-                           CELLERATE_SUMS(2), CELLERATE_SUMS(3));                                        \
-  } else {                                                                                               \
-    CELLERATE_WIDE_PRODUCT(                                                                              \
-        kind, end, "40",                                                                                 \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "          \
-        "%19",                                                                                           \
-        "%20, %21, %22, %23", "%24", CELLERATE_SUMS(0), CELLERATE_SUMS(1), CELLERATE_SUMS(2),            \
-        CELLERATE_SUMS(3), CELLERATE_SUMS(4));                                                           \
-  }
-
-// Adds a product to the sums of 64 rows of weights, of which each warp has 16.
-//   a: this thread's words of the weights.
-//   rows: the rows of b, which lie together, in the order of `in_panel`. first: the product's first number in each.
-template <int tiles>
-CELLERATE_DEVICE void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Bfloat16* rows,
-                                        int first) {
-  const unsigned long long b = described<64>(rows, 2 * first);
-  CELLERATE_WIDE_PRODUCTS("k16.f32.bf16.bf16", ", 0")
-}
-template <int tiles>
-CELLERATE_DEVICE void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Float16* rows,
-                                        int first) {
-  const unsigned long long b = described<64>(rows, 2 * first);
-  CELLERATE_WIDE_PRODUCTS("k16.f32.f16.f16", ", 0")
-}
-template <int tiles>
-CELLERATE_DEVICE void multiply_add_wide(float (&sums)[tiles][4], const unsigned (&a)[4], const Tf32* rows,
-                                        int first) {
-  const unsigned long long b = described<128>(rows, 4 * first);
-  CELLERATE_WIDE_PRODUCTS("k8.f32.tf32.tf32", "")
 }
 
 }  // namespace cellerate::gpu

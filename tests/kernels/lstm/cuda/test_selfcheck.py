@@ -1,6 +1,7 @@
 """The trials that kernels go through on a GPU, on the emulated one: what is right passes, what is wrong does not."""
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from cellerate.kernels.cuda import timing_cache
-from cellerate.kernels.lstm.cuda import plan, select, selfcheck
+from cellerate.kernels.lstm.cuda import plan, select, selfcheck, tiles
 from cellerate.kernels.lstm.spec import LstmOptions
 from support import emulated_gpu
 
@@ -46,8 +47,8 @@ def test_every_way_is_checked_with_kernels_of_its_own():
     for way, cases in selfcheck.CASES.items():
         for case in cases:
             forward, backward = (case.variant(direction, way) for direction in ("forward", "backward"))
-            assert {"turns": forward.turns, "wide": forward.wide} == plan.WAYS[way]
-            assert (backward.turns, backward.wide) == (2 if way == "turns" else 1, False)
+            assert forward.way == way
+            assert backward.way == ("plain" if "wide" in way else way)
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, text: str, by: str) -> None:
@@ -57,14 +58,24 @@ def replaced(monkeypatch: pytest.MonkeyPatch, text: str, by: str) -> None:
     emulated_gpu._compiled.cache_clear()
 
 
+def wrong(monkeypatch: pytest.MonkeyPatch, case: selfcheck.Case, way: str) -> bool:
+    """Whether the kernels compute something wrong, or hang, in one of a few orders in which threads may take turns."""
+    for seed in range(1, 9):
+        monkeypatch.setattr(emulated_gpu, "seed", seed)
+        with contextlib.suppress(RuntimeError):
+            if selfcheck.check(case, 0, way) < 1:
+                continue
+        return True
+    return False
+
+
 @pytest.mark.parametrize("way", ["turns", "wide turns"])
 def test_turns_that_do_not_wait_for_their_h_are_wrong(monkeypatch, way):
     case = selfcheck.Case("bfloat16", 64, rows=16, batch=16)
     assert selfcheck.check(case, 0, way) < 1
     # The second turn waits for the h of the first.
     replaced(monkeypatch, "shared_.arrived[2 * Turn::kIndex + now];", "shared_.arrived[now];")
-    with contextlib.suppress(RuntimeError):
-        assert not selfcheck.check(case, 0, way) < 1
+    assert wrong(monkeypatch, case, way)
     emulated_gpu._compiled.cache_clear()
 
 
@@ -73,6 +84,40 @@ def test_wide_products_that_nobody_waits_for_are_wrong(monkeypatch):
     assert selfcheck.check(case, 0, "wide") < 1
     replaced(monkeypatch, "finish_wide_products(sums);", "")
     assert selfcheck.check(case, 0, "wide") > 1
+    emulated_gpu._compiled.cache_clear()
+
+
+# By what a block does too early without them.
+WAITS = {
+    "send-h-where-another-is-in-use": "wait_for(chunks_.room[part], step & 1);",
+    "send-h-that-is-not-computed": "wait_for(shared_.state_computed, step & 1);",
+    "bring-weights-where-others-are-in-use": "wait_for(chunks_.weights_used[next.slot], next.parity ^ 1);",
+    "multiply-by-h-that-has-not-come": "wait_forever_for(chunks_.arrived[come.slot], come.parity);",
+    "multiply-weights-that-have-not-come": (
+        "wait_forever_for(chunks_.weights_arrived[streamed.slot], streamed.parity);"
+    ),
+    "send-gradients-that-are-not-computed": "wait_for(shared_.gates_computed, done & 1);",
+    "add-sums-that-are-not-given": "wait_for(shared_.sums_given, done & 1);",
+    "free-what-is-being-multiplied": "wait_for_wide_groups<1>();",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_tiles_are_wrong_without_each_of_their_waits(monkeypatch, wait):
+    case = selfcheck.Case("bfloat16", 320, rows=112, batch=112, masked=True)
+    replaced(monkeypatch, wait, "")
+    assert wrong(monkeypatch, case, "tiled")
+    emulated_gpu._compiled.cache_clear()
+
+
+def test_tiles_wait_for_slow_outputs(monkeypatch):
+    case = selfcheck.Case("bfloat16", 256, rows=48, batch=48, steps=3)
+    slow = "for (int n = 0; n < 5000; ++n) sync_warp();\n"
+    before = "if (in_.outputs != nullptr) write_chunk("
+    replaced(monkeypatch, before, slow + before)
+    assert selfcheck.check(case, 0, "tiled") < 1
+    replaced(monkeypatch, "wait_for(shared_.state_read, step & 1);", "")
+    assert wrong(monkeypatch, case, "tiled")
     emulated_gpu._compiled.cache_clear()
 
 
@@ -162,17 +207,47 @@ def test_measured_times_decide_where_clusters_run_in_waves():
 
 def test_measured_times_decide_the_way_among_those_to_choose_from():
     plain = plan.Variant("forward", "bfloat16", 512, 8)
-    us = {(1, False): 2.0, (2, False): 1.5, (1, True): 1.8, (2, True): 1.2}
+    us = {"plain": 2.0, "turns": 1.5, "wide": 1.8, "wide turns": 1.2, "tiled": 3.0}
 
-    def chosen(batch: int, *ways: str) -> tuple[int, int, bool]:
-        found = plan.choose(plain, batch, lambda one: 7, lambda one: us[one.turns, one.wide], ways)
-        return found.rows, found.turns, found.wide
+    def chosen(batch: int, *ways: str) -> tuple[int, str]:
+        found = plan.choose(plain, batch, lambda one: 7, lambda one: us[one.way], ways)
+        return found.rows, found.way
 
-    assert chosen(112, "plain", "wide") == (16, 1, True)
-    assert chosen(112, *plan.WAYS) == (16, 2, True)
+    assert chosen(112, "plain", "wide") == (16, "wide")
+    assert chosen(112, *plan.WAYS) == (16, "wide turns")
     # Eight rows cannot take turns.
-    assert chosen(56, "plain", "turns", "wide") == (16, 2, False)
-    assert chosen(56, "plain", "wide") == (8, 1, True)
+    assert chosen(56, "plain", "turns", "wide") == (16, "turns")
+    assert chosen(56, "plain", "wide") == (8, "wide")
+    # Tiles are for what takes three waves of 7 clusters of 40 rows.
+    assert chosen(600, *plan.WAYS) == (112, "tiled")
+    small = plan.Variant("backward", "float16", 256, 8)
+    assert plan.choose(small, 90, lambda one: 2, lambda one: 1.0, plan.WAYS).tiled
+    us["tiled"] = 4.0
+    assert chosen(600, *plan.WAYS) == (32, "wide turns")
+
+
+def test_tiled_kernels_are_not_even_asked_for_where_one_wave_is_enough():
+    plain = plan.Variant("forward", "bfloat16", 1024, 8)
+
+    def resident(one: plan.Variant) -> int:
+        assert not one.tiled
+        return 7
+
+    assert plan.choose(plain, 280, resident, lambda one: 1.0, plan.WAYS).rows == 40
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_tiles_of_every_size_have_room_for_what_is_on_its_way(direction, masked):
+    for units in range(tiles.FEWEST_UNITS, plan.MOST_UNITS + 1, tiles.BLOCK_UNITS):
+        for rows in tiles.ROWS:
+            found = tiles.tile(direction, units, rows, masked=masked)
+            assert found.fits and found.slots >= 4
+            if found.weight_slots:
+                assert found.resident < found.chunks
+                assert not dataclasses.replace(found, resident=found.resident + 2).fits
+            else:
+                assert found.resident == found.chunks
 
 
 def test_a_way_that_fails_its_check_is_left_out_and_the_plain_one_is_not(monkeypatch):

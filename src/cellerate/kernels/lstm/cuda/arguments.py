@@ -27,6 +27,7 @@ class ForwardArguments(Arguments):
                 "last_output",
                 "h_T",
                 "c_T",
+                "exchanged",
             )
         ),
     )
@@ -53,6 +54,7 @@ class BackwardArguments(Arguments):
                 "d_projected",
                 "d_h0",
                 "d_c0",
+                "exchanged",
             )
         ),
     )

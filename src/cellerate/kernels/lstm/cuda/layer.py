@@ -92,6 +92,11 @@ class LayerPlan:
         d_projected = Result((batch, steps, units, 4))
         return {"d_projected": d_projected, "d_h0": Result(state), "d_c0": Result(state, float32=True)}
 
+    def exchanged(self, kernel: Variant) -> Results:
+        """What else a kernel writes, only for itself."""
+        count = kernel.exchanged(self.shape[0])
+        return {"exchanged": Result((count,))} if count else {}
+
     def integers(self) -> dict[str, int]:
         """The integer arguments of both kernels, by name."""
         batch, steps, units = self.shape

@@ -254,4 +254,23 @@ CELLERATE_DEVICE ValueAndSlope value_and_slope(float kept) {
   return {value, derivative<kKind>(kept, value)};
 }
 
+// Goes back through a step of a unit in a row: from the gradients of h and c after the step to those of the four gates
+// before their activations, and of c before the step.
+//   of_forward: what forward kept of the gates.
+template <Activation kGate, Activation kValue, class Number>
+CELLERATE_DEVICE void go_back(const Number (&of_forward)[4], float c_after, float c_before, float d_h,
+                              float& d_c, float (&d_z)[4]) {
+  const ValueAndSlope i = value_and_slope<kGate, Number>(widen(of_forward[0]));
+  const ValueAndSlope f = value_and_slope<kGate, Number>(widen(of_forward[1]));
+  const ValueAndSlope g = value_and_slope<kValue, Number>(widen(of_forward[2]));
+  const ValueAndSlope o = value_and_slope<kGate, Number>(widen(of_forward[3]));
+  const ValueAndSlope c = value_and_slope_of_cell<kValue, Number>(c_after);
+  const float d_c_after = d_c + d_h * o.value * c.slope;
+  d_z[0] = d_c_after * g.value * i.slope;
+  d_z[1] = d_c_after * c_before * f.slope;
+  d_z[2] = d_c_after * i.value * g.slope;
+  d_z[3] = d_h * c.value * o.slope;
+  d_c = d_c_after * f.value;
+}
+
 }  // namespace cellerate::gpu

@@ -7,28 +7,10 @@
 // of the gradient of the previous h of all units; each block gets the part for its units.
 #pragma once
 
+#include "arguments.cuh"
 #include "lstm.cuh"
 
 namespace cellerate::gpu {
-
-template <class Number>
-struct BackwardArguments {
-  int batch, steps, units;     // B, T and H itself
-  MaskedOutput masked_output;  // only with a mask
-  const Number* gates;         // (B, T, H, 4) as forward wrote them
-  const float* cells;          // (B, T, H) as forward wrote them
-  const Words* weights;        // (kBlocks, kProducts, kBlockTiles, 32): the recurrent kernel, zeros beyond H
-  const float* c0;             // (B, H), or null: zeros
-  const unsigned char* mask;   // (B, T), zero where masked; only with a mask
-  const float* recurrent_dropout;  // (4, B, H); only with dropout
-  const Number* d_outputs;         // (B, T, H), or null for zeros, like the next three
-  const Number* d_last_output;     // (B, H)
-  const Number* d_h_T;             // (B, H)
-  const float* d_c_T;              // (B, H)
-  Number* d_projected;             // (B, T, H, 4)
-  Number* d_h0;                    // (B, H)
-  float* d_c0;                     // (B, H)
-};
 
 template <class P>
 struct BackwardShared {
@@ -238,18 +220,7 @@ class BackwardBlock {
     } else if (live) {
       Number of_forward[4];
       gates_[tile].take(of_forward);
-      const ValueAndSlope i = value_and_slope<kGate, Number>(widen(of_forward[0]));
-      const ValueAndSlope f = value_and_slope<kGate, Number>(widen(of_forward[1]));
-      const ValueAndSlope g = value_and_slope<kValue, Number>(widen(of_forward[2]));
-      const ValueAndSlope o = value_and_slope<kGate, Number>(widen(of_forward[3]));
-      const ValueAndSlope c = value_and_slope_of_cell<kValue, Number>(c_[tile]);
-      const float d_h = d_h_[tile] + d_output;
-      const float d_c = d_c_[tile] + d_h * o.value * c.slope;
-      d_z[0] = d_c * g.value * i.slope;
-      d_z[1] = d_c * c_before_[tile] * f.slope;
-      d_z[2] = d_c * i.value * g.slope;
-      d_z[3] = d_h * c.value * o.slope;
-      d_c_[tile] = d_c * f.value;
+      go_back<kGate, kValue>(of_forward, c_[tile], c_before_[tile], d_h_[tile] + d_output, d_c_[tile], d_z);
       d_h_[tile] = 0.0f;
     } else if (in_.masked_output == MaskedOutput::kPreviousState) {
       d_h_[tile] += d_output;

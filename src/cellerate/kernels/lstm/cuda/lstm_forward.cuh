@@ -4,31 +4,11 @@
 // "Persistent RNNs: Stashing Recurrent Weights On-Chip", 2016), here on Hopper's distributed shared memory.
 #pragma once
 
+#include "arguments.cuh"
 #include "lstm.cuh"
+#include "wide_products.cuh"
 
 namespace cellerate::gpu {
-
-// Rows beyond the batch and units beyond H are computed with zeros, and not written.
-template <class Number>
-struct ForwardArguments {
-  int batch, steps, units;         // B, T and H itself
-  int vocabulary;                  // V, the rows of the table, if there are ids
-  MaskedOutput masked_output;      // only with a mask
-  const Number* projected;         // (B, T, H, 4) x·kernel + bias; with ids the table (V, H, 4)
-  const int* ids;                  // (B, T), or null
-  const Words* weights;            // (kBlocks, kProducts, kWarps, 32): the recurrent kernel, zeros beyond H
-  const Number* h0;                // (B, H), or null: zeros
-  const float* c0;                 // (B, H), or null: zeros
-  const unsigned char* mask;       // (B, T), zero where masked; only with a mask
-  const float* recurrent_dropout;  // (4, B, H); only with dropout
-  Number* outputs;                 // (B, T, H), or null
-  Number* states;                  // (B, T, H) h after each step, or null: not wanted, or the same as outputs
-  Number* gates;                   // (B, T, H, 4) what backward needs, or null
-  float* cells;                    // (B, T, H) c after each step, with gates
-  Number* last_output;             // (B, H), or null
-  Number* h_T;                     // (B, H)
-  float* c_T;                      // (B, H)
-};
 
 template <class P>
 struct ForwardShared {

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cellerate.errors import ConfigError
 from cellerate.kernels.cuda import sources
 from cellerate.kernels.cuda.kernel import SHARED_BYTES, clusters
+from cellerate.kernels.lstm.cuda import tiles
 from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 Direction = Literal["forward", "backward"]
@@ -18,10 +19,11 @@ _BLOCK_UNITS, _LARGE_BLOCK_UNITS, _MOST_OF_SMALL_BLOCKS = 32, 64, 512
 MOST_UNITS = 1024
 ROWS = (8, 16, 24, 32, 40)
 WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"turns": 1, "wide": False},
-    "turns": {"turns": 2, "wide": False},
-    "wide": {"turns": 1, "wide": True},
-    "wide turns": {"turns": 2, "wide": True},
+    "plain": {"turns": 1, "wide": False, "tiled": False},
+    "turns": {"turns": 2, "wide": False, "tiled": False},
+    "wide": {"turns": 1, "wide": True, "tiled": False},
+    "wide turns": {"turns": 2, "wide": True, "tiled": False},
+    "tiled": {"turns": 1, "wide": False, "tiled": True},
 }
 """How a recurrence may be computed; see `Variant`. Which is the fastest differs by size, so it is measured."""
 # Of each precision: bytes per number, and how many numbers each is split into for the matrix units.
@@ -68,6 +70,12 @@ class Packing:
 
     - forward: columns are the units of h; tile t has all gates of the units 4 * t to 4 * t + 3, and its row r is gate
       r // 8 * 2 + r % 2 of unit 4 * t + r % 8 // 2.
+    - forward, tiled: the same numbers in another order: (block, chunk, row // 8, eight, row % 8, number), where a chunk
+      is 64 units of h, an eight is 8 of them, and row 128 * a + 64 * b + 16 * c + 8 * d + e is gate 2 * b + d of unit
+      32 * a + 8 * c + e of the block.
+    - backward, tiled: (block, chunk, row // 8, eight, row % 8, number), where rows are the units of h of the block,
+      chunk 4 * b + g is gate g of the units of block b, and numbers 16 * w + 2 * n and the next are of its units
+      16 * w + n and 8 more.
     - forward with masks of recurrent dropout: columns are the units of h; tile t is gate t % 4 of the 16 units from
       t // 4 * 16 on.
     - backward: rows are the units of h; column c is gate c // block_units of unit c % block_units.
@@ -85,7 +93,7 @@ class Variant:
         direction: The forward or the backward recurrence.
         precision: One of `sources.TYPES`. c and all sums are float32 in any.
         units: H, as `padded_units` rounds it up.
-        rows: Rows of the batch that a cluster computes: one of `ROWS`.
+        rows: Rows of the batch that a cluster computes: one of `ROWS`, or of `tiles.ROWS` if it is tiled.
         activation: One of `spec.ACTIVATIONS`.
         recurrent_activation: One of `spec.ACTIVATIONS`.
         masked: Whether there is a mask.
@@ -93,6 +101,7 @@ class Variant:
         turns: 1, or 2 if the rows are cut into halves that take turns: one is computed while what the other sends is
             on its way.
         wide: Whether four warps make a product together, which reads h from shared memory, once for all of them.
+        tiled: Whether a cluster computes so many rows that h passes through shared memory in parts, and weights do.
 
     Raises:
         ConfigError: There is no such kernel.
@@ -108,6 +117,7 @@ class Variant:
     dropped: bool = False
     turns: int = 1
     wide: bool = False
+    tiled: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in NUMBER_BYTES:
@@ -117,8 +127,9 @@ class Variant:
                 f"units is {self.units}; expected a multiple of {_BLOCK_UNITS} up to {_MOST_OF_SMALL_BLOCKS}, or of "
                 f"{_LARGE_BLOCK_UNITS} up to {MOST_UNITS}."
             )
-        if self.rows not in ROWS:
-            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, ROWS))}.")
+        some = tiles.ROWS if self.tiled else ROWS
+        if self.rows not in some:
+            raise ConfigError(f"rows is {self.rows}; expected one of {', '.join(map(str, some))}.")
         if self.turns not in (1, 2):
             raise ConfigError(f"turns is {self.turns}; expected 1 or 2.")
         for name in ("activation", "recurrent_activation"):
@@ -134,50 +145,46 @@ class Variant:
     @property
     def way(self) -> str:
         """The one of `WAYS` in which it computes."""
-        return next(
-            way for way, options in WAYS.items() if options == {"turns": self.turns, "wide": self.wide}
-        )
+        mine = {"turns": self.turns, "wide": self.wide, "tiled": self.tiled}
+        return next(way for way, options in WAYS.items() if options == mine)
 
     @property
     def source(self) -> str:
         """The whole source as one text."""
-        tiers = self.tiers
-        options = ", ".join(
-            [
-                sources.TYPES[self.precision],
-                str(self.units),
-                str(self.block_units),
-                str(self.rows),
-                *(sources.activation(name) for name in (self.activation, self.recurrent_activation)),
-                str(self.masked).lower(),
-                str(self.dropped).lower(),
-                str(self.turns),
-                str(self.wide).lower(),
-                f"Tiers<{tiers.registers}, {tiers.shared}>",
-            ]
-        )
-        direction = self.direction
+        kinds = [sources.activation(name) for name in (self.activation, self.recurrent_activation)]
+        masked = str(self.masked).lower()
+        if self.tiled:
+            of = self._tile
+            chunks = tiles.BLOCK_CHUNKS[self.direction]
+            options = [self.units, self.rows, *kinds, masked, chunks, of.slots, of.weight_slots, of.resident]
+            plan, kernel = "TiledPlan", f"tiled_{self.direction}"
+        else:
+            options = [self.units, self.block_units, self.rows, *kinds, masked, str(self.dropped).lower()]
+            tiers = f"Tiers<{self.tiers.registers}, {self.tiers.shared}>"
+            options += [self.turns, str(self.wide).lower(), tiers]
+            plan, kernel = "Plan", self.direction
+        shared = "".join(word.capitalize() for word in kernel.split("_")) + "Shared"
         entry = f"""
 using namespace cellerate::gpu;
-using Compiled = Plan<{options}>;
-static_assert(sizeof({direction.capitalize()}Shared<Compiled>) == {self.shared_bytes});
+using Compiled = {plan}<{", ".join(map(str, [sources.TYPES[self.precision], *options]))}>;
+static_assert(sizeof({shared}<Compiled>) == {self.shared_bytes});
 static_assert(Compiled::kThreads == {self.threads});
 extern "C" __global__ __cluster_dims__({self.blocks}) __launch_bounds__({self.threads}, 1)
-void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compiled::Number> in) {{
-  lstm_{direction}<Compiled>(in);
+void {self.name}(const __grid_constant__ {self.direction.capitalize()}Arguments<Compiled::Number> in) {{
+  lstm_{kernel}<Compiled>(in);
 }}
 """
-        return sources.whole(f"lstm_{direction}.cuh") + entry
+        return sources.whole(f"lstm_{kernel}.cuh") + entry
 
     @property
     def block_units(self) -> int:
         """Units per thread block."""
-        return block_units(self.units)
+        return tiles.BLOCK_UNITS if self.tiled else block_units(self.units)
 
     @property
     def threads(self) -> int:
-        """Threads per block: one warp for every four of its units."""
-        return 8 * self.block_units
+        """Threads per block: one warp for every four of its units, if it is not tiled."""
+        return tiles.THREADS if self.tiled else 8 * self.block_units
 
     @property
     def blocks(self) -> int:
@@ -200,17 +207,19 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
 
     @property
     def fits(self) -> bool:
-        """Whether a block has enough shared memory, and enough registers for what it computes and some weights.
+        """Whether there is such a kernel: whether a block has enough shared memory and registers for what it computes.
 
         Turns use the weights twice in a step, so these must not come from global memory. Wide products take all of
         them from registers.
         """
-        tiers, tiles = self.tiers, self.rows // _TILE_ROWS
-        _, split = NUMBER_BYTES[self.precision]
+        size, split = NUMBER_BYTES[self.precision]
+        if self.tiled:
+            return size == tiles.NUMBER_BYTES and not self.dropped and self.units >= tiles.FEWEST_UNITS
+        tiers = self.tiers
         return (
             self.shared_bytes <= SHARED_BYTES
             and self._register_room >= _FEWEST_PRODUCTS_IN_REGISTERS
-            and (self.turns == 1 or (tiles > 1 and tiers.streamed == 0))
+            and (self.turns == 1 or (self.rows > _TILE_ROWS and tiers.streamed == 0))
             and (not self.wide or (self.direction == "forward" and split == 1 and not self.dropped))
             and (not self.wide or tiers.shared == tiers.streamed == 0)
         )
@@ -219,7 +228,7 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
     def _register_room(self) -> int:
         """For about how many products a thread has registers for weights; with more, the compiler spills some."""
         size, split = NUMBER_BYTES[self.precision]
-        tiles = self.rows // _TILE_ROWS
+        row_tiles = self.rows // _TILE_ROWS
         # Registers for each tile of a turn, for factors and sums, and for each tile of all rows, for states and what
         # is read ahead.
         of_turn, of_all = 0 if self.wide else 4 * split, self.masked + size
@@ -229,7 +238,7 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
         else:
             of_turn += 4 * self._unit_tiles * (2 if self.dropped else 1)
             of_all += 6
-        others = 36 + 8 * (split - 1) + of_turn * -(-tiles // self.turns) + of_all * tiles
+        others = 36 + 8 * (split - 1) + of_turn * -(-row_tiles // self.turns) + of_all * row_tiles
         return (min(255, _REGISTERS // self.threads) - others) // _WORDS_REGISTERS
 
     @property
@@ -245,8 +254,20 @@ void {self.name}(const __grid_constant__ {direction.capitalize()}Arguments<Compi
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory per block; the kernel's source asserts the same."""
+        if self.tiled:
+            return self._tile.shared_bytes
         total = self._exchange_bytes + WORDS_BYTES * max(1, self.tiers.shared * self.threads)
         return -(-total // 128) * 128
+
+    @property
+    def _tile(self) -> tiles.Tile:
+        return tiles.tile(self.direction, self.units, self.rows, masked=self.masked)
+
+    def exchanged(self, batch: int) -> int:
+        """How many numbers of memory the blocks of a call need to exchange what they compute; most need none."""
+        if not self.tiled:
+            return 0
+        return 2 * clusters(self.rows, batch) * self.rows * self.units * tiles.BLOCK_CHUNKS[self.direction]
 
     @property
     def _exchange_bytes(self) -> int:
@@ -279,7 +300,18 @@ def packing(variant: Variant) -> Packing:
     word = 4 // NUMBER_BYTES[variant.precision][0]
     products = variant.units // (8 * word)
     # The names of the axes, first in the order of (H, 4, H), then (`read`) in the order in which they are read.
-    if variant.direction == "backward":
+    if variant.tiled and variant.direction == "backward":
+        of_h = {"block": variant.blocks, "eight": tiles.BLOCK_UNITS // 8, "row": 8}
+        of_gates = {"gate": 4}
+        of_units = {
+            "source": variant.blocks,
+            "warp": tiles.BLOCK_UNITS // 16,
+            "half": 2,
+            "upper": 2,
+            "lower": 4,
+        }
+        read = "block source gate eight warp upper row lower half"
+    elif variant.direction == "backward":
         of_h = {"tile": variant.units // 16, "upper": 2, "group": 8}
         of_gates = {"gate": 4}
         of_units = {
@@ -290,6 +322,11 @@ def packing(variant: Variant) -> Packing:
             "number": word,
         }
         read = "block gate product tile group quarter half upper number"
+    elif variant.tiled:
+        of_h = {"chunk": variant.blocks, "eight": tiles.BLOCK_UNITS // 8, "number": 8}
+        of_gates = {"pair": 2, "second": 2}
+        of_units = {"block": variant.blocks, "half": 2, "warp": tiles.BLOCK_UNITS // 16, "row": 8}
+        read = "block chunk half pair warp second eight row number"
     elif variant.dropped:
         of_h = {"product": products, "half": 2, "quarter": 4, "number": word}
         of_gates = {"gate": 4}
@@ -309,8 +346,13 @@ def fitting(variant: Variant, ways: Iterable[str] = ("plain",)) -> list[Variant]
 
     In the way "plain", 8 rows always fit.
     """
-    found = [dataclasses.replace(variant, rows=rows, **WAYS[way]) for rows in ROWS for way in ways]
-    return [one for one in found if one.fits]
+    found = []
+    for way in ways:
+        tiled = WAYS[way]["tiled"]
+        units = -(-variant.units // tiles.BLOCK_UNITS) * tiles.BLOCK_UNITS if tiled else variant.units
+        for rows in tiles.ROWS if tiled else ROWS:
+            found.append(dataclasses.replace(variant, units=units, rows=rows, **WAYS[way]))
+    return sorted((one for one in found if one.fits), key=lambda one: one.rows)
 
 
 def choose(
@@ -323,7 +365,8 @@ def choose(
     """The variant with the number of rows, and in the way, that takes the least time for a batch.
 
     Clusters that the GPU cannot run at once run in waves, one after the other. Of equally many waves in the same way,
-    those of the fewest rows are the fastest, and if no other kernel is left, nothing has to be measured.
+    those of the fewest rows are the fastest, and if no other kernel is left, nothing has to be measured. Tiled kernels
+    are for batches that take several waves in any other way.
 
     Args:
         variant: The variant, with any number of rows and in any way.
@@ -336,9 +379,12 @@ def choose(
     def waves(one: Variant) -> int:
         return -(-clusters(one.rows, batch) // max(1, resident(one)))
 
-    fewest_rows: dict[tuple[int, bool, int], Variant] = {}
-    for one in fitting(variant, ways):
-        fewest_rows.setdefault((one.turns, one.wide, waves(one)), one)
+    fewest_rows: dict[tuple[str, int], Variant] = {}
+    for one in fitting(variant, [way for way in ways if not WAYS[way]["tiled"]]):
+        fewest_rows.setdefault((one.way, waves(one)), one)
+    if all(count > 1 for _, count in fewest_rows):
+        for one in fitting(variant, [way for way in ways if WAYS[way]["tiled"]]):
+            fewest_rows.setdefault((one.way, waves(one)), one)
     found = list(fewest_rows.values())
     if len(found) == 1:
         return found[0]

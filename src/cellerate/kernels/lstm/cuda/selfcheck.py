@@ -52,11 +52,9 @@ class Case:
     def variant(self, direction: Direction, way: str = "plain") -> Variant:
         """The layer's kernel in a way; in the plain one if there is none."""
         padded = plan.padded_units(self.units)
-        plain = Variant(
-            direction, self.precision, padded, self.rows, masked=self.masked, dropped=self.dropped
-        )
-        found = dataclasses.replace(plain, **plan.WAYS[way])
-        return found if found.fits else plain
+        rows = self.rows if self.rows in plan.ROWS else plan.ROWS[0]
+        plain = Variant(direction, self.precision, padded, rows, masked=self.masked, dropped=self.dropped)
+        return next((one for one in plan.fitting(plain, (way,)) if one.rows == self.rows), plain)
 
 
 CASES = {
@@ -84,6 +82,12 @@ CASES = {
         Case("bfloat16", 512, rows=40, batch=47, steps=40),
         Case("float16", 40, rows=24, batch=29),
         Case("tf32", 64, rows=16, batch=23, masked=True),
+    ),
+    # Weights that all stay in shared memory, some, and none.
+    "tiled": (
+        Case("bfloat16", 1024, rows=152, batch=170, steps=12),
+        Case("bfloat16", 288, rows=112, batch=115, masked=True),
+        Case("float16", 250, rows=48, batch=45),
     ),
 }
 
@@ -217,6 +221,7 @@ def _bytes(variant: Variant, batch: int) -> dict[str, int]:
     state = 4 * batch * variant.units
     sequence = _TIMED_STEPS * state
     found = {"gates": 4 * sequence, "cells": sequence, "weights": 16 * variant.units**2}
+    found |= {"exchanged": 4 * count} if (count := variant.exchanged(batch)) else {}
     found |= {"mask": _TIMED_STEPS * batch} if variant.masked else {}
     found |= {"recurrent_dropout": 4 * state} if variant.dropped else {}
     if variant.direction == "forward":
@@ -269,6 +274,8 @@ def _run(
     wide = ("cells", "c_T", "d_c0")
     empty = {name: np.empty(shape, np.float32 if name in wide else dtype) for name, shape in results.items()}
     held |= {name: launch.Memory(array.nbytes, device) for name, array in empty.items()}
+    if count := variant.exchanged(sizes[0]):
+        held["exchanged"] = launch.Memory(count * dtype.itemsize, device)
     for name, memory in held.items():
         setattr(arguments, name, memory.address)
     launch.launch(variant, arguments, device, 0)
