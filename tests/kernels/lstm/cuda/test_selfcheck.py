@@ -121,6 +121,15 @@ def test_tiles_wait_for_slow_outputs(monkeypatch):
     emulated_gpu._compiled.cache_clear()
 
 
+@pytest.mark.parametrize("steps", [4, 5])
+def test_tiles_wait_for_slow_helpers(monkeypatch, steps):
+    case = selfcheck.Case("bfloat16", 256, rows=48, batch=48, steps=steps)
+    before = "const int step = in_.steps - 2 - done;"
+    replaced(monkeypatch, before, "for (int n = 0; n < 5000; ++n) sync_warp();\n" + before)
+    assert selfcheck.check(case, 0, "tiled") < 1
+    emulated_gpu._compiled.cache_clear()
+
+
 def answer(returncode: int, stdout: str = "", stderr: str = "") -> Any:
     return lambda command, **_: subprocess.CompletedProcess(command, returncode, stdout, stderr)
 

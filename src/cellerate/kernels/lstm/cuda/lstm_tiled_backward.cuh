@@ -38,7 +38,7 @@ class TiledBackwardBlock {
     if (here_.thread == 0) {
       traffic_.make_barriers();
       init_barrier(shared_.sums_given, P::kWorkers);
-      init_barrier(shared_.gates_computed, P::kWorkers);
+      init_barrier(shared_.gates_computed, P::kWorkers + P::kHelpers);
       publish_barriers();
     }
     sync_cluster();
@@ -300,9 +300,13 @@ class TiledBackwardBlock {
 
   // Has the second-level cache read what the workers will need of each step.
   CELLERATE_DEVICE void prefetch(int part) const {
-    for (int done = 0; done + 1 < in_.steps; ++done) {
+    for (int done = 0; done < in_.steps; ++done) {
+      // Without it no phase ends, so none can pass by while this warp is late.
+      sync_warp();
+      if (here_.lane == 0) arrive(shared_.gates_computed);
       wait_for(shared_.gates_computed, done & 1);
       const int step = in_.steps - 2 - done;
+      if (step < 0) break;
       for (int row = part * 32 + here_.lane; row < P::kRows; row += P::kHelpers * 32) {
         if (here_.first_row + row >= in_.batch) continue;
         prefetch_row(in_.gates, 4, at(row, step), in_.units, here_.first_unit);
