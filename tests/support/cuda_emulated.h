@@ -1,4 +1,5 @@
-// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh and wide_products.cuh offer.
+// A GPU on one thread of the CPU, for the tests of the CUDA kernels: what kernels/cuda/device.cuh and wide_products.cuh
+// offer, in C++.
 //
 // Each thread of the grid is a fiber. Where threads wait for one another (barriers, products of a warp), a fiber hands
 // over to the others, warp after warp in an order that chance decides; copies between blocks arrive some time after

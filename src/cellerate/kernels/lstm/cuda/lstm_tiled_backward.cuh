@@ -41,23 +41,9 @@ class TiledBackwardBlock {
       init_barrier(shared_.gates_computed, P::kWorkers + P::kHelpers);
       publish_barriers();
     }
-    sync_cluster();
-    if (here_.warp < P::kWorkers) {
-      take_registers_until<P::kWorkersRegisters>();
-      compute();
-    } else {
-      give_registers_until<P::kOtherRegisters>();
-      const int part = here_.warp - P::kWorkers;
-      if (part < P::kHelpers) {
-        prefetch(part);
-      } else if (here_.lane == 0) {
-        if (part == P::kHelpers) send();
-        if (part == P::kHelpers + 1) traffic_.bring_weights(in_.weights);
-      }
-    }
-    sync_warp();
-    // No block may end while another may still send to it.
-    sync_cluster();
+    divide<P>(
+        here_, [&] { compute(); }, [&](int part) { prefetch(part); }, [&] { send(); },
+        [&] { traffic_.bring_weights(in_.weights); });
   }
 
  private:
@@ -109,16 +95,12 @@ class TiledBackwardBlock {
       }
     }
   }
-  // The same for all, some tiles after the others: `work` has a constant for the first of them.
-  template <class Work>
+  // Does all tiles, some after the others: `work` has constants for the first of them and their count.
+  template <int first = 0, class Work>
   CELLERATE_DEVICE static void each_tiles(const Work& work) {
-    each_tiles_from<0>(work);
-  }
-  template <int first, class Work>
-  CELLERATE_DEVICE static void each_tiles_from(const Work& work) {
     if constexpr (first < kOwnTiles) {
       work.template operator()<first, (kOwnTiles - first < kReadTiles ? kOwnTiles - first : kReadTiles)>();
-      each_tiles_from<first + kReadTiles>(work);
+      each_tiles<first + kReadTiles>(work);
     }
   }
 

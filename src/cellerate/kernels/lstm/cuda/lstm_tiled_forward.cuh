@@ -37,23 +37,9 @@ class TiledForwardBlock {
       init_barrier(shared_.state_read, 1 + P::kHelpers);
       publish_barriers();
     }
-    sync_cluster();
-    if (here_.warp < P::kWorkers) {
-      take_registers_until<P::kWorkersRegisters>();
-      compute();
-    } else {
-      give_registers_until<P::kOtherRegisters>();
-      const int part = here_.warp - P::kWorkers;
-      if (part < P::kHelpers) {
-        write(part);
-      } else if (here_.lane == 0) {
-        if (part == P::kHelpers) send();
-        if (part == P::kHelpers + 1) traffic_.bring_weights(in_.weights);
-      }
-    }
-    sync_warp();
-    // No block may end while another may still send to it.
-    sync_cluster();
+    divide<P>(
+        here_, [&] { compute(); }, [&](int part) { write(part); }, [&] { send(); },
+        [&] { traffic_.bring_weights(in_.weights); });
   }
 
  private:

@@ -89,6 +89,31 @@ struct TiledPlace {
   const int first_row = cluster * P::kRows, first_unit = rank * kTileUnits;
 };
 
+// Divides the work of a block among its warps: `compute` is for the workers, `help` for the helpers, which are given
+// their number, and `send` and `bring` for one thread each.
+template <class P, class Compute, class Help, class Send, class Bring>
+CELLERATE_DEVICE void divide(const TiledPlace<P>& here, const Compute& compute, const Help& help,
+                             const Send& send, const Bring& bring) {
+  // The barriers of all blocks exist.
+  sync_cluster();
+  if (here.warp < P::kWorkers) {
+    take_registers_until<P::kWorkersRegisters>();
+    compute();
+  } else {
+    give_registers_until<P::kOtherRegisters>();
+    const int part = here.warp - P::kWorkers;
+    if (part < P::kHelpers) {
+      help(part);
+    } else if (here.lane == 0) {
+      if (part == P::kHelpers) send();
+      if (part == P::kHelpers + 1) bring();
+    }
+  }
+  sync_warp();
+  // No block may end while another may still send to it.
+  sync_cluster();
+}
+
 // Has the second-level cache read this block's units of a row of (…, H, per_unit), if they lie so that it can.
 template <class Number>
 CELLERATE_DEVICE void prefetch_row(const Number* rows, int per_unit, long row, int units, int first_unit) {
