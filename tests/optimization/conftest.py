@@ -90,10 +90,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure is measured for a moment only."""
-    from cellerate.optimization import clocks
+    from cellerate.optimization import clocks, hardware
 
     monkeypatch.setattr(clocks, "MEASURED_S", 0.01)
     monkeypatch.setattr(clocks, "_WARM_S", 0.0)
+    monkeypatch.setattr(hardware, "_MEASURED_S", 0.0)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ class HereProbe:
     opened: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, model: Path, data: Any, *, seed: int, backend: str, patience_s: float) -> None:
-        self._trainer = ""
+        self.patience_s = patience_s
         self._question = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
 
     def __enter__(self) -> "HereProbe":
@@ -126,12 +127,16 @@ class HereProbe:
     def __exit__(self, *_: object) -> None:
         return
 
+    def start(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
         from cellerate.optimization.probe_process import _Work
 
         self.asked.append((kind, options))
-        if kind == "turn":
-            options = options | {"name": self._trainer}
         key = json.dumps(self._question)
         if key not in self.opened:
             self.opened[key] = _Work(self._question)
@@ -143,10 +148,6 @@ class HereProbe:
         return json.loads(json.dumps(self.opened[key].answer(question)))
 
     def tell(self, kind: str, **options: Any) -> None:
-        if kind == "trainer":
-            # In processes of their own they may have the same name; here they share one.
-            self._trainer = f"{options['name']} {len(self.asked)}"
-            options = options | {"name": self._trainer}
         self._told = (kind, options)
 
     def answer(self, timeout_s: float | None = None) -> Any:
@@ -163,8 +164,9 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture
 def here_probe(monkeypatch: pytest.MonkeyPatch) -> type[HereProbe]:
-    from cellerate.optimization import context
+    from cellerate.optimization import context, workflow
 
     monkeypatch.setattr(context, "Probe", HereProbe)
+    monkeypatch.setattr(workflow, "Probe", HereProbe)
     monkeypatch.setattr(HereProbe, "asked", [])
     return HereProbe

@@ -40,6 +40,7 @@ def whole(made, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
         patch.setattr(context, "Probe", HereProbe)
+        patch.setattr(workflow, "Probe", HereProbe)
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
         # By size, as timings of a model so small differ by chance.
@@ -48,7 +49,7 @@ def whole(made, tmp_path_factory):
             folder / "out",
             patch=patch,
             objective="size",
-            only=["kernels", "quantize", "prune", "distill"],
+            only=["pack", "quantize", "prune", "distill"],
             keep=[0.5],
         )
     return found, folder / "out"
@@ -171,7 +172,7 @@ def test_one_gain_has_one_figure_wherever_it_is_told(whole):
 
 
 def test_models_to_choose_are_timed_in_turns_with_the_original(made, tmp_path, monkeypatch, here_probe):
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels", "quantize"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["pack", "quantize"])
     used = [[Path(file).stem for file in with_["files"]] for kind, with_ in here_probe.asked if kind == "use"]
     # Three of the baseline, and those of the verdict.
     assert used[:3] == [[]] * 3
@@ -189,7 +190,7 @@ def test_the_run_is_on_disk_as_a_report_in_three_forms(whole):
     assert "<html" in (folder / "report.html").read_text()
     assert "cellerate optimize" in found.command
     assert "--steps 4" in found.command
-    assert "--only kernels --only quantize" in found.command
+    assert "--only pack --only quantize" in found.command
 
 
 def test_the_original_stays_as_it_was(whole, made):
@@ -218,7 +219,7 @@ def test_a_gate_that_nothing_passes_keeps_the_original(made, tmp_path, monkeypat
 
     judged = TextWorkload.judge
     monkeypatch.setattr(TextWorkload, "judge", Worse())
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.005, only=["kernels"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.005, only=["pack"])
     assert [(one.id, one.passes_gate) for one in found.candidates] == [("original", True), ("float32", False)]
     assert found.candidates[1].loss.value == pytest.approx(0.01, rel=1e-3)
     assert found.verdict.chosen == "original"
@@ -240,7 +241,7 @@ def test_kernels_that_compute_something_else_fail_and_change_nothing(made, tmp_p
         return model
 
     monkeypatch.setattr(Context, "original", damaged)
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["pack"])
     assert found.passes[1].status == "failed"
     assert "more than rounding" in found.passes[1].reason
     assert [one.id for one in found.candidates] == ["original"]
@@ -303,7 +304,7 @@ def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
 ):
     differing("test", [1.05])
     out = tmp_path / "out"
-    found = optimized(made, out, patch=monkeypatch, max_quality_loss=0.01, only=["kernels"])
+    found = optimized(made, out, patch=monkeypatch, max_quality_loss=0.01, only=["pack"])
     packed = found.candidates[1]
     assert packed.passes_gate
     verdict = found.verdict
@@ -329,7 +330,7 @@ def test_a_promise_broken_on_the_test_part_keeps_the_original_and_says_so(
 
 def test_a_promise_that_only_the_mean_breaks_is_kept_with_a_warning(made, tmp_path, monkeypatch, differing):
     differing("test", [0.8, 1.3])
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.01, only=["kernels"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, max_quality_loss=0.01, only=["pack"])
     assert (found.verdict.chosen, found.verdict.rejected) == ("float32", None)
     loss = found.verdict.tested[-1].loss
     assert loss.low <= 0.01 < loss.value
@@ -343,10 +344,10 @@ def test_a_second_verdict_on_another_model_says_that_the_test_part_is_known(
 ):
     out = tmp_path / "out"
     differing("test", [1.05])
-    first = optimized(made, out, patch=monkeypatch, max_quality_loss=0.05, only=["kernels"], objective="size")
+    first = optimized(made, out, patch=monkeypatch, max_quality_loss=0.05, only=["pack"], objective="size")
     assert not any("An earlier verdict" in one for one in first.verdict.warnings)
     found = optimized(
-        made, out, patch=monkeypatch, max_quality_loss=0.05, only=["kernels", "quantize"], objective="size"
+        made, out, patch=monkeypatch, max_quality_loss=0.05, only=["pack", "quantize"], objective="size"
     )
     assert found.verdict.chosen == "int8"
     assert any(
@@ -372,7 +373,7 @@ def test_control_is_trained_once_and_kept_where_the_run_is_interrupted(made, tmp
 
     train_further = module.train_further
     monkeypatch.setattr(module, "train_further", train)
-    again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.5]}
+    again = {"patch": monkeypatch, "only": ["pack", "prune"], "keep": [0.5]}
     with monkeypatch.context() as patch:
         patch.setattr(shrinking, "prune", interrupt)
         assert optimized(made, out, **again).status == "interrupted"
@@ -397,7 +398,7 @@ def test_quantised_model_that_was_trained_has_a_control_trained_like_it(made, tm
         return model, dataclasses.replace(record, details=record.details | {"kept": "fine-tuned"})
 
     monkeypatch.setattr(shrinking, "quantize", tuned)
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels", "quantize"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["pack", "quantize"])
     # One control for both precisions.
     assert [(one.id, one.control) for one in found.candidates[2:]] == [
         ("control-4-1e-04", None),
@@ -420,7 +421,7 @@ def test_a_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path, m
         tmp_path / "out",
         patch=monkeypatch,
         model=tmp_path / "gru.keras",
-        only=["kernels", "quantize", "prune", "distill"],
+        only=["pack", "quantize", "prune", "distill"],
     )
     assert {one.name: one.status for one in found.passes} == {
         "baseline": "done",
@@ -449,7 +450,7 @@ def len_of_text():
     ("task", "data"), [("series", "s.csv"), pytest.param("embed", "l.txt", marks=pytest.mark.slow)]
 )
 def test_the_other_tasks_come_to_a_verdict(made, tmp_path, monkeypatch, task, data):
-    found = optimized(made, tmp_path / "out", task, data, patch=monkeypatch, only=["kernels"])
+    found = optimized(made, tmp_path / "out", task, data, patch=monkeypatch, only=["pack"])
     assert {one.status for one in found.passes} == {"done"}
     assert found.verdict.chosen == "float32"
     assert found.training_steps[0].length is None
@@ -469,7 +470,7 @@ def test_layers_inside_a_bidirectional_are_fused(made, tmp_path, monkeypatch):
         "s.csv",
         patch=monkeypatch,
         model=tmp_path / "b.keras",
-        only=["kernels"],
+        only=["pack"],
     )
     assert dict(found.passes[1].facts)["fused layers"] == "2"
     # The baseline's, and those of the kernels' turns.
@@ -512,7 +513,7 @@ def test_kernels_are_for_training_only_where_they_are_faster_in_turn_after_turn(
 
     monkeypatch.setattr(context, "Probe", Fused)
     monkeypatch.setattr(Fused, "turns", turns)
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["pack"])
     assert said in found.passes[1].decision
     gains = [gain for gain in found.passes[1].gains if gain.quantity == "training"]
     assert len(gains) == kept
@@ -529,7 +530,7 @@ def test_kernels_are_measured_on_batches_of_the_baseline_whatever_was_chosen_sin
     state["choices"]["batch_size"] = 32
     (out / "state.json").write_text(json.dumps(state))
     here_probe.asked.clear()
-    optimized(made, out, patch=monkeypatch, only=["kernels"])
+    optimized(made, out, patch=monkeypatch, only=["pack"])
     sizes = [options["batch_size"] for kind, options in here_probe.asked if kind == "trainer"]
     assert sizes[:2] == [8, 8]
     # The verdict is on both: the way of the baseline, and what was chosen since.
@@ -567,7 +568,7 @@ def test_a_verdict_that_cannot_be_measured_again_has_the_figures_of_the_search(m
 
     answered = HereProbe.ask
     monkeypatch.setattr(HereProbe, "ask", ask)
-    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["kernels"])
+    found = optimized(made, tmp_path / "out", patch=monkeypatch, only=["pack"])
     assert found.status == "finished"
     assert "could not be timed in turns, it took more than 600 s" in found.verdict.warnings[0]
     packed = next(one for one in found.candidates if one.id == "float32")
@@ -594,7 +595,7 @@ def pruned(monkeypatch):
 @pytest.mark.slow
 def test_prune_of_shares_that_rounding_leaves_whole_tells_and_goes_on(made, tmp_path, monkeypatch, pruned):
     # 16 units: 90 % of them are 16 again, in whole eights.
-    options = {"patch": monkeypatch, "only": ["kernels", "prune"], "max_quality_loss": 0.0}
+    options = {"patch": monkeypatch, "only": ["pack", "prune"], "max_quality_loss": 0.0}
     found = optimized(made, tmp_path / "out", keep=[0.5, 0.9], **options)
     prune = found.passes[-1]
     assert pruned == [0.5]
@@ -622,7 +623,7 @@ def test_prune_whose_time_ends_goes_on_with_the_shares_that_are_left(made, tmp_p
 
     time = []
     monkeypatch.setattr(shrinking, "further_steps", steps)
-    again = {"patch": monkeypatch, "only": ["kernels", "prune"], "keep": [0.3, 0.5], "max_quality_loss": 0.0}
+    again = {"patch": monkeypatch, "only": ["pack", "prune"], "keep": [0.3, 0.5], "max_quality_loss": 0.0}
     found = optimized(made, tmp_path / "out", **again)
     assert found.passes[-1].status == "skipped"
     assert "no time" in found.passes[-1].reason

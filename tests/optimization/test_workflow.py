@@ -72,6 +72,7 @@ def after_baseline(made, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CELLERATE_CACHE", str(folder.parent / "cache"))
         patch.setattr(context, "Probe", HereProbe)
+        patch.setattr(workflow, "Probe", HereProbe)
         patch.setattr(clocks, "MEASURED_S", 0.01)
         patch.setattr(clocks, "_WARM_S", 0.0)
         patch.setattr(registry, "PASSES", {})

@@ -76,8 +76,8 @@ class _Work:
             for report in explain(self._workload.model).layers
         ]
 
-    def _judge(self, *, part: Any) -> dict[str, Any]:
-        return vars(self._workload.judge(self._workload.model, part))
+    def _judge(self, *, part: Any, brief: bool = False) -> dict[str, Any]:
+        return vars(self._workload.judge(self._workload.model, part, brief=brief))
 
     def _open(self, *, files: list[str] | None = None) -> bool:
         """Opens the model and the data, and gets what `_use` is to time ready."""
@@ -85,11 +85,11 @@ class _Work:
             self._ready(files)
         return True
 
-    def _use(self, *, files: list[str], turns: int = 1) -> list[dict[str, Any]]:
-        """Times packed models, or without any the model in Keras, for one of so many turns."""
+    def _use(self, *, files: list[str], seconds: float | None = None) -> list[dict[str, Any]]:
+        """Times packed models, or without any the model in Keras; each figure for so many seconds."""
         from cellerate.optimization.clocks import speed
 
-        return [vars(speed(use, turns)) for use in self._ready(files)]
+        return [vars(speed(use, seconds)) for use in self._ready(files)]
 
     def _ready(self, files: list[str]) -> list[Any]:
         from cellerate.runtime.packed import load
@@ -167,10 +167,12 @@ class _Work:
             "step_s": trainer.step_s if math.isfinite(trainer.step_s) else None,
         }
 
-    def _turn(self, *, name: str, steps: int) -> dict[str, Any]:
-        """Goes on with a training for so many steps."""
+    def _turn(self, *, name: str, steps: int, restart: bool = False) -> dict[str, Any]:
+        """Goes on with a training for so many steps, or begins it again."""
         from cellerate.machine.environment import peak_memory_bytes
 
+        if restart:
+            self._trainers[name].restart()
         trial = self._trainers[name].turn(steps)
         return {
             "seconds": list(trial.steps.seconds),

@@ -17,11 +17,12 @@ LEAST_STEPS = 50
 
 # Trainings of a distilling, in those of the original: the student needs its teacher's forward pass besides.
 DISTILLING = 2.5
-# The share of the time left that trainings may take; the rest is for packing, judging and timing.
-_SHARE = 0.8
-_REST_S = 10.0
-# What passes before the first training begins.
-_START_S = 3.0
+# The share of the time left that steps may take: a machine is not always equally fast.
+_SHARE = 0.9
+# Of the fewest steps, as preparing a training takes a moment of its time.
+_ENOUGH = 0.8
+# In how many stages of a training its model is judged, to keep the best.
+_STAGES = 4
 # With more time than planned for this many times as many steps, as in a later call with a larger budget, a
 # number decided before is given up.
 _MORE = 4
@@ -41,7 +42,23 @@ def trainings(context: Context, own: float) -> float:
 
 def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _START_S + _REST_S + LEAST_STEPS * step_s(context) * trainings(context, own) / _SHARE
+    return _training_s(context, own, LEAST_STEPS)
+
+
+def most_s(context: Context, own: float) -> float:
+    """The seconds that so many of the longest trainings take, with their control if there is none yet."""
+    return _training_s(context, own, context.settings.steps)
+
+
+def _training_s(context: Context, own: float, steps: int) -> float:
+    whole = trainings(context, own)
+    return _around_s(context, whole) + steps * step_s(context) * whole / _SHARE
+
+
+def _around_s(context: Context, count: float) -> float:
+    """The seconds that so many trainings take beside their steps: compiling, judging, packing, timing."""
+    state = context.state
+    return int(count) * (state.compile_s + _STAGES * state.judge_s + context.consider_s())
 
 
 def further_steps(context: Context, now: float, later: float = 0.0) -> int:
@@ -55,29 +72,29 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
     Raises:
         OutOfTimeError: There is no time for a training worth its name.
     """
-    decided, left = context.state.further_steps, max(0.0, context.seconds_left() - _REST_S)
+    decided = context.state.further_steps
     if decided is not None:
-        needed = decided * step_s(context) * (now + _controls(context))
-        most = min(context.settings.steps, _fitting(context, _SHARE * left, now + later))
-        if needed <= left and most < _MORE * decided:
+        own = now + _controls(context)
+        needed = decided * step_s(context) * own
+        most = min(context.settings.steps, _fitting(context, now + later))
+        if needed <= context.seconds_left() - _around_s(context, own) and most < _MORE * decided:
             return decided
-    fitting = _fitting(context, _SHARE * left, now + later + 1)
+    fitting = _fitting(context, now + later + 1)
     if fitting < LEAST_STEPS:
-        if _fitting(context, _SHARE * left, now + 1) < LEAST_STEPS:
+        # Rather the next one alone than none.
+        if _fitting(context, now + 1) < _ENOUGH * LEAST_STEPS:
             raise OutOfTimeError(
                 f"there was no time for {LEAST_STEPS} steps of training and as many of a control",
                 least_s(context, now),
             )
-        # Rather the next one alone than none.
         fitting = LEAST_STEPS
     context.state.further_steps = min(context.settings.steps, fitting)
     return context.state.further_steps
 
 
 def fine_tuning_steps(context: Context) -> int:
-    """Gives how many steps a quantised model may be trained: each of two precisions, and their control."""
-    left = max(0.0, context.seconds_left() - _REST_S)
-    return min(context.settings.steps, _fitting(context, 0.5 * left, 3))
+    """Gives how many steps a quantised model may be trained, and its control as many."""
+    return min(context.settings.steps, _fitting(context, 2))
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
@@ -104,5 +121,8 @@ def _controls(context: Context) -> int:
     return 0 if steps is not None and context.candidate(context.control_id(steps, LEARNING_RATE)) else 1
 
 
-def _fitting(context: Context, seconds: float, trainings: float) -> int:
-    return int(seconds / (max(trainings, 1) * step_s(context)))
+def _fitting(context: Context, trainings: float) -> int:
+    """How many steps each of so many trainings may have in the time that is left."""
+    trainings = max(trainings, 1)
+    left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
+    return int(min(left / (trainings * step_s(context)), context.settings.steps))

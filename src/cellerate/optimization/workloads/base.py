@@ -94,12 +94,13 @@ class Workload(abc.ABC):
         """Gives the loss that training minimises."""
 
     @abc.abstractmethod
-    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """Judges a model on a part of the data, which is always the same.
 
         Args:
             model: The model.
             part: The part; only the verdict asks for "test".
+            brief: Whether to judge on the first batch of the part alone, to compare two ways to compute one model.
         """
 
     @abc.abstractmethod

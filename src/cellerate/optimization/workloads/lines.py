@@ -117,10 +117,10 @@ class LineWorkload(Workload):
         """The cross-entropy of the characters, line ends among them."""
         return line_loss()
 
-    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
-        for inputs, target, weight in self._batches[part]:
+        for inputs, target, weight in self._batches[part][: 1 if brief else None]:
             if isinstance(model, keras.Model):
                 logits: Any = model.predict_on_batch(inputs)
             else:
