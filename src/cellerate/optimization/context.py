@@ -145,7 +145,7 @@ class Context:
     def consider_s(self) -> float:
         """The seconds that `consider` takes."""
         known = self.state.consider_s
-        return self.state.judge_s + 2.0 if known is None else known
+        return self.state.judge_s + 1.0 if known is None else known
 
     def original(self) -> keras.Model:
         """Gives a copy of the original on the fastest kernels."""

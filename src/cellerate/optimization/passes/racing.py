@@ -68,10 +68,9 @@ def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Tim
     """
     context.listener.note(f"getting {len(ways)} ways of training ready")
     ready = context.processes.trainings(ways)
-    fresh = [one.ready_s for one in ready if isinstance(one, Training) and not one.raced]
-    if fresh:
-        # What the next will take, whatever the first of all took that Keras compiled.
-        context.state.compile_s = max(0.0, min(fresh) - context.state.process_s)
+    if fresh := [one.compile_s for one in ready if isinstance(one, Training) and not one.raced]:
+        # What the next will take; the first of all took what Keras took.
+        context.state.compile_s = min(fresh)
     racing = [_Racing(one) for one in ready if isinstance(one, Training)]
     context.listener.note(f"timing {len(ways)} ways of training in turns")
     slowest = max((one.training.step_s for one in racing if one.training.step_s < float("inf")), default=0.0)
@@ -109,10 +108,8 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
     ways = [context.first_way, context.chosen_way]
     if ways[0] == ways[1]:
         return None, []
-    for name in dict.fromkeys(step.race for step in state.training_steps if step.race):
-        found = [_step_of(state.training_steps, name, way) for way in ways]
-        if found[0] is not None and found[1] is not None:
-            return (found[0], found[1]), []
+    if found := _raced(context, ways):
+        return found, []
     before, after = all_timed(race_trainings(context, "verdict", ways))
     state.training_steps += [before.step, after.step]
     order, doubt = before.order(after), []
@@ -122,6 +119,24 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
             "Run it again on a quiet machine."
         ]
     return (before.step, after.step), doubt
+
+
+def verdict_race_s(context: Context) -> float:
+    """The seconds that the verdict takes to time training as it was and as it was chosen so far."""
+    state, ways = context.state, [context.first_way, context.chosen_way]
+    if ways[0] == ways[1] or _raced(context, ways):
+        return 0.0
+    return state.process_s + state.compile_s + race_s(context, 2)
+
+
+def _raced(context: Context, ways: Sequence[Way]) -> tuple[TrainingStep, TrainingStep] | None:
+    """The steps of two ways to train in a race that both have taken part in; None if there was none."""
+    steps = context.state.training_steps
+    for name in dict.fromkeys(step.race for step in steps if step.race):
+        first, second = (_step_of(steps, name, way) for way in ways)
+        if first is not None and second is not None:
+            return first, second
+    return None
 
 
 def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
