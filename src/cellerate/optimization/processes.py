@@ -140,7 +140,8 @@ class Processes:
 
     def prepare(self, way: Way) -> None:
         """Lets a process get a way to train ready, and goes on."""
-        self._trainings.setdefault(way, Training(way, self._take()))
+        if way not in self._trainings:
+            self._trainings[way] = Training(way, self._take())
 
     def keras(self) -> Probe:
         """The process that uses the original as its user does, ready to be timed.
