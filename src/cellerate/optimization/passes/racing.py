@@ -203,7 +203,7 @@ def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: f
         context: The context.
         packed: A process that has been told to open the packed models.
         files: The packed models.
-        until: When to end, by `time.perf_counter`, once there are as many turns as give a sure order.
+        until: By when, of `time.perf_counter`, twice as many turns as give a sure order must end to be taken.
 
     Yields:
         A turn: the speeds of the ways to use the original, and those of the packed models.
@@ -214,11 +214,13 @@ def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: f
     keras = context.processes.keras()
     packed.answer()
     seconds = clocks.MEASURED_S / clocks.TURNS
-    turn = 0
-    while turn < clocks.TURNS or (turn < 2 * clocks.TURNS and time.perf_counter() < until):
+    began = time.perf_counter()
+    for turn in range(2 * clocks.TURNS):
+        now = time.perf_counter()
+        if turn == clocks.TURNS and now + (now - began) > until:
+            return
         found = [
             [Speed(**one) for one in probe.ask("use", files=list(given), seconds=seconds)]
             for probe, given in ((keras, ()), (packed, files))
         ]
         yield found[0], found[1]
-        turn += 1
