@@ -35,6 +35,21 @@ def run(folder, *arguments, **environment):
     return kept == "True", float(value), int(hits)
 
 
+NAMED = """
+import pathlib, sys
+import jax
+from cellerate.bridges import jax_programs
+jax_programs.keep_programs(pathlib.Path(sys.argv[1]))
+
+@jax.jit
+def double(x):
+    with jax.named_scope(sys.argv[2]):
+        return jax.numpy.sin(x) * 2
+
+print(double.lower(1.0).compile().as_text())
+"""
+
+
 def kept_files(folder):
     return sorted(path for path in (folder / "jax").glob("*/*") if path.is_file())
 
@@ -56,6 +71,13 @@ def test_programs_of_another_processor_are_not_taken(tmp_path):
 def test_programs_compiled_for_fewer_instructions_are_told_apart(tmp_path):
     run(tmp_path)
     assert run(tmp_path, XLA_FLAGS="--xla_cpu_max_isa=SSE4_2")[2] == 0
+
+
+def test_program_has_the_names_of_its_own_operations(tmp_path):
+    for name in ("first", "second"):
+        words = [sys.executable, "-c", NAMED, str(tmp_path), name]
+        text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert f"/{name}/" in text
 
 
 @pytest.mark.parametrize("left", [0, 100])

@@ -48,6 +48,8 @@ def keep_programs(folder: Path) -> bool:
     # Many are small, and each takes longer to compile than to read.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Else an equal program might come with the names of another one's operations, by which `profile` knows layers.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     return True
 
 
