@@ -63,7 +63,7 @@ def start_backend(name: str | None, join: Callable[[str], None] | None = None) -
 
 
 def _keep_programs(backend: str) -> None:
-    """Has the backend keep compiled programs for the next command, if it is one that compiles long."""
+    """Has a backend that compiles its programs keep them for the next command."""
     if backend == "jax":
         importlib.import_module("cellerate.bridges.jax_programs").keep_programs(cache_dir())
 
