@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
+from cellerate.keras_graph.initial_weights import at_once
 from cellerate.models.losses import check_quantiles
 from cellerate.models.text import (
     check_fraction,
@@ -25,6 +26,7 @@ from cellerate.models.text import (
 _STEP_UNITS = 32  # of the small head that sees what is known of a step in advance
 
 
+@at_once
 def build_forecast_model(
     window: int,
     features: int,

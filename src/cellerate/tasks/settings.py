@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cellerate.data.calendar_features import CalendarPart as Calendar
-from cellerate.data.calendar_features import check_calendar
+from cellerate.data.calendar_parts import CalendarPart as Calendar
+from cellerate.data.calendar_parts import check_calendar
 from cellerate.data.decoding import check_codec
 from cellerate.errors import ConfigError
 from cellerate.settings import check_choice, check_counts, check_number
