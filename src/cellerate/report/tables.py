@@ -7,11 +7,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from cellerate.report.effects import Tone
+from cellerate.report.effects import Tone, effect
+from cellerate.report.record import Change
 from cellerate.report.svg import Chart
 
 NONE = "—"
 """Shown where there is nothing else to show."""
+GOOD, BAD = "▲\N{NO-BREAK SPACE}", "▼\N{NO-BREAK SPACE}"
+"""Begin what is good or bad news."""
 
 _Row = TypeVar("_Row")
 _MOST_ROWS = 40  # in a table beside a chart; report.json has all
@@ -78,6 +81,12 @@ def cells(*values: str | Cell) -> tuple[Cell, ...]:
     """Gives a row; empty texts become `NONE`."""
     found = (value if isinstance(value, Cell) else Cell(value) for value in values)
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
+
+
+def effect_cell(change: Change, note: str = "") -> Cell:
+    """Gives a cell that says how large a change is; a sign before it says whether it is good."""
+    words, tone = effect(change)
+    return Cell({"good": GOOD, "bad": BAD, "": ""}[tone] + words, note=note, tone=tone)
 
 
 def table(

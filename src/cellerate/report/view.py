@@ -8,9 +8,10 @@ from typing import Any
 
 from cellerate import format as shown
 from cellerate.report.effects import Tone, effect, loss_in_words, loss_reach, reach
+from cellerate.report.gains import gains
 from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
-from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
+from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, effect_cell, named, table
 
 _WIDE = 92  # characters per line of a command
 
@@ -77,8 +78,11 @@ def outcome(run: Run) -> tuple[str, Tone]:
 
 
 def verdict_table(run: Run) -> Table | None:
-    """Gives the table of the verdict's figures before and after."""
-    changes = run.verdict.rows if run.verdict else ()
+    """Gives the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
+    beside = gains(run)
+    changes = [
+        one for one in (run.verdict.rows if run.verdict else ()) if not (beside and beside.contains(one))
+    ]
     return changes_table("Before and after, measured in this run", changes, _stream(run))
 
 
@@ -86,16 +90,8 @@ def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> 
     """Gives the table of figures before and after."""
     rows = []
     for change in changes:
-        words, tone = effect(change)
-        sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
-        rows.append(
-            cells(
-                change.label,
-                shown.quantity(change.before, change.unit),
-                shown.quantity(change.after, change.unit),
-                Cell(sign + words, tone=tone),
-            )
-        )
+        before, after = (shown.quantity(value, change.unit) for value in (change.before, change.after))
+        rows.append(cells(change.label, before, after, effect_cell(change)))
     return table(caption, ("What", ">Before", ">After", "Change"), rows, remark, stacked=True)
 
 
