@@ -45,8 +45,9 @@ STEPS = (
 GAINS = [
     "",
     "Keras beside Cellerate, measured in this run:",
-    "                         Keras  Cellerate  Gain",
-    "training, characters/s  1.00 k     3.00 k  3.00x faster",
+    "             Keras  Cellerate  Gain",
+    "training  1.00 k/s   3.00 k/s  3.00x",
+    "Speeds are characters a second.",
     "",
     "Beside Keras, in the same precision, Cellerate trains 3.00x faster.",
 ]
@@ -95,11 +96,11 @@ def test_table_on_a_terminal_is_as_wide_as_the_terminal_and_in_colour(folders, c
     out = capsys.readouterr().out
     assert "\x1b[32m3.00x" in out
     lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
-    table = lines[1 : lines.index(GAINS[-1]) - 1]
-    assert table[0].strip() == "Keras beside Cellerate, measured in this"
-    assert max(map(len, table)) <= 40
-    assert "▲" not in out
-    assert lines[-1] == GAINS[-1]
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()).startswith(
+        "Keras beside Cellerate, measured in this run Keras Cellerate"
+    )
+    assert " ".join(" ".join(lines).split()).endswith(f"{GAINS[-3]} {GAINS[-1]}")
 
 
 def test_report_takes_the_file_and_writes_elsewhere(cellerate, folders):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 def print_gains(run: "Run") -> None:
     """Prints what a run measured of Keras and Cellerate: in colour on a terminal, as plain lines elsewhere."""
-    from cellerate.format import one_line
     from cellerate.report.gains import gains
 
     found = gains(run)
@@ -21,24 +20,23 @@ def print_gains(run: "Run") -> None:
     emit("")
     if sys.stdout.isatty():
         show(_coloured(found))
-    else:
-        emit(f"{found.table.caption}:")
-        for line in found.lines():
-            emit(line)
-    if found.table.remark:
-        emit(one_line(found.table.remark))
-    if found.sentence:
-        emit(f"\n{one_line(found.sentence)}")
+        return
+    emit(f"{found.table.caption}:")
+    for line in found.lines():
+        emit(line)
+    for line in found.remarks:
+        emit(line)
 
 
 def _coloured(found: "Gains") -> str:
-    """The table as wide as the terminal, its good news green and its bad news red."""
+    """The same within the width of the terminal: good news is green, bad news red, the sentence bold."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=found.table.caption, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    # With a column apart from the next by two spaces, the table of a text fits 80 columns.
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for n, (head, figures) in enumerate(found.table.heads):
         table.add_column(head if n else "", justify="right" if figures else "left")
     styles = {"good": "green", "bad": "red", "": ""}
@@ -46,5 +44,8 @@ def _coloured(found: "Gains") -> str:
         table.add_row(*(Text(cell.text, styles[cell.tone]) for cell in row))
     console = Console(highlight=False)
     with console.capture() as captured:
+        console.print(Text(found.table.caption, "bold"))
         console.print(table)
+        for line in found.remarks:
+            console.print(Text(line, "bold" if line == found.sentence else ""))
     return captured.get()

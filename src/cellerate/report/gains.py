@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from cellerate import format as shown
 from cellerate.report.effects import effect
 from cellerate.report.record import Candidate, Change, Quantity, Run, Speed, TrainingStep, training_item
-from cellerate.report.tables import BAD, GOOD, NONE, Cell, Table, cells, effect_cell
+from cellerate.report.tables import NONE, Cell, Table, cells, metric_label
 
 _ORIGINAL, _SAME, _NARROW = "original", "float32", "int8"
 """The ids of the compared models: in Keras, packed in the same precision, packed in int8."""
@@ -20,7 +20,7 @@ _CAPTION = "Keras beside Cellerate, measured in this run"
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """The words for a task: what its model does, and what it takes."""
+    """The words for a task: what its model does, what it does in the row that the sentence tells, and what it takes."""
 
     doing: str
     does: str
@@ -29,10 +29,10 @@ class _Task:
 
 _TASKS = {
     "characters": _Task("generating", "generates", "text"),
-    "forecasts": _Task("forecasting", "forecasts", "window"),
-    "lines": _Task("embedding", "embeds", "line"),
+    "forecasts": _Task("forecasting", "forecasts one window", "window"),
+    "lines": _Task("embedding", "embeds one line", "line"),
 }
-_ANY = _Task("using the model", "works", "item")
+_ANY = _Task("using the model", "answers a call", "item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,20 +78,23 @@ class Gains:
 
     @property
     def words(self) -> tuple[tuple[Cell, ...], ...]:
-        """The rows of the table for a terminal: without signs, and with remarks in brackets."""
-        plain = str.maketrans("", "", GOOD + BAD)
+        """The rows of the table for a terminal: with remarks in brackets."""
         return tuple(
             tuple(
                 dataclasses.replace(
                     cell,
-                    text=shown.one_line(
-                        cell.text.translate(plain) + (f" ({cell.note})" if cell.note else "")
-                    ),
+                    text=shown.one_line(cell.text + (f" ({cell.note})" if cell.note else "")),
                 )
                 for cell in row
             )
             for row in self.table.rows
         )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The lines below the table: what its figures are of, and the sentence after an empty line."""
+        told = tuple(map(shown.one_line, filter(None, [self.table.remark])))
+        return (*told, "", shown.one_line(self.sentence)) if self.sentence else told
 
     def lines(self) -> Iterator[str]:
         """The table as plain lines."""
@@ -122,15 +125,15 @@ def _rows(run: Run, models: dict[str, Candidate]) -> Iterator[Row]:
         return
     task = _TASKS.get(run.item, _ANY)
     many = next((one.batch for one in before.speeds if one.throughput_per_s), 0)
-    figures = (
-        ("per_s", f"{task.doing} one {task.taken}, {run.item}/s", f"{run.item}/s"),
-        ("throughput_per_s", f"{task.doing} {many} {task.taken}s at a time, {run.item}/s", f"{run.item}/s"),
+    rate = f"{run.item}/s"
+    figures = [
         ("latency_p50_ms", "latency of a call", "ms"),
-    )
+        ("throughput_per_s", f"{task.doing} {many} {task.taken}s", rate),
+    ]
+    if run.item == "characters":
+        # Elsewhere each item takes a call, and this would be the latency in other words.
+        figures = [("per_s", f"{task.doing} one {task.taken}", rate), *reversed(figures)]
     for name, label, unit in figures:
-        # Where each item takes a call, its speed is the latency in other words.
-        if name == "per_s" and run.item != "characters":
-            continue
         found = [_fastest(one, name) if one else None for one in (before, same, narrow)]
         values = [None if one is None else getattr(one, name) for one in found]
         yield from _row("use", label, values, unit, found[0].way if found[0] else "")
@@ -138,7 +141,7 @@ def _rows(run: Run, models: dict[str, Candidate]) -> Iterator[Row]:
         "size", "file", [one.file_bytes or None if one else None for one in (before, same, narrow)], "bytes"
     )
     _, qualities = _qualities(run, models)
-    yield from _row(None, run.metric.name, qualities, run.metric.unit, better=run.metric.higher_is_better)
+    yield from _row(None, metric_label(run.metric), qualities, "", better=run.metric.higher_is_better)
 
 
 def _row(
@@ -178,7 +181,7 @@ def _training(run: Run) -> Iterator[Row]:
     stock, ours = pair
     policy = _policy(ours)
     unit = f"{training_item(run.item)}/s"
-    label = f"training, {unit}" if policy == _SAME else f"training in {policy}, {unit}"
+    label = "training" if policy == _SAME else f"training in {policy}"
     gain = Change("training", label, stock.items_per_s, ours.items_per_s, unit, higher_is_better=True)
     # The stage credits itself with a gain only if the turns agree.
     agreed = any(
@@ -237,9 +240,9 @@ def _table(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> Table
     ]
     lines = []
     for row in rows:
-        gain = effect_cell(row.gain, note="noise" if row.doubtful else "")
+        gain = _factor_cell(row.gain, note="noise" if row.doubtful else "")
         narrow = (
-            (_value(row.int8.after, row.int8), effect_cell(row.int8))
+            (_value(row.int8.after, row.int8), _factor_cell(row.int8))
             if row.int8
             else (Cell(NONE), Cell(NONE))
         )
@@ -256,17 +259,28 @@ def _table(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> Table
 
 
 def _value(value: float, of: Change) -> Cell:
-    """A figure; its unit is in the label of its row if it is a speed."""
-    return Cell(shown.short(value) if of.unit.endswith("/s") else shown.quantity(value, of.unit))
+    """A figure with its unit; the items of a speed are told below the table, which would be too wide for a terminal."""
+    return Cell(f"{shown.short(value)}/s" if of.unit.endswith("/s") else shown.quantity(value, of.unit))
+
+
+def _factor_cell(change: Change, note: str = "") -> Cell:
+    """A factor, or how much better or worse the quality is."""
+    words, tone = effect(change)
+    text = (
+        ("equal" if words == "unchanged" else words)
+        if change.quantity is None
+        else shown.times(change.factor)
+    )
+    return Cell(text, note=note, tone=tone)
 
 
 def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
     """What the figures are of: which ways, which precision, which data."""
-    remarks = []
+    remarks = _units(run, rows)
     ways: dict[str, list[str]] = {}
     for row in rows:
         if row.way:
-            ways.setdefault(row.way, []).append(row.gain.label.partition(",")[0])
+            ways.setdefault(row.way, []).append(row.gain.label)
     if ways:
         remarks.append(_called(models[_ORIGINAL], ways))
         same = models[_SAME]
@@ -282,6 +296,17 @@ def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
     if narrow and narrow.quality and not narrow.passes_gate:
         remarks.append(f"In int8 it loses more than the {shown.percent(run.max_quality_loss)} allowed.")
     return " ".join(remarks)
+
+
+def _units(run: Run, rows: Sequence[Row]) -> list[str]:
+    """Says what the speeds count."""
+    counted = {row.gain.quantity for row in rows if row.gain.unit.endswith("/s")}
+    trained, made = training_item(run.item), run.item
+    if counted == {"training"}:
+        return [f"Speeds are {trained} a second."]
+    if counted == {"training", "use"} and trained != made:
+        return [f"Speeds are {trained} a second in training, {made} a second in use."]
+    return [f"Speeds are {made} a second."] if counted else []
 
 
 def _called(before: Candidate, ways: dict[str, list[str]]) -> str:

@@ -7,14 +7,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from cellerate.report.effects import Tone, effect
-from cellerate.report.record import Change
+from cellerate.report.effects import Tone
+from cellerate.report.quality import Metric
 from cellerate.report.svg import Chart
 
 NONE = "—"
 """Shown where there is nothing else to show."""
-GOOD, BAD = "▲\N{NO-BREAK SPACE}", "▼\N{NO-BREAK SPACE}"
-"""Begin what is good or bad news."""
 
 _Row = TypeVar("_Row")
 _MOST_ROWS = 40  # in a table beside a chart; report.json has all
@@ -83,10 +81,10 @@ def cells(*values: str | Cell) -> tuple[Cell, ...]:
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
 
 
-def effect_cell(change: Change, note: str = "") -> Cell:
-    """Gives a cell that says how large a change is; a sign before it says whether it is good."""
-    words, tone = effect(change)
-    return Cell({"good": GOOD, "bad": BAD, "": ""}[tone] + words, note=note, tone=tone)
+def metric_label(metric: Metric) -> str:
+    """The name of a quality, with its unit if the name does not contain it."""
+    name, unit = named(metric.name, "quality"), metric.unit
+    return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
 
 
 def table(

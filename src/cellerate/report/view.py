@@ -11,7 +11,7 @@ from cellerate.report.effects import Tone, effect, loss_in_words, loss_reach, re
 from cellerate.report.gains import gains
 from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
-from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, effect_cell, named, table
+from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, metric_label, named, table
 
 _WIDE = 92  # characters per line of a command
 
@@ -80,18 +80,19 @@ def outcome(run: Run) -> tuple[str, Tone]:
 def verdict_table(run: Run) -> Table | None:
     """Gives the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
     beside = gains(run)
-    changes = [
-        one for one in (run.verdict.rows if run.verdict else ()) if not (beside and beside.contains(one))
-    ]
-    return changes_table("Before and after, measured in this run", changes, _stream(run))
+    changes = run.verdict.rows if run.verdict else ()
+    new = [one for one in changes if beside is None or not beside.contains(one)]
+    return changes_table("Before and after, measured in this run", new, _stream(run))
 
 
 def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> Table | None:
     """Gives the table of figures before and after."""
     rows = []
     for change in changes:
+        words, tone = effect(change)
+        sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
         before, after = (shown.quantity(value, change.unit) for value in (change.before, change.after))
-        rows.append(cells(change.label, before, after, effect_cell(change)))
+        rows.append(cells(change.label, before, after, Cell(sign + words, tone=tone)))
     return table(caption, ("What", ">Before", ">After", "Change"), rows, remark, stacked=True)
 
 
@@ -255,10 +256,9 @@ def _stream(run: Run) -> str:
 
 
 def metric_name(run: Run) -> str:
-    """Gives the name of the quality, with its unit if the name does not contain it."""
-    name, unit = named(run.metric.name, "quality"), run.metric.unit
-    name = name[:1].upper() + name[1:]
-    return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
+    """Gives the name of the quality, with its unit, as a heading."""
+    name = metric_label(run.metric)
+    return name[:1].upper() + name[1:]
 
 
 def tested_table(run: Run) -> Table | None:
