@@ -23,7 +23,7 @@ export CTEST_OUTPUT_ON_FAILURE = 1
 	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain test-native-arm \
 	mutation lint format bench docs clean
 help:
-	@echo "make demo       train on Python's own sources for two minutes, generate, optimize the model; forecast with a chart"
+	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-native  the C++ tests, with sanitizers, under valgrind, and on an emulated ARM"
