@@ -27,7 +27,7 @@ NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-na
 .PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-lesser test-scalar test-native $(NATIVE_PARTS) \
 	test-native-arm mutation lint format bench docs clean
 help:
-	@echo "make demo       train on Python's own sources for two minutes, generate, optimize the model; forecast with a chart"
+	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
 	@echo "make test-lesser  the suite with AVX2 only, as on most desktops, and our core without any of these instructions"
