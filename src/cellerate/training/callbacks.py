@@ -4,6 +4,7 @@ Everything that must happen between two batches happens here. No callback may ma
 every step.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import keras
 
+from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
@@ -35,7 +37,7 @@ class Progress:
         history: One record per epoch.
         curve: Rows of epoch, step and the mean loss of that epoch so far.
         best: The best value of the monitored loss, or None.
-        best_epoch: The epoch of `best`, from 1.
+        best_epoch: The epoch of `best`, from 1; 0 for the model before the first one.
         epoch_seconds: Seconds trained in the current epoch.
         seconds: Seconds trained in all.
         counters: The counters of Keras's own callbacks, by class name.
@@ -110,6 +112,7 @@ class Conductor(keras.callbacks.Callback):
         identity: What the run is made of, for its checkpoints.
         processes: Those that train together. All look at the same batches and stop and save after the same; the first
             one's clock and any one's signal decide.
+        judge_first: Validation batches to judge the model on before the first epoch; None does not.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Conductor(keras.callbacks.Callback):
         begin_states: Callable[[], None],
         identity: dict[str, Any],
         processes: Processes,
+        judge_first: BatchSource | None = None,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -147,6 +151,7 @@ class Conductor(keras.callbacks.Callback):
         self._begin_states = begin_states
         self._identity = identity
         self._processes = processes
+        self._judge_first = judge_first
         self._resumed: Checkpoint | None = None
         self._cut: Checkpoint | None = None
         self._start = 0
@@ -182,7 +187,23 @@ class Conductor(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Starts the clock of the time limit, which counts training only."""
         if self._settings.max_seconds is not None and math.isinf(self._deadline):
-            self._deadline = time.perf_counter() + self._settings.max_seconds
+            # What it took to begin counts, too.
+            spent = 0.0 if self._resumed or self.progress.history else self.progress.seconds
+            self._deadline = time.perf_counter() + self._settings.max_seconds - spent
+        if self._judge_first is not None:
+            source, self._judge_first = self._judge_first, None
+            self._judge_start(source)
+
+    def _judge_start(self, source: BatchSource) -> None:
+        """Makes the model before the first epoch the best one so far."""
+        with contextlib.closing(KerasBatches(source)) as batches:
+            logs = self.model.evaluate(batches, callbacks=[self], verbose=0, return_dict=True)
+        self._processes.settle(self.model)
+        value = float(logs["loss"])
+        self._display.message(f"before the first epoch: val_loss {value:.4f}")
+        if math.isfinite(value):
+            self.progress.best = value
+            self._write(self._write_best)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Zeroes carried states, or restores those of an epoch that was cut short."""

@@ -7,6 +7,7 @@ resume, a time limit, Ctrl-C, history and display.
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +65,8 @@ class TrainingResult:
         output: The model file; after an interruption in the first epoch it does not exist yet.
         folder: The run's folder: checkpoint, history, curve, TensorBoard files.
         history: One record per epoch, of this call and of those it resumed.
-        best_epoch: The epoch whose model is in `output`, from 1; 0 if there is none.
+        best_epoch: The epoch whose model is in `output`, from 1; 0 for the model before the first epoch, if it was
+            judged (`best` is then a number), or for none.
         best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
         precision: The dtype policy of the training.
@@ -95,6 +97,7 @@ def train(
     settings: TrainingSettings,
     metrics: Sequence[Any] = (),
     validation: BatchSource | None = None,
+    begin: Callable[[keras.Model], str] | None = None,
     identity: Mapping[str, Any] | None = None,
     carry_states: bool = False,
     resume: bool = False,
@@ -118,6 +121,9 @@ def train(
         settings: How to train.
         metrics: Keras metrics, weighted if the source gives weights.
         validation: Batches whose loss decides which epoch is best; with None, the last epoch is.
+        begin: Gives the model of a new run better weights than random ones, such as a solution in closed form, and
+            says so in a sentence; "" if it has none. The model is then judged before the first epoch, too, and stays
+            the best one until an epoch is better. The time counts as training.
         identity: What else a resumed run must have in common with this one.
         carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
             batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
@@ -171,13 +177,19 @@ def train(
         processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
         progress = _progress(checkpoint)
         progress.finished = ""
+        begun = ""
         if checkpoint is None:
+            if begin is not None:
+                clock = time.perf_counter()
+                begun = begin(model)
+                processes.equalise(model)
+                progress.seconds = time.perf_counter() - clock
             progress.precision = _precision(model, source, loss, settings, display, processes)
         if progress.precision != "float32":
             model = with_dtype_policy(model, progress.precision)
         accelerate(model, settings.implementation)
         kernels = kernels_used(model, progress.precision)
-        display.message(kernels)
+        display.message(f"{kernels}; {begun}" if begun else kernels)
 
         states = carried_states(model, source.batch_size) if carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
@@ -205,7 +217,8 @@ def train(
             show_samples=sample_every is not None,
         )
         display = telemetry if processes.first else Display()
-        monitor = "val_loss" if validation is not None else "loss"
+        held_out = processes.share(validation) if validation is not None else None
+        monitor = "loss" if held_out is None else "val_loss"
         conductor = Conductor(
             settings=settings,
             progress=progress,
@@ -220,6 +233,7 @@ def train(
             begin_states=states.reset if states else lambda: None,
             identity=dict(identity),
             processes=processes,
+            judge_first=held_out if begun else None,
         )
         watching: list[keras.callbacks.Callback] = []
         if settings.patience is not None:
@@ -248,7 +262,7 @@ def train(
                     stopped_early = _fit_parts(
                         trainer,
                         processes.share(source),
-                        processes.share(validation) if validation is not None else None,
+                        held_out,
                         settings.epochs,
                         own_callbacks,
                         watching,
@@ -274,7 +288,7 @@ def train(
         processes.wait()
         model = processes.own(model, settings.implementation)
         best_is_last = progress.best_epoch == len(progress.history)
-        if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
+        if processes.first and status != "interrupted" and progress.best is not None and not best_is_last:
             model.load_weights(output)
         return TrainingResult(
             model=model,
