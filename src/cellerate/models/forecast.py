@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
-from cellerate.models.losses import check_quantiles
+from cellerate.models.losses import check_quantiles, middle_place
 from cellerate.models.text import (
     check_fraction,
     check_policy,
@@ -259,7 +259,7 @@ def _spread(
     steps: Any = None,
 ) -> Any:
     """Adds the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
-    middle = min(range(len(levels)), key=lambda index: abs(levels[index] - 0.5))
+    middle = middle_place(levels)
     parts = [center]
     below, above = middle, len(levels) - 1 - middle
     # softplus(-1) is 0.3, about the gap between the quantiles of a standardised series.

@@ -14,7 +14,7 @@ from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.tasks.intervals import calibrate
 from cellerate.tasks.linear_start import LinearStart, has_linear_map
-from cellerate.tasks.series import series_loss
+from cellerate.tasks.series import series_loss, series_metrics
 from cellerate.tasks.series_batches import count_windows, series_sources
 from cellerate.tasks.series_errors import SeriesForecaster
 from cellerate.training.loop import train
@@ -89,6 +89,7 @@ class Refit:
                 output=Path(folder, "fold.keras"),
                 save=lambda trained, path: save_model(trained, path, record),
                 loss=series_loss(options.loss, settings.quantiles),
+                metrics=series_metrics(settings.quantiles, validation),
                 settings=self._settings,
                 begin=start,
                 validation=validation,

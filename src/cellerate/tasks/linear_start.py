@@ -13,10 +13,12 @@ import numpy as np
 from cellerate.data.covariates import Covariates
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesPart
+from cellerate.models.losses import middle_place
 from cellerate.tasks.baselines import season_rows
 from cellerate.tasks.linear import NLinear, TargetWindows, fit_linear, too_large
 from cellerate.tasks.metrics import in_sample_errors
 from cellerate.tasks.settings import SeriesOptions
+from cellerate.training.beginning import Beginning
 
 # Residuals that quantiles are taken of: windows, and numbers in all.
 _MOST_WINDOWS, _MOST_NUMBERS = 20_000, 1 << 24
@@ -49,27 +51,27 @@ class LinearStart:
     scaler: Scaler
     covariates: Covariates
 
-    def __call__(self, model: keras.Model) -> str:
+    def __call__(self, model: keras.Model) -> Beginning | None:
         """Fits the linear map, and gives it to an untrained model.
 
         Returns:
-            A sentence that says where the model begins; empty if it begins at the last value as before, because too
-            few windows fit or a window is too long.
+            What the model begins with; None if it begins at the last value, because too few windows fit, or a window
+            is too long.
         """
         window, horizon = self.options.window, self.options.horizon
         if too_large(window, horizon) or not self.part.bounds:
-            return ""
+            return None
         layer, units = model.get_layer("linear"), self._units()
         scales = in_sample_errors(self.part, season_rows(self.options.season, self.part.data) or 1)
         shared = len(layer.kernel.shape) == 2
         found = fit_linear(self.part, window, horizon, scales, units, shared=shared)
         if found is None:
-            return ""
+            return None
         kernel, bias = found.coefficients[:, :-1], found.coefficients[:, -1]
         layer.set_weights([kernel[0], bias[0]] if shared else [kernel, bias])
         if self.quantiles:
             _begin_quantiles(model, self.quantiles, self._residual_quantiles(found, units))
-        return f"it begins as NLinear, fitted on {found.windows:,} windows"
+        return Beginning(f"as NLinear, solved for on {found.windows:,} windows", ("linear",))
 
     def _units(self) -> Mapping[str, np.ndarray]:
         """(targets,) for each series, the scale of the model's numbers."""
@@ -98,7 +100,7 @@ class LinearStart:
 
 def _begin_quantiles(model: keras.Model, levels: Sequence[float], found: np.ndarray) -> None:
     """Sets the biases of an untrained model's heads, so that its quantiles lie by `found` (horizon, targets, Q)."""
-    middle = min(range(len(levels)), key=lambda place: abs(levels[place] - 0.5))
+    middle = middle_place(levels)
     _begin_head(model, "center", found[..., middle])
     gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)
     # The model adds softplus(bias), from the middle outwards.

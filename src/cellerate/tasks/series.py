@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.data.batches import BatchSource
 from cellerate.data.covariates import NO_COVARIATES, Covariates
 from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
-from cellerate.models.losses import QuantileLoss
+from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import Example, ForecastSettings, reading_arguments
@@ -39,6 +40,7 @@ from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
+from cellerate.training.stretches import ErrorByStretch
 
 # Settings of reading, which a packed series has of its own.
 _PACKED_SETTINGS = (
@@ -206,7 +208,7 @@ def train_on_series(
         begin=start,
         save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
         loss=series_loss(options.loss, quantiles),
-        metrics=[] if quantiles else [keras.metrics.MeanAbsoluteError(name="mae")],
+        metrics=series_metrics(quantiles, validation),
         settings=training,
         validation=validation,
         identity={
@@ -259,6 +261,12 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
         "huber": keras.losses.Huber,
     }
     return losses[name]()
+
+
+def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -> list[keras.metrics.Metric]:
+    """The mean absolute error of a forecaster: that of the middle one of its quantiles, if it has any."""
+    place = middle_place(quantiles) if quantiles else None
+    return [ErrorByStretch(1 if validation is None else len(validation), place)]
 
 
 def _open(
