@@ -157,7 +157,8 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "time limit":
         note(f"stopped at the time limit. To go on:\n  {command_to_resume()}")
     if result.status == "stopped early":
-        note(f"stopped early: epoch {result.best_epoch} was the best.")
+        best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
+        note(f"stopped early: {best} was the best.")
     note(f"model: {result.output}   history: {result.folder}/history.csv")
     note("next:\n" + "\n".join(f"  {step}" for step in next_steps))
 
