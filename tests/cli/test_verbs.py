@@ -39,8 +39,11 @@ def test_train_json_is_all_of_stdout_and_names_what_was_written(cellerate, here,
     training = found["training"]
     assert training["status"] == "finished"
     assert training["output"] == "m.keras"
-    assert training["epochs"] == len(training["history"]) == training["best_epoch"] == 1
-    assert training["best_loss"] == training["history"][0].get("val_loss", training["history"][0]["loss"])
+    assert training["epochs"] == len(training["history"]) == 1
+    after = training["history"][0].get("val_loss", training["history"][0]["loss"])
+    # A forecaster is judged before its first epoch, too.
+    assert training["best_epoch"] == 1 or task == "series"
+    assert training["best_loss"] == after or (training["best_epoch"] == 0 and training["best_loss"] > 0)
     assert (here / "m.keras").exists()
     assert (here / training["run_folder"] / "history.csv").exists()
 

@@ -49,8 +49,8 @@ class ErrorByStretch(keras.metrics.Metric):
         weight = ops.ones_like(error) if sample_weight is None else ops.reshape(sample_weight, (-1,))
         weight = ops.cast(weight, "float32")
         rows = ops.shape(error)[0]
-        part = ops.cast(ops.arange(rows), "float32") / ops.cast(rows, "float32")
-        stretch = ops.floor((self._done + part) * (STRETCHES / self._batches))
+        number = self._done * ops.cast(rows, "float32") + ops.cast(ops.arange(rows), "float32")
+        stretch = ops.floor(number * STRETCHES / ops.cast(self._batches * rows, "float32"))
         member = ops.one_hot(ops.cast(ops.minimum(stretch, STRETCHES - 1), "int32"), STRETCHES)
         self._sums.assign_add(ops.sum(member * ops.expand_dims(error * weight, -1), axis=0))
         self._counted.assign_add(ops.sum(member * ops.expand_dims(weight, -1), axis=0))
