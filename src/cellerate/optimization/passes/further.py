@@ -35,6 +35,11 @@ def step_s(context: Context) -> float:
     return min(step.step_ms for step in alike) / 1e3
 
 
+def least_steps(context: Context) -> int:
+    """The fewest steps of a training worth its name; no more than the settings ask for."""
+    return min(LEAST_STEPS, context.settings.steps)
+
+
 def trainings(context: Context, own: float) -> float:
     """How many trainings of the original a pass takes as long as, with the control if there is none yet."""
     return own + _controls(context)
@@ -42,7 +47,7 @@ def trainings(context: Context, own: float) -> float:
 
 def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _training_s(context, own, LEAST_STEPS)
+    return _training_s(context, own, least_steps(context))
 
 
 def most_s(context: Context, own: float) -> float:
@@ -79,22 +84,22 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
         most = min(context.settings.steps, _fitting(context, now + later))
         if needed <= context.seconds_left() - _around_s(context, own) and most < _MORE * decided:
             return decided
-    fitting = _fitting(context, now + later + 1)
-    if fitting < LEAST_STEPS:
+    fitting, least = _fitting(context, now + later + 1), least_steps(context)
+    if fitting < least:
         # Rather the next one alone than none.
-        if _fitting(context, now + 1) < _ENOUGH * LEAST_STEPS:
+        if _fitting(context, now + 1) < _ENOUGH * least:
             raise OutOfTimeError(
-                f"there was no time for {LEAST_STEPS} steps of training and as many of a control",
+                f"there was no time for {least} steps of training and as many of a control",
                 least_s(context, now),
             )
-        fitting = LEAST_STEPS
-    context.state.further_steps = min(context.settings.steps, fitting)
-    return context.state.further_steps
+        fitting = least
+    context.state.further_steps = fitting
+    return fitting
 
 
 def fine_tuning_steps(context: Context) -> int:
     """Gives how many steps a quantised model may be trained, and its control as many."""
-    return min(context.settings.steps, _fitting(context, 2))
+    return _fitting(context, 2)
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ def _controls(context: Context) -> int:
 
 
 def _fitting(context: Context, trainings: float) -> int:
-    """How many steps each of so many trainings may have in the time that is left."""
+    """How many steps each of so many trainings may have in the time that is left, as far as they are asked for."""
     trainings = max(trainings, 1)
     left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
     return int(min(left / (trainings * step_s(context)), context.settings.steps))

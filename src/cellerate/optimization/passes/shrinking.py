@@ -18,10 +18,10 @@ from cellerate.optimization.passes.further import (
     DISTILLING,
     GENTLE_RATE,
     LEARNING_RATE,
-    LEAST_STEPS,
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
     most_s,
     plain_training,
     step_s,
@@ -70,7 +70,7 @@ class Quantize(OptimizerPass):
                 # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
                 break
             steps = fine_tuning_steps(context) if train else 0
-            if train and steps < LEAST_STEPS:
+            if train and steps < least_steps(context):
                 facts.append((precision, "there was no time to train it"))
                 break
             candidate, record = self._rounded(context, precision, steps)
