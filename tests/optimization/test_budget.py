@@ -54,7 +54,11 @@ def chosen(context, stages, left):
 
 
 def test_stages_come_by_what_they_bring_for_each_second(context):
-    stages = [Stage("slow", 100.0, gain=0.5), Stage("quick", 10.0, gain=0.1), Stage("little", 10.0, gain=0.05)]
+    stages = [
+        Stage("slow", 100.0, gain=0.5),
+        Stage("quick", 10.0, gain=0.1),
+        Stage("little", 10.0, gain=0.05),
+    ]
     assert list(chosen(context, stages, 200.0)) == ["quick", "slow", "little"]
     # The quick one leaves no time for the slow one, which is worth less for each second.
     assert list(chosen(context, stages, 105.0)) == ["quick", "little"]

@@ -8,10 +8,12 @@ import pytest
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.passes.further import (
     DISTILLING,
+    GENTLE_RATE,
     LEARNING_RATE,
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
     most_s,
     plain_training,
     trainings,
@@ -109,6 +111,16 @@ def test_steps_grow_in_a_later_call_with_far_more_time(context):
     assert further_steps(context, 1, 1) == 2000 > 4 * few
 
 
+def test_steps_that_are_few_because_the_settings_ask_for_no_more_are_no_lack_of_time(context):
+    context.settings = OptimizeSettings(steps=4)
+    context.left = 1e6
+    assert further_steps(context, 1) == fine_tuning_steps(context) == least_steps(context) == 4
+    assert least_s(context, 1) == pytest.approx(2 * REST + 4 * 0.1 * 2 / 0.9) == most_s(context, 1)
+    context.left = 2 * REST
+    with pytest.raises(OutOfTimeError, match="no time for 4 steps of training"):
+        further_steps(context, 1)
+
+
 @pytest.mark.parametrize("decided", [None, 400])
 def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
     context.state.further_steps = decided
@@ -169,5 +181,5 @@ def test_rates_are_those_that_models_are_best_trained_at():
     from cellerate.compress.prune import prune
     from cellerate.compress.quantize import quantize
 
-    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, further.GENTLE_RATE)):
+    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, GENTLE_RATE)):
         assert inspect.signature(function).parameters["learning_rate"].default == rate

@@ -180,6 +180,24 @@ def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
 
 
 @pytest.mark.parametrize("task", DATA)
+def test_a_brief_judgement_is_of_the_first_batch_alone(work, monkeypatch, task):
+    from cellerate.optimization.workloads import text
+
+    one = work[task]
+    if task == "text":
+        monkeypatch.setattr(text, "_ROWS", 4)
+        first = one.judge(one.model, "validation").values[:4]
+    else:
+        batches = one._judged if task == "series" else one._batches
+        monkeypatch.setitem(batches, "validation", batches["validation"][:1])
+        first = one.judge(one.model, "validation").values
+        monkeypatch.setitem(batches, "validation", batches["validation"] * 2)
+    whole, brief = (one.judge(one.model, "validation", brief=brief) for brief in (False, True))
+    np.testing.assert_allclose(brief.values, first, rtol=ROUNDING)
+    assert sum(brief.weights) < sum(whole.weights)
+
+
+@pytest.mark.parametrize("task", DATA)
 def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
     one = work[task]
     broken = keras.models.clone_model(one.model)
@@ -195,7 +213,7 @@ def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
 def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
     one = work[task]
     model = packed(one.model, one.record)
-    speeds = clocks.speeds([*one.keras_uses(one.model), one.packed_use(model)])
+    speeds = [clocks.speed(use) for use in (*one.keras_uses(one.model), one.packed_use(model))]
     assert [speed.way for speed in speeds] == ["predict", "predict_on_batch", "packed"]
     for speed in speeds:
         assert 0 < speed.latency_p50_ms <= speed.latency_p99_ms
