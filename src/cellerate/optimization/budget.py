@@ -10,7 +10,7 @@ from cellerate.format import duration
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
 from cellerate.optimization.passes.base import OptimizerPass, Quantity
-from cellerate.optimization.passes.racing import race_s
+from cellerate.optimization.passes.racing import verdict_race_s
 from cellerate.optimization.settings import Objective
 from cellerate.report.record import Pass
 
@@ -33,9 +33,7 @@ def verdict_s(context: Context) -> float:
     state = context.state
     # The original too; a model that a stage makes adds its own.
     models = 1 + sum(one.passes_gate and not one.is_control for one in state.candidates[1:])
-    training = 0.0
-    if state.training_steps and context.chosen_way.implementation == "keras":
-        training = state.process_s + state.compile_s + race_s(context, 2)
+    training = verdict_race_s(context) if state.training_steps else 0.0
     return _MODEL_S * models + state.process_s + 3 * state.judge_s + training
 
 

@@ -105,6 +105,10 @@ class Context:
         """The rest of the time of the pass that is running; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
 
+    def far_beyond(self) -> bool:
+        """Whether the pass that is running has gone so far beyond its share that it must end."""
+        return self.share_s is not None and self.seconds_left() < -_GRACE * self.share_s
+
     def give(self, share_s: float | None) -> None:
         """Gives the pass that begins now so many seconds; None for as many as it takes."""
         self.share_s = share_s
@@ -145,7 +149,7 @@ class Context:
     def consider_s(self) -> float:
         """The seconds that `consider` takes."""
         known = self.state.consider_s
-        return self.state.judge_s + 2.0 if known is None else known
+        return self.state.judge_s + 1.0 if known is None else known
 
     def original(self) -> keras.Model:
         """Gives a copy of the original on the fastest kernels."""
@@ -176,7 +180,7 @@ class Context:
     def _step(self, done: int, total: int, loss: float) -> None:
         """Tells of a training step, and stops a training that takes far longer than was foreseen."""
         self.listener.step(done, total, loss)
-        if self.share_s is None or self.seconds_left() > -_GRACE * self.share_s:
+        if self.share_s is None or not self.far_beyond():
             return
         taken = self.share_s - self.seconds_left()
         needs_s = taken * total / done

@@ -6,7 +6,6 @@ way to train. A process that waits uses no processor.
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ class Training:
     Attributes:
         way: The way.
         probe: The process.
-        ready_s: How many seconds it took to start and to compile.
+        compile_s: How many seconds it took to compile and to warm up.
         step_s: About how many seconds a step takes; infinite if that is not known.
         items: Items (characters, windows, lines) of a batch.
         raced: Whether it has taken a turn of a race.
@@ -58,10 +57,9 @@ class Training:
 
     def __init__(self, way: Way, probe: Probe) -> None:
         self.way, self.probe = way, probe
-        self.ready_s = self.step_s = float("inf")
+        self.compile_s = self.step_s = float("inf")
         self.items, self.raced = 0, False
         self._about: dict[str, Any] = {}
-        self._began = time.perf_counter()
         probe.tell("trainer", name=way.key, **dataclasses.asdict(way))
 
     def get_ready(self) -> None:
@@ -73,8 +71,8 @@ class Training:
         if self._about:
             return
         self._about = self.probe.answer()
-        self.ready_s = time.perf_counter() - self._began
         self.step_s, self.items = self._about["step_s"] or self.step_s, self._about["items"]
+        self.compile_s = self._about["compile_s"]
 
     def turn(self, steps: int, *, restart: bool) -> dict[str, Any]:
         """Trains for so many steps; the first turn of a race starts from the model's weights.
@@ -111,7 +109,8 @@ class Processes:
         probe: Makes a process, not started yet, that measures the original.
 
     Attributes:
-        opened_s: How many seconds the process of Keras took to start, and to open the model and the data.
+        opened_s: The seconds of a processor that the process of Keras took to open the model and the data: about what
+            a process takes that starts by itself.
 
     Example:
         >>> with contextlib.closing(Processes(probe)) as processes:
@@ -122,13 +121,12 @@ class Processes:
         self._probe, self._patience_s = probe, PATIENCE_S
         self._keras: Probe | None = None
         self._keras_ready = False
-        self._began = self.opened_s = 0.0
+        self.opened_s = 0.0
         self._spare: Probe | None = None
         self._trainings: dict[Way, Training] = {}
 
     def begin(self) -> None:
         """Starts the two processes of the baseline, which open the model while this process does something else."""
-        self._began = time.perf_counter()
         self._keras, self._spare = self._start(), self._start()
         self._spare.tell("open")
         self._keras.tell("open", files=[])
@@ -140,6 +138,11 @@ class Processes:
         for probe in filter(None, (self._keras, self._spare, *trainings)):
             probe.patience_s = patience_s
 
+    def prepare(self, way: Way) -> None:
+        """Lets a process get a way to train ready, and goes on."""
+        if way not in self._trainings:
+            self._trainings[way] = Training(way, self._take())
+
     def keras(self) -> Probe:
         """The process that uses the original as its user does, ready to be timed.
 
@@ -147,13 +150,11 @@ class Processes:
             ProbeError: It cannot open the model.
         """
         if self._keras is None:
-            self._began = time.perf_counter()
             self._keras = self._start()
             self._keras.tell("open", files=[])
         if not self._keras_ready:
-            self._keras.answer()
+            self.opened_s = self._keras.answer()
             self._keras_ready = True
-            self.opened_s = time.perf_counter() - self._began
         return self._keras
 
     def trainings(self, ways: Sequence[Way]) -> list[Training | ProbeError]:
@@ -168,7 +169,8 @@ class Processes:
         known = [self._trainings.get(way) for way in ways]
         for place, way in enumerate(ways):
             if known[place] is None:
-                self._trainings[way] = known[place] = Training(way, self._take())
+                self.prepare(way)
+                known[place] = self._trainings[way]
         found = [self._ready(training) for training in known if training is not None]
         for way in [way for way in self._trainings if way not in ways][: -_MOST_TRAININGS or None]:
             self.end(way)

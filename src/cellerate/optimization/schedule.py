@@ -42,7 +42,7 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
             found = _without_time(one, context)
         else:
             share = max(share or 0.0, one.cost_s(context))
-            expected = min(share, one.most_s(context))
+            expected = one.expected_s(context, share)
             context.give(share)
             found = _result(one, context)
         found = dataclasses.replace(

@@ -48,6 +48,7 @@ class State:
         process_s: About how many seconds a new process takes to open the model and the data.
         compile_s: About how many seconds it takes to compile a training there.
         judge_s: How many seconds it took to judge the original.
+        first_judge_s: How many more it takes for a model that is judged for the first time, and is compiled for it.
         consider_s: How many seconds it took last to pack a model, to judge it and to time it.
         bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32 on our kernels, turn by
             turn; empty if that was not measured.
@@ -69,6 +70,7 @@ class State:
     process_s: float = 5.0
     compile_s: float = 2.0
     judge_s: float = 0.0
+    first_judge_s: float = 0.0
     consider_s: float | None = None
     bfloat16: tuple[float, ...] = ()
     units: int = 0

@@ -191,11 +191,15 @@ def passes_table(run: Run) -> Table | None:
             cells(
                 Cell(one.title, note=one.name),
                 Cell(STATUS[one.status], note="kept" if one.kept else "", tone=tone),
-                shown.duration(one.seconds) if one.seconds else NONE,
+                Cell(shown.duration(one.seconds), note=_expected(one)) if one.seconds else NONE,
                 said or NONE,
             )
         )
     return table("Every stage of the run", ("Stage", "Status", ">Took", "What was found"), rows)
+
+
+def _expected(one: Pass) -> str:
+    return "" if one.expected_s is None else f"{shown.duration(one.expected_s)} expected"
 
 
 def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:

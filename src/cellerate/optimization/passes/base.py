@@ -50,6 +50,10 @@ class OptimizerPass(abc.ABC):
         """The seconds after which more time is of no use to it."""
         return self.cost_s(context)
 
+    def expected_s(self, context: Context, share_s: float) -> float:
+        """The seconds it will take, if it gets so many."""
+        return min(share_s, self.most_s(context))
+
     def gain(self, context: Context) -> float:
         """About the logarithm of the factor that it brings, by what is known of the machine and the model."""
         return 0.1

@@ -63,7 +63,8 @@ def _training_s(context: Context, own: float, steps: int) -> float:
 def _around_s(context: Context, count: float) -> float:
     """The seconds that so many trainings take beside their steps: compiling, judging, packing, timing."""
     state = context.state
-    return int(count) * (state.compile_s + _STAGES * state.judge_s + context.consider_s())
+    compiling = context.workload.shapes * state.compile_s + state.first_judge_s
+    return int(count) * (compiling + _STAGES * state.judge_s + context.consider_s())
 
 
 def further_steps(context: Context, now: float, later: float = 0.0) -> int:

@@ -46,7 +46,7 @@ class Precision(OptimizerPass):
         if not ratios or _policies(context) != ["float32", "mixed_bfloat16"]:
             return ""
         order = Order(ratios)
-        if order.interval[1] >= MIN_SPEEDUP:
+        if order.factor >= MIN_SPEEDUP:
             return ""
         layer = f"an LSTM layer of {context.state.units} units"
         return f"on this machine {layer} trains {order.reach} times as fast in bfloat16 as in float32"

@@ -68,17 +68,17 @@ def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Tim
     """
     context.listener.note(f"getting {len(ways)} ways of training ready")
     ready = context.processes.trainings(ways)
-    fresh = [one.ready_s for one in ready if isinstance(one, Training) and not one.raced]
-    if fresh:
-        # What the next will take, whatever the first of all took that Keras compiled.
-        context.state.compile_s = max(0.0, min(fresh) - context.state.process_s)
+    if fresh := [one.compile_s for one in ready if isinstance(one, Training) and not one.raced]:
+        # What the next will take; the first of all took what Keras took.
+        context.state.compile_s = min(fresh)
     racing = [_Racing(one) for one in ready if isinstance(one, Training)]
     context.listener.note(f"timing {len(ways)} ways of training in turns")
     slowest = max((one.training.step_s for one in racing if one.training.step_s < float("inf")), default=0.0)
     # The same for all, so that all read the same batches.
     steps = max(_LEAST_STEPS, min(_MOST_STEPS, int(TURN_S / max(slowest, 1e-6))))
     for turn in range(TRAINING_TURNS + MORE_TURNS):
-        if turn >= TRAINING_TURNS and (_clear(racing) or context.seconds_left() < 0):
+        # Looked at once more only: who looks after each turn finds an order in the end, where there is none.
+        if (turn == TRAINING_TURNS and _clear(racing)) or (turn >= TRAINING_TURNS and context.far_beyond()):
             break
         # There and back, so that whoever is last in one turn is first in the next.
         for one in racing if turn % 2 == 0 else reversed(racing):
@@ -109,10 +109,8 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
     ways = [context.first_way, context.chosen_way]
     if ways[0] == ways[1]:
         return None, []
-    for name in dict.fromkeys(step.race for step in state.training_steps if step.race):
-        found = [_step_of(state.training_steps, name, way) for way in ways]
-        if found[0] is not None and found[1] is not None:
-            return (found[0], found[1]), []
+    if found := _raced(context, ways):
+        return found, []
     before, after = all_timed(race_trainings(context, "verdict", ways))
     state.training_steps += [before.step, after.step]
     order, doubt = before.order(after), []
@@ -122,6 +120,24 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
             "Run it again on a quiet machine."
         ]
     return (before.step, after.step), doubt
+
+
+def verdict_race_s(context: Context) -> float:
+    """The seconds that the verdict takes to time training as it was and as it was chosen so far."""
+    state, ways = context.state, [context.first_way, context.chosen_way]
+    if ways[0] == ways[1] or _raced(context, ways):
+        return 0.0
+    return state.process_s + state.compile_s + race_s(context, 2)
+
+
+def _raced(context: Context, ways: Sequence[Way]) -> tuple[TrainingStep, TrainingStep] | None:
+    """The steps of two ways to train in a race that both have taken part in; None if there was none."""
+    steps = context.state.training_steps
+    for name in dict.fromkeys(step.race for step in steps if step.race):
+        first, second = (_step_of(steps, name, way) for way in ways)
+        if first is not None and second is not None:
+            return first, second
+    return None
 
 
 def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
@@ -187,7 +203,7 @@ def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: f
         context: The context.
         packed: A process that has been told to open the packed models.
         files: The packed models.
-        until: When to end, by `time.perf_counter`, once there are as many turns as give a sure order.
+        until: By when, of `time.perf_counter`, twice as many turns as give a sure order must end to be taken.
 
     Yields:
         A turn: the speeds of the ways to use the original, and those of the packed models.
@@ -198,11 +214,13 @@ def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: f
     keras = context.processes.keras()
     packed.answer()
     seconds = clocks.MEASURED_S / clocks.TURNS
-    turn = 0
-    while turn < clocks.TURNS or (turn < 2 * clocks.TURNS and time.perf_counter() < until):
+    began = time.perf_counter()
+    for turn in range(2 * clocks.TURNS):
+        now = time.perf_counter()
+        if turn == clocks.TURNS and now + (now - began) > until:
+            return
         found = [
             [Speed(**one) for one in probe.ask("use", files=list(given), seconds=seconds)]
             for probe, given in ((keras, ()), (packed, files))
         ]
         yield found[0], found[1]
-        turn += 1

@@ -49,12 +49,17 @@ class Quantize(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """A model to judge three times while it is rounded, and to pack."""
-        return 1.0 + 3 * context.state.judge_s + context.consider_s()
+        state = context.state
+        return 0.5 + state.first_judge_s + 3 * state.judge_s + context.consider_s()
 
     def most_s(self, context: Context) -> float:
         """In 16 bits, too, and trained beside a control."""
         training = 2 * context.settings.steps * step_s(context)
         return 2 * self.cost_s(context) + training + 2 * context.consider_s()
+
+    def expected_s(self, context: Context, share_s: float) -> float:
+        """As a rule 8 bits keep the quality without any training."""
+        return self.cost_s(context)
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -307,14 +312,21 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
             f"{milliseconds(goal)} are requested, and the model takes {milliseconds(latency)}"
         )
     wanted = teacher.count_params() * (computing - (latency - goal)) / computing
-    made = []
-    for sixteenths in range(2, 16):
+    # The more units, the more weights: half of those still possible go with each student that is built.
+    low, high = 2, 15
+    made: dict[int, keras.Model] = {}
+    while low <= high:
+        middle = (low + high) // 2
         # If rounding leaves a layer all its units, there is no student of this size.
         with contextlib.suppress(ModelError):
-            made.append(smaller(teacher, sixteenths / 16, seed=context.settings.seed))
+            made[middle] = smaller(teacher, middle / 16, seed=context.settings.seed)
+        if middle in made and made[middle].count_params() < wanted:
+            low = middle + 1
+        else:
+            high = middle - 1
     if not made:
         raise NotNeededError("no LSTM layer of the model can have fewer units")
-    return min(made, key=lambda one: abs(one.count_params() - wanted)), goal
+    return min(made.values(), key=lambda one: abs(one.count_params() - wanted)), goal
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:

@@ -281,6 +281,12 @@ def _item(context: Context) -> str:
     return training_item(context.workload.item)
 
 
+def _around_length_s(context: Context) -> float:
+    """The seconds that a length takes beside its steps: to be compiled, and to be judged."""
+    state = context.state
+    return state.compile_s + state.first_judge_s + state.judge_s
+
+
 class SequenceLength(OptimizerPass):
     """Trains briefly from new weights on rows half and twice as long, with the same number of characters per batch."""
 
@@ -294,7 +300,7 @@ class SequenceLength(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """Three trainings of a second, each compiled and judged."""
-        return 3 * (1.0 + context.state.compile_s + context.state.judge_s)
+        return 3 * (1.0 + _around_length_s(context))
 
     def most_s(self, context: Context) -> float:
         """Longer trainings."""
@@ -332,7 +338,7 @@ class SequenceLength(OptimizerPass):
             if not steps:
                 # All lengths get the same number of characters, chosen to fit into the time for one length.
                 speed = max(step.items_per_s for step in context.state.training_steps)
-                each = context.seconds_left() / 3 - context.state.compile_s - context.state.judge_s
+                each = context.seconds_left() / 3 - _around_length_s(context)
                 seconds = min(self._CHARACTERS_S, max(1.0, each))
                 steps = max(8, int(speed * seconds / tokens))
             try_training(

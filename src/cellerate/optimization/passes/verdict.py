@@ -103,7 +103,7 @@ def _time_in_turns(context: Context) -> Turns:
             original.append(there)
             for one, speed in zip(packed, here, strict=True):
                 turns[one.id].append(speed)
-            if len(original) >= TURNS and _sure(context, {ORIGINAL: _first(original)} | turns):
+            if len(original) == TURNS and _sure(context, {ORIGINAL: _first(original)} | turns):
                 break
     speeds = {ORIGINAL: tuple(middle(each) for each in zip(*original, strict=True))}
     speeds |= {name: (middle(each),) for name, each in turns.items()}
