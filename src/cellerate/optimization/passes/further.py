@@ -19,6 +19,8 @@ LEAST_STEPS = 50
 DISTILLING = 2.5
 # The share of the time left that steps may take: a machine is not always equally fast.
 _SHARE = 0.9
+# What passes before the first training begins; where a step takes milliseconds, that is many of them.
+_START_S = 1.0
 # Of the fewest steps, as preparing a training takes a moment of its time.
 _ENOUGH = 0.8
 # In how many stages of a training its model is judged, to keep the best.
@@ -47,17 +49,17 @@ def trainings(context: Context, own: float) -> float:
 
 def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _training_s(context, own, least_steps(context))
+    return trainings_s(context, trainings(context, own), least_steps(context))
 
 
 def most_s(context: Context, own: float) -> float:
     """The seconds that so many of the longest trainings take, with their control if there is none yet."""
-    return _training_s(context, own, context.settings.steps)
+    return trainings_s(context, trainings(context, own), context.settings.steps)
 
 
-def _training_s(context: Context, own: float, steps: int) -> float:
-    whole = trainings(context, own)
-    return _around_s(context, whole) + steps * step_s(context) * whole / _SHARE
+def trainings_s(context: Context, count: float, steps: int) -> float:
+    """The seconds that so many trainings of so many steps take."""
+    return _START_S + _around_s(context, count) + steps * step_s(context) * count / _SHARE
 
 
 def _around_s(context: Context, count: float) -> float:
