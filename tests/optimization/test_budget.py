@@ -128,8 +128,10 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     monkeypatch.setattr("cellerate.optimization.context.time", SimpleNamespace(perf_counter=lambda: now[0]))
     context.give(10.0)
     now[0] = 14.9
+    assert not context.far_beyond()
     context._step(20, 100, 2.0)
     now[0] = 15.1
+    assert context.far_beyond()
     with pytest.raises(
         OutOfTimeError, match=r"stopped after 15 s, as its share of the time was 10 s: step 20 of 100"
     ):
@@ -141,3 +143,4 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     context.give(None)
     now[0] = 1e6
     context._step(20, 100, 2.0)
+    assert not context.far_beyond()

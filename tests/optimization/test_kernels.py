@@ -56,7 +56,7 @@ class Fused(HereProbe):
     ("turns", "kept", "said"),
     [
         ([2.0] * 6, True, "a training step in 2.00 ms on them, in 10.0 ms on Keras's"),
-        # Six more, of which one may contradict the others.
+        # Six more, as of twelve two may contradict the others.
         ([2.0] * 5 + [30.0] + [2.0] * 6, True, "a training step in 2.00 ms on them"),
         ([12.5] * 6, False, "in 10.0 ms on Keras's, which stay"),
         # A burst of other work in some turns only: faster by the median, and it means nothing.

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-from types import SimpleNamespace
 
 import pytest
 
@@ -46,24 +45,31 @@ def test_those_of_the_baseline_open_the_model_at_the_same_time():
     ]
 
 
-def test_the_process_of_keras_is_started_where_none_was_begun_and_its_start_is_timed(monkeypatch):
-    now = [10.0]
-
-    def rule(number, kind, options):
-        now[0] += 3.0
-        return True
-
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    for begun, opened in ((False, 3.0), (True, 5.0)):
-        noted = Noted(rule)
+def test_the_process_of_keras_is_started_where_none_was_begun_and_tells_what_it_took():
+    for begun in (False, True):
+        noted = Noted(lambda number, kind, options: 3.0)
         processes = noted.processes()
         if begun:
             processes.begin()
-            now[0] += 2.0
-        processes.keras()
-        assert processes.opened_s == opened
-        processes.keras()
-        assert processes.opened_s == opened
+        first = processes.keras()
+        assert (first.number, processes.opened_s) == (0, 3.0)
+        assert processes.keras() is first
+        assert noted.of("start") == ([0, 1] if begun else [0])
+
+
+def test_a_training_is_prepared_while_something_else_is_done():
+    noted = Noted()
+    processes = noted.processes()
+    processes.begin()
+    processes.prepare(KERAS)
+    assert noted.log[-1] == (1, "tell", "trainer")
+    processes.keras()
+    (training,) = processes.trainings([KERAS])
+    # It is not asked twice.
+    assert [kind for number, what, kind in noted.log if (number, what) == (1, "tell")] == ["open", "trainer"]
+    assert training.probe.number == 1
+    processes.prepare(KERAS)
+    assert processes.trainings([KERAS]) == [training]
 
 
 def test_ways_to_train_get_ready_at_the_same_time_and_stay_ready():
@@ -75,8 +81,8 @@ def test_ways_to_train_get_ready_at_the_same_time_and_stay_ready():
     assert [training.way for training in found] == [KERAS, OURS]
     assert processes.trainings([OURS, KERAS]) == found[::-1]
     assert noted.of("start") == [0, 1]
-    assert all(training.ready_s < 60 for training in found)
-    assert [(training.step_s, training.items) for training in found] == [(0.15, 80)] * 2
+    about = [(training.step_s, training.items, training.compile_s) for training in found]
+    assert about == [(0.15, 80, 5.0)] * 2
 
 
 def test_a_training_tells_what_a_step_took_over_all_its_turns():

@@ -1,5 +1,6 @@
 """Races: who takes turns with whom, how many, and what becomes of one that fails."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from cellerate.optimization.passes import racing
 from cellerate.optimization.passes.racing import race_trainings, race_uses
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.processes import Way
+from cellerate.report.record import TrainingStep
 from support.processes import Noted, usual
 
 pytestmark = pytest.mark.keras
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.keras
 WAYS = [Way(implementation, "float32", 8, 10) for implementation in ("keras", "auto")]
 
 
-def raced(rule=usual, *, left=math.inf, ways=WAYS, context=None):
+def raced(rule=usual, *, late=False, ways=WAYS, context=None):
     """What a race gives, the names and options of its turns, and its processes."""
     turns = []
 
@@ -32,7 +34,7 @@ def raced(rule=usual, *, left=math.inf, ways=WAYS, context=None):
         processes=noted.processes(),
         listener=Listener(),
         state=SimpleNamespace(compile_s=99.0, process_s=0.0),
-        seconds_left=lambda: left,
+        far_beyond=lambda: late,
     )
     return race_trainings(context, "race", ways), turns, noted, context
 
@@ -64,23 +66,23 @@ def test_a_race_is_there_and_back_from_the_same_weights_on_as_many_steps():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "left", "turns"),
+    ("ratios", "late", "turns", "certain"),
     [
-        ((2.0,) * 6, math.inf, 6),
-        ((0.5,) * 6, math.inf, 6),
-        # Six contradict each other; as soon as they no longer do, it is over.
-        ((0.5, *(2.0,) * 11), math.inf, 9),
-        ((0.5, 2.0) * 6, math.inf, 12),
-        # Without time there are six.
-        ((0.5, 2.0) * 6, -1.0, 6),
+        ((2.0,) * 6, False, 6, True),
+        ((0.5,) * 6, False, 6, True),
+        # Six contradict each other: as many more, and not only until they no longer do.
+        ((0.5, *(2.0,) * 11), False, 12, True),
+        ((0.5, 2.0) * 6, False, 12, False),
+        # One that has gone far beyond its time takes six.
+        ((0.5, 2.0) * 6, True, 6, False),
     ],
 )
-def test_a_race_takes_more_turns_only_where_they_contradict_each_other(ratios, left, turns):
-    found, _, _, _ = raced(taking(*ratios), left=left)
+def test_a_race_takes_more_turns_only_where_they_contradict_each_other(ratios, late, turns, certain):
+    found, _, _, _ = raced(taking(*ratios), late=late)
     assert [len(one.turns) for one in found] == [turns, turns]
     order = found[0].order(found[1])
     assert order.ratios == pytest.approx(ratios[:turns])
-    assert order.certain is (turns in (6, 9) and left > 0)
+    assert order.certain is certain
 
 
 def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
@@ -104,24 +106,37 @@ def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
     assert [options["restart"] for _, options in turns][:4] == [True, True, False, False]
 
 
-def test_what_a_training_takes_to_get_ready_is_learnt_from_those_that_are_new(monkeypatch):
-    from cellerate.optimization import processes
-
-    now = [0.0]
-
+def test_what_a_training_takes_to_compile_is_learnt_from_those_that_are_new():
     def rule(number, kind, options):
-        now[0] += {"trainer": 5.0}.get(kind, 0.0)
-        return usual(number, kind, options)
+        found = usual(number, kind, options)
+        return found | {"compile_s": (7.0, 5.0, 3.0)[number]} if kind == "trainer" else found
 
-    monkeypatch.setattr(processes, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     _, _, _, context = raced(rule)
-    # The first was ready after five seconds, the second waited for it.
     assert context.state.compile_s == 5.0
-    context.state.compile_s, context.state.process_s = 99.0, 2.0
+    context.state.compile_s = 99.0
     race_trainings(context, "again", WAYS)
     assert context.state.compile_s == 99.0
-    race_trainings(context, "another", [WAYS[0], Way("auto", "mixed_bfloat16", 8, 10)])
+    race_trainings(context, "another", [WAYS[1], Way("auto", "mixed_bfloat16", 8, 10)])
     assert context.state.compile_s == 3.0
+
+
+def test_verdict_needs_time_for_a_race_only_where_there_was_none():
+    state = SimpleNamespace(
+        training_steps=[TrainingStep("Keras, float32", 8, 10, 100.0, 1.0, 1.0, 1.0)],
+        process_s=2.0,
+        compile_s=3.0,
+    )
+    context = SimpleNamespace(state=state, first_way=WAYS[0], chosen_way=WAYS[0])
+    assert racing.verdict_race_s(context) == 0.0
+    context.chosen_way = WAYS[1]
+    assert racing.verdict_race_s(context) == pytest.approx(2.0 + 3.0 + 6 * 2 * 0.3)
+    state.training_steps += [
+        TrainingStep(str(way), 8, 10, 100.0, 1.0, 1.0, 1.0, race="kernels") for way in WAYS
+    ]
+    assert racing.verdict_race_s(context) == 0.0
+    # Each of another race is none of both.
+    state.training_steps[-1] = dataclasses.replace(state.training_steps[-1], race="batch")
+    assert racing.verdict_race_s(context) > 5.0
 
 
 def test_a_race_takes_about_as_long_as_it_was_said_to():

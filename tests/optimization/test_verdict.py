@@ -34,8 +34,8 @@ class Raced(HereProbe):
     [
         ([1.0] * 6, math.inf, 6, "float32", ""),
         ([20.0] * 6, math.inf, 6, "original", ""),
-        # Of nine turns one may be spoiled.
-        ([1.0] + [20.0] * 8, math.inf, 9, "original", ""),
+        # Of twelve turns two may be spoiled.
+        ([1.0] + [20.0] * 11, math.inf, 12, "original", ""),
         # Nobody knows which is faster: the smaller one, with a word on that.
         ([1.0, 20.0, 20.0] * 4, math.inf, 12, "float32", "but only in 8 of 12 turns, which is noise"),
         ([1.0, 20.0, 20.0] * 2, 0.0, 6, "float32", "but only in 4 of 6 turns, which is noise"),

@@ -396,6 +396,24 @@ def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp
         open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)
 
 
+def test_steps_of_lines_are_timed_on_batches_of_one_shape(work):
+    one = work["embed"]
+
+    def shapes(source):
+        batches = [source.batch(0, index) for index in range(len(source))]
+        return {tuple(x.shape for x in keras.tree.flatten(batch[0])) for batch in batches}
+
+    usual, timed = one.source(one.model, 8), one.timed_source(one.model, 8)
+    # Each shape is one more to compile.
+    assert len(shapes(usual)) == one.shapes > 1
+    assert len(shapes(timed)) == 1
+    assert shapes(timed) < shapes(usual)
+    # There are fewer lines of that length than rows, and they come again.
+    many = one.timed_source(one.model, 10_000)
+    assert many.batch_size == one.source(one.model, 10_000).batch_size
+    assert [shape[0][1:] for shape in shapes(many)] == [shape[0][1:] for shape in shapes(timed)]
+
+
 def test_several_files_of_lines_raise_config_error(made):
     with pytest.raises(ConfigError, match="one file of lines; 2"):
         open_workload(made / "embed.keras", [made / "l.txt", made / "t.txt"], seed=0)
