@@ -388,6 +388,10 @@ def test_export_says_what_it_wrote_and_how_exact_it_is(cellerate, made, tmp_path
     assert found["output_bytes"] == (tmp_path / "t.onnx").stat().st_size
     assert (found["precision"], found["tolerance"]) == ("int8", None)
     assert 1e-5 < found["error"] < 0.1
+    _, out, _ = cellerate(*words, "--dtype", "int8")
+    assert out.splitlines()[-1 - ("also" in out)] == (
+        f"exact    on every processor: two products add up to {found['largest_pair']:,} at most, in 16 bits"
+    )
 
 
 def test_export_judges_on_data_and_keeps_nothing_that_is_worse(cellerate, made, tmp_path):

@@ -165,7 +165,8 @@ def test_command_runs_as_it_is_and_trains_such_a_model(
     from cellerate.cli import backend, main
 
     # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
-    monkeypatch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
     work = work_of(task, training={"epochs": 1})
     words = shlex.split(command_of(work))
     (tmp_path / "out").mkdir()

@@ -1,0 +1,97 @@
+"""Where a run begins: with a model from elsewhere, such as a solution in closed form, or at a checkpoint."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+
+from cellerate.errors import CheckpointError, ConfigError
+from cellerate.training.callbacks import Progress
+from cellerate.training.checkpoint import Checkpoint, check_identity
+from cellerate.training.checkpoint_folder import CheckpointFolder
+from cellerate.training.display import Display
+from cellerate.training.parallel import Processes
+from cellerate.training.settings import TrainingSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """What a model begins with.
+
+    Attributes:
+        told: It in a few words, after "begins".
+        fixed: The names of layers that are solved for already. Training leaves them as they are; in the model's file
+            they are trainable like all others.
+    """
+
+    told: str
+    fixed: tuple[str, ...] = ()
+
+
+Begin: TypeAlias = Callable[[keras.Model], Beginning | None]
+"""Gives a new model better weights than random ones; None if it has none for it."""
+
+
+def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes: Processes) -> str:
+    """Begins a new run. Returns what to say of it; "" if the model stays as it is."""
+    if begin is None:
+        return ""
+    clock = time.perf_counter()
+    found = begin(model)
+    processes.equalise(model)
+    progress.seconds = time.perf_counter() - clock
+    if found is None:
+        return ""
+    progress.fixed = [*found.fixed]
+    return f"; begins {found.told}"
+
+
+@contextlib.contextmanager
+def layers_held(model: keras.Model, names: Sequence[str], *, fixed: bool) -> Iterator[None]:
+    """A block in which some layers of a model are fixed, or in which they are not; afterwards they are the other."""
+    layers = [model.get_layer(name) for name in names]
+    for layer in layers:
+        layer.trainable = not fixed
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.trainable = fixed
+
+
+def checkpoint_to_resume(
+    checkpoints: CheckpointFolder, identity: Mapping[str, Any], settings: TrainingSettings, display: Display
+) -> Checkpoint | None:
+    """The newest checkpoint of a run; None if all are damaged.
+
+    Raises:
+        CheckpointError: It is of another run.
+        ConfigError: The run has been trained to its end.
+    """
+    checkpoint = checkpoints.newest(display.message)
+    if checkpoint is None:
+        return None
+    check_identity(checkpoint.identity, identity)
+    if checkpoint.position.epoch >= settings.epochs:
+        raise ConfigError(
+            f"this run has already trained {checkpoint.position.epoch} epochs: ask for more than that "
+            f"(epochs is {settings.epochs}) to go on."
+        )
+    return checkpoint
+
+
+def progress_of(checkpoint: Checkpoint | None) -> Progress:
+    """How far a run is.
+
+    Raises:
+        CheckpointError: The checkpoint does not say it.
+    """
+    if checkpoint is None:
+        return Progress()
+    try:
+        return Progress(**checkpoint.progress)
+    except TypeError as error:
+        raise CheckpointError(f"the checkpoint is damaged ({error}). Leave resume=True out.") from error
