@@ -54,7 +54,11 @@ def chosen(context, stages, left):
 
 
 def test_stages_come_by_what_they_bring_for_each_second(context):
-    stages = [Stage("slow", 100.0, gain=0.5), Stage("quick", 10.0, gain=0.1), Stage("little", 10.0, gain=0.05)]
+    stages = [
+        Stage("slow", 100.0, gain=0.5),
+        Stage("quick", 10.0, gain=0.1),
+        Stage("little", 10.0, gain=0.05),
+    ]
     assert list(chosen(context, stages, 200.0)) == ["quick", "slow", "little"]
     # The quick one leaves no time for the slow one, which is worth less for each second.
     assert list(chosen(context, stages, 105.0)) == ["quick", "little"]
@@ -124,8 +128,10 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     monkeypatch.setattr("cellerate.optimization.context.time", SimpleNamespace(perf_counter=lambda: now[0]))
     context.give(10.0)
     now[0] = 14.9
+    assert not context.far_beyond()
     context._step(20, 100, 2.0)
     now[0] = 15.1
+    assert context.far_beyond()
     with pytest.raises(
         OutOfTimeError, match=r"stopped after 15 s, as its share of the time was 10 s: step 20 of 100"
     ):
@@ -137,3 +143,4 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     context.give(None)
     now[0] = 1e6
     context._step(20, 100, 2.0)
+    assert not context.far_beyond()

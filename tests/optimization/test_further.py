@@ -8,13 +8,16 @@ import pytest
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.passes.further import (
     DISTILLING,
+    GENTLE_RATE,
     LEARNING_RATE,
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
     most_s,
     plain_training,
     trainings,
+    trainings_s,
 )
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.keras
 COMPILE, JUDGE, CONSIDER = 2.0, 0.5, 3.0
 # What a training takes beside its steps: its model is compiled, judged in four stages, packed, judged and timed.
 REST = COMPILE + 4 * JUDGE + CONSIDER
+START = 1.0
 
 # A step takes a tenth of a second on the fastest kernels.
 STEPS = [
@@ -60,7 +64,7 @@ def context():
     choices = Choices("auto", "float32", 8, 1, None, "int8")
     state = State(identity={}, choices=choices, started="", training_steps=list(STEPS))
     state.compile_s, state.judge_s, state.consider_s = COMPILE, JUDGE, CONSIDER
-    return Clocked(SimpleNamespace(), OptimizeSettings(), None, None, (), "", state, None, None)
+    return Clocked(SimpleNamespace(shapes=1), OptimizeSettings(), None, None, (), "", state, None, None)
 
 
 def train_control(context, steps):
@@ -109,6 +113,16 @@ def test_steps_grow_in_a_later_call_with_far_more_time(context):
     assert further_steps(context, 1, 1) == 2000 > 4 * few
 
 
+def test_steps_that_are_few_because_the_settings_ask_for_no_more_are_no_lack_of_time(context):
+    context.settings = OptimizeSettings(steps=4)
+    context.left = 1e6
+    assert further_steps(context, 1) == fine_tuning_steps(context) == least_steps(context) == 4
+    assert least_s(context, 1) == pytest.approx(START + 2 * REST + 4 * 0.1 * 2 / 0.9) == most_s(context, 1)
+    context.left = 2 * REST
+    with pytest.raises(OutOfTimeError, match="no time for 4 steps of training"):
+        further_steps(context, 1)
+
+
 @pytest.mark.parametrize("decided", [None, 400])
 def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
     context.state.further_steps = decided
@@ -122,12 +136,29 @@ def test_steps_without_time_for_a_training_and_a_control_are_refused(context, de
 
 
 def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
-    assert least_s(context, 1) == pytest.approx(2 * REST + 50 * 0.1 * 2 / 0.9)
+    assert least_s(context, 1) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2 / 0.9)
     context.state.further_steps = 300
-    assert least_s(context, DISTILLING) == pytest.approx(3 * REST + 50 * 0.1 * 3.5 / 0.9)
-    assert most_s(context, DISTILLING) == pytest.approx(3 * REST + 2000 * 0.1 * 3.5 / 0.9)
+    assert least_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 50 * 0.1 * 3.5 / 0.9)
+    assert most_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 2000 * 0.1 * 3.5 / 0.9)
     train_control(context, 300)
-    assert least_s(context, DISTILLING) == pytest.approx(2 * REST + 50 * 0.1 * 2.5 / 0.9)
+    assert least_s(context, DISTILLING) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2.5 / 0.9)
+
+
+def test_a_training_is_compiled_for_each_shape_of_its_batches_and_for_its_judge(context):
+    before = least_s(context, 1)
+    context.workload.shapes, context.state.first_judge_s = 3, 0.7
+    assert least_s(context, 1) == pytest.approx(before + 2 * (2 * COMPILE + 0.7))
+
+
+def test_most_that_a_pass_can_use_is_enough_for_all_its_steps_however_quick_they_are(context):
+    # As long as its beginning takes no more than a second.
+    context.state.training_steps[:] = [dataclasses.replace(STEPS[0], step_ms=1.0)]
+    for steps in (4, 50, 2000):
+        context.settings, context.state.further_steps = OptimizeSettings(steps=steps), None
+        context.left = most_s(context, 1) - 0.9
+        assert further_steps(context, 1) == steps
+        context.left = trainings_s(context, 2, steps) - 0.9
+        assert fine_tuning_steps(context) == steps
 
 
 def test_what_a_pass_costs_at_least_is_enough_for_it(context):
@@ -169,5 +200,5 @@ def test_rates_are_those_that_models_are_best_trained_at():
     from cellerate.compress.prune import prune
     from cellerate.compress.quantize import quantize
 
-    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, further.GENTLE_RATE)):
+    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, GENTLE_RATE)):
         assert inspect.signature(function).parameters["learning_rate"].default == rate

@@ -90,6 +90,11 @@ class Probe:
             target=_listen, args=(self._process, self._answers), name="cellerate-probe", daemon=True
         ).start()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, so that what it had got ready is lost."""
+        return self._process.poll() is not None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -121,7 +126,7 @@ class Probe:
 
     def tell(self, kind: str, **options: Any) -> None:
         """Asks a question without waiting for its answer, so that several processes can get ready at once."""
-        if self._process.poll() is not None:
+        if self.has_ended:
             self.close()
             self.start()
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)

@@ -163,6 +163,9 @@ class Processes:
         Returns:
             A training for each way, or why it cannot be trained.
         """
+        for way in [way for way, training in self._trainings.items() if training.probe.has_ended]:
+            # The system ends these processes first where memory is short.
+            self.end(way)
         known = [self._trainings.get(way) for way in ways]
         for place, way in enumerate(ways):
             if known[place] is None:

@@ -69,16 +69,15 @@ def _next(
 
     What always runs comes first, and then what is not needed, which takes no time to say.
     """
-    first = waiting[0]
-    if isinstance(first, Baseline):
-        return first, None
+    if isinstance(waiting[0], Baseline):
+        return waiting[0], None
     needed = [one for one in waiting if not one.pointless(context)]
+    chosen = fitting(context, needed, left_s)
+    if always := [one for one in needed if one.first]:
+        return always[0], chosen.get(always[0])
     if pointless := [one for one in waiting if one not in needed]:
         return pointless[0], 0.0
-    chosen = fitting(context, needed, left_s)
-    if first.first:
-        return first, chosen.get(first)
-    return next(iter(chosen.items()), (first, None))
+    return next(iter(chosen.items()), (needed[0], None))
 
 
 def _without_time(one: OptimizerPass, context: Context) -> Pass:

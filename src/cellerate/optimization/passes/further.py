@@ -19,6 +19,8 @@ LEAST_STEPS = 50
 DISTILLING = 2.5
 # The share of the time left that steps may take: a machine is not always equally fast.
 _SHARE = 0.9
+# What passes before the first training begins; where a step takes milliseconds, that is many of them.
+_START_S = 1.0
 # Of the fewest steps, as preparing a training takes a moment of its time.
 _ENOUGH = 0.8
 # In how many stages of a training its model is judged, to keep the best.
@@ -35,6 +37,11 @@ def step_s(context: Context) -> float:
     return min(step.step_ms for step in alike) / 1e3
 
 
+def least_steps(context: Context) -> int:
+    """The fewest steps of a training worth its name; no more than the settings ask for."""
+    return min(LEAST_STEPS, context.settings.steps)
+
+
 def trainings(context: Context, own: float) -> float:
     """How many trainings of the original a pass takes as long as, with the control if there is none yet."""
     return own + _controls(context)
@@ -42,17 +49,17 @@ def trainings(context: Context, own: float) -> float:
 
 def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _training_s(context, own, LEAST_STEPS)
+    return trainings_s(context, trainings(context, own), least_steps(context))
 
 
 def most_s(context: Context, own: float) -> float:
     """The seconds that so many of the longest trainings take, with their control if there is none yet."""
-    return _training_s(context, own, context.settings.steps)
+    return trainings_s(context, trainings(context, own), context.settings.steps)
 
 
-def _training_s(context: Context, own: float, steps: int) -> float:
-    whole = trainings(context, own)
-    return _around_s(context, whole) + steps * step_s(context) * whole / _SHARE
+def trainings_s(context: Context, count: float, steps: int) -> float:
+    """The seconds that so many trainings of so many steps take."""
+    return _START_S + _around_s(context, count) + steps * step_s(context) * count / _SHARE
 
 
 def _around_s(context: Context, count: float) -> float:
@@ -80,22 +87,22 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
         most = min(context.settings.steps, _fitting(context, now + later))
         if needed <= context.seconds_left() - _around_s(context, own) and most < _MORE * decided:
             return decided
-    fitting = _fitting(context, now + later + 1)
-    if fitting < LEAST_STEPS:
+    fitting, least = _fitting(context, now + later + 1), least_steps(context)
+    if fitting < least:
         # Rather the next one alone than none.
-        if _fitting(context, now + 1) < _ENOUGH * LEAST_STEPS:
+        if _fitting(context, now + 1) < _ENOUGH * least:
             raise OutOfTimeError(
-                f"there was no time for {LEAST_STEPS} steps of training and as many of a control",
+                f"there was no time for {least} steps of training and as many of a control",
                 least_s(context, now),
             )
-        fitting = LEAST_STEPS
-    context.state.further_steps = min(context.settings.steps, fitting)
-    return context.state.further_steps
+        fitting = least
+    context.state.further_steps = fitting
+    return fitting
 
 
 def fine_tuning_steps(context: Context) -> int:
     """Gives how many steps a quantised model may be trained, and its control as many."""
-    return min(context.settings.steps, _fitting(context, 2))
+    return _fitting(context, 2)
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
@@ -123,7 +130,7 @@ def _controls(context: Context) -> int:
 
 
 def _fitting(context: Context, trainings: float) -> int:
-    """How many steps each of so many trainings may have in the time that is left."""
+    """How many steps each of so many trainings may have in the time that is left, as far as they are asked for."""
     trainings = max(trainings, 1)
     left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
     return int(min(left / (trainings * step_s(context)), context.settings.steps))

@@ -18,13 +18,13 @@ from cellerate.optimization.passes.further import (
     DISTILLING,
     GENTLE_RATE,
     LEARNING_RATE,
-    LEAST_STEPS,
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
     most_s,
     plain_training,
-    step_s,
+    trainings_s,
 )
 from cellerate.program import PRECISIONS
 from cellerate.report.effects import loss_in_words
@@ -54,8 +54,7 @@ class Quantize(OptimizerPass):
 
     def most_s(self, context: Context) -> float:
         """In 16 bits, too, and trained beside a control."""
-        training = 2 * context.settings.steps * step_s(context)
-        return 2 * self.cost_s(context) + training + 2 * context.consider_s()
+        return 2 * self.cost_s(context) + trainings_s(context, 2, context.settings.steps)
 
     def expected_s(self, context: Context, share_s: float) -> float:
         """As a rule 8 bits keep the quality without any training."""
@@ -75,7 +74,7 @@ class Quantize(OptimizerPass):
                 # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
                 break
             steps = fine_tuning_steps(context) if train else 0
-            if train and steps < LEAST_STEPS:
+            if train and steps < least_steps(context):
                 facts.append((precision, "there was no time to train it"))
                 break
             candidate, record = self._rounded(context, precision, steps)

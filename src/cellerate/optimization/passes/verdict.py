@@ -295,9 +295,11 @@ def _credit(context: Context, chosen: Candidate) -> None:
         )
     for place, one in enumerate(state.passes):
         training = tuple(gain for gain in one.gains if gain.quantity == "training")
-        kept = one.kept
-        if one.name in kinds and kinds[one.name].changes_model:
+        kept, kind = one.kept, kinds.get(one.name)
+        if kind is not None and kind.changes_model:
             kept = one.name in brought
+        elif kind is not None and "training" not in kind.improves:
+            kept = kept and one.name in brought
         state.passes[place] = dataclasses.replace(
             one, gains=(*training, *brought.get(one.name, ())), kept=kept
         )
