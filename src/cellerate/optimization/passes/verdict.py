@@ -295,10 +295,10 @@ def _credit(context: Context, chosen: Candidate) -> None:
         )
     for place, one in enumerate(state.passes):
         training = tuple(gain for gain in one.gains if gain.quantity == "training")
-        kept, kind = one.kept, kinds.get(one.name)
-        if kind is not None and kind.changes_model:
+        kept, made_by = one.kept, kinds.get(one.name)
+        if made_by is not None and made_by.changes_model:
             kept = one.name in brought
-        elif kind is not None and "training" not in kind.improves:
+        elif made_by is not None and "training" not in made_by.improves:
             kept = kept and one.name in brought
         state.passes[place] = dataclasses.replace(
             one, gains=(*training, *brought.get(one.name, ())), kept=kept
