@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,10 @@ from cellerate.optimization.passes.loading import chosen_passes
 from cellerate.optimization.passes.verdict import keep_interim
 from cellerate.optimization.state import State, save_state
 from cellerate.report.record import Pass
+
+
+# What comes first may take so much of the budget, even if too little is left for the verdict then.
+_FIRST_SHARE = 1 / 4
 
 
 def run_passes(context: Context, began: float, before: float) -> list[str]:
@@ -38,10 +43,10 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
             context.give(None)
             context.deadline = began + SHARE * settings.time_budget
             found = _result(one, context)
-        elif share is None and not one.first:
+        elif share is None:
             found = _without_time(one, context)
         else:
-            share = max(share or 0.0, one.cost_s(context))
+            share = max(share, one.cost_s(context))
             expected = one.expected_s(context, share)
             context.give(share)
             found = _result(one, context)
@@ -67,14 +72,16 @@ def _next(
 ) -> tuple[OptimizerPass, float | None]:
     """Gives the stage that comes next, and its seconds; None if it has no time, as have those behind it.
 
-    What always runs comes first, and then what is not needed, which takes no time to say.
+    What is surest comes first, and then what is not needed, which takes no time to say.
     """
     if isinstance(waiting[0], Baseline):
         return waiting[0], None
     needed = [one for one in waiting if not one.pointless(context)]
     chosen = fitting(context, needed, left_s)
-    if always := [one for one in needed if one.first]:
-        return always[0], chosen.get(always[0])
+    if first := next((one for one in needed if one.first), None):
+        most_s = math.inf if first.always else _FIRST_SHARE * context.settings.time_budget
+        cost_s = first.cost_s(context)
+        return first, chosen.get(first, cost_s if cost_s <= most_s else None)
     if pointless := [one for one in waiting if one not in needed]:
         return pointless[0], 0.0
     return next(iter(chosen.items()), (needed[0], None))

@@ -23,7 +23,8 @@ class OptimizerPass(abc.ABC):
         reads: The parts of the state it builds on: names from `State` and `Choices`.
         writes: The parts of the state it may change.
         improves: What it may improve.
-        first: Whether it runs before all others, however little time there is.
+        first: Whether it runs before all others.
+        always: Whether it runs however little time there is.
         after: The passes that it builds on: where they run, they run before it.
         changes_model: Whether its candidates compute something other than the original does. Such a pass is
             left out of a run for training alone, and is kept only if the model chosen in the end has its
@@ -38,6 +39,7 @@ class OptimizerPass(abc.ABC):
     writes: ClassVar[tuple[str, ...]]
     improves: ClassVar[tuple[Quantity, ...]] = ()
     first: ClassVar[bool] = False
+    always: ClassVar[bool] = False
     after: ClassVar[tuple[str, ...]] = ()
     changes_model: ClassVar[bool] = False
     inherited: ClassVar[bool] = False

@@ -22,6 +22,7 @@ class Kernels(OptimizerPass):
     reads = ("training_steps", "apart")
     writes = ("training_steps", "choices", "compile_s")
     improves = ("training",)
+    first = True
 
     def cost_s(self, context: Context) -> float:
         """A process that compiles, and some turns."""

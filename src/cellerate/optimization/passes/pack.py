@@ -24,7 +24,7 @@ class Pack(OptimizerPass):
     reads = ("candidates", "judged", "apart")
     writes = ("candidates", "judged", "consider_s")
     improves = ("use",)
-    first = inherited = True
+    first = always = inherited = True
 
     def cost_s(self, context: Context) -> float:
         """A model to pack, to judge and to time."""

@@ -44,7 +44,7 @@ class Quantize(OptimizerPass):
     reads = ("candidates", "judged")
     writes = ("candidates", "judged", "choices", "consider_s")
     improves = ("use", "size")
-    first = True
+    first = always = True
     changes_model = inherited = True
 
     def cost_s(self, context: Context) -> float:
