@@ -2,10 +2,9 @@
 
 import json
 import os
-import statistics
+import resource
 import subprocess
 import sys
-import time
 
 import keras
 import pytest
@@ -89,18 +88,32 @@ def test_first_step_needs_neither_other_packages_nor_many_programs(here, small, 
         assert found["compiled"] <= 20
 
 
+def processor_s():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="the backend whose start takes longest")
-def test_training_says_a_line_in_half_a_second_and_trains_in_six(here, shared_data, tmp_path):
-    """On two cores that nothing else uses; the first run compiles, the others find the programs on disk."""
-    lines, steps = [], []
-    for number in range(3):
-        words = ["text", shared_data / "tinyshakespeare.txt", "-o", tmp_path / f"{number}.keras"]
-        began = time.perf_counter()
-        until("line", "train", *words, "--backend", "jax")
-        lines.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        until("step", "train", *words, "--backend", "jax")
-        steps.append(time.perf_counter() - began)
-    assert statistics.median(lines) < 0.5
-    assert max(steps) < 6
+def test_training_says_a_line_in_half_a_second_and_trains_in_six(here, shared_data, monkeypatch):
+    """In seconds of the processor, to which other programs add little; the first run compiles, the others load."""
+    monkeypatch.setenv("XLA_FLAGS", "")  # as users run it
+    words = [
+        "train",
+        "text",
+        shared_data / "tinyshakespeare.txt",
+        "-o",
+        "m.keras",
+        "--backend",
+        "jax",
+        "--overwrite",
+    ]
+    seconds = {}
+    for event in ("line", "step"):
+        for _ in range(3):
+            before = processor_s()
+            until(event, *words)
+            seconds.setdefault(event, []).append(processor_s() - before)
+    assert min(seconds["line"]) < 0.5
+    assert max(seconds["step"]) < 6
+    assert min(seconds["step"][1:]) < 0.8 * seconds["step"][0]
