@@ -19,7 +19,6 @@ from cellerate.optimization.passes.verdict import keep_interim
 from cellerate.optimization.state import State, save_state
 from cellerate.report.record import Pass
 
-
 # What comes first may take so much of the budget, even if too little is left for the verdict then.
 _FIRST_SHARE = 1 / 4
 
