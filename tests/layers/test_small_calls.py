@@ -1,0 +1,82 @@
+"""Small layers beside a busy program: accelerated training is not slower than Keras's own.
+
+Stock and accelerated steps are timed in turns, so that whatever the machine does meets both.
+"""
+
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.kernels import native
+from cellerate.layers.accelerate import accelerate
+
+pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.slow]
+
+# The median of the pairs' ratios of two equal models stayed within 4 % in runs of this length on a busy machine.
+NOISE = 1.1
+STEPS, PAIRS = 20, 40
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Has another program on every core but one."""
+    cores = max(1, native.num_threads() - 1)
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def forecaster(steps: int, features: int, units: tuple[int, ...], activation: str) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.LSTM(size, activation, return_sequences=n + 1 < len(units))
+        for n, size in enumerate(units)
+    ]
+    model = keras.Sequential([keras.Input((steps, features)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(1e-4), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "features", "units", "activation"),
+    [
+        (1, 3, 1, (64, 32), "leaky_relu"),
+        (1, 30, 1, (64, 32), "leaky_relu"),
+        (1, 24, 1, (128,), "leaky_relu"),
+        (1, 100, 16, (128,), "tanh"),
+        (4, 30, 32, (64,), "tanh"),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_keras(
+    busy, batch, steps, features, units, activation
+):
+    models = [forecaster(steps, features, units, activation) for _ in range(2)]
+    accelerate(models[1])
+    random = np.random.default_rng(0)
+    x = random.normal(size=(STEPS * batch, steps, features)).astype(np.float32)
+    y = random.normal(size=(STEPS * batch, 1)).astype(np.float32)
+
+    def seconds(model: keras.Model) -> float:
+        start = time.perf_counter()
+        model.fit(x, y, batch, epochs=1, shuffle=False, verbose=0)
+        return time.perf_counter() - start
+
+    for model in models * 2:
+        seconds(model)
+    ratios = []
+    for turn in itertools.cycle([(0, 1), (1, 0)]):
+        taken = {which: seconds(models[which]) for which in turn}
+        ratios.append(taken[1] / taken[0])
+        if len(ratios) == PAIRS:
+            break
+    assert statistics.median(ratios) <= NOISE, sorted(ratios)
