@@ -160,24 +160,28 @@ class Caution {
   using Clock = std::chrono::steady_clock;
 
  public:
-  bool holds() const { return now() < until_.load(std::memory_order_relaxed); }
+  bool holds() const { return now() < until_.load(kRelaxed); }
 
-  // A call took so long, and lost so much of it while a worker had no core.
+  // A call took so long, and lost so much of it while a worker had no core. Once may be the system's own doing, so it
+  // takes two such calls in a row, or one of the first after the last caution.
   void note(Clock::duration taken, std::chrono::nanoseconds lost) {
     if (lost * 10 < taken) return;
-    const int64_t time = now(), until = until_.load(std::memory_order_relaxed);
-    const int64_t before = caution_.load(std::memory_order_relaxed);
-    // The first calls after the caution failed again.
+    const int64_t time = now(), until = until_.load(kRelaxed), before = caution_.load(kRelaxed);
     const bool again = time < until + before;
-    const int64_t caution = std::min<int64_t>(
-        std::max<int64_t>(kCaution * lost.count(), again ? 2 * before : 0), kLongestCaution.count());
-    caution_.store(caution, std::memory_order_relaxed);
-    until_.store(time + caution, std::memory_order_relaxed);
+    const bool suspected = time < suspected_until_.load(kRelaxed);
+    const int64_t least = kCaution * lost.count();
+    suspected_until_.store(time + least, kRelaxed);
+    if (!again && !suspected) return;
+    const int64_t caution =
+        std::min<int64_t>(std::max(least, again ? 2 * before : 0), kLongestCaution.count());
+    caution_.store(caution, kRelaxed);
+    until_.store(time + caution, kRelaxed);
   }
 
  private:
   static int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
-  std::atomic<int64_t> until_{0}, caution_{0};  // nanoseconds
+  static constexpr auto kRelaxed = std::memory_order_relaxed;
+  std::atomic<int64_t> until_{0}, suspected_until_{0}, caution_{0};  // nanoseconds
 };
 Caution caution;
 

@@ -57,9 +57,9 @@ class Crew {
 // Throws as parallel().
 void with_crew(int count, void (*lead)(void* context, Crew& crew), void* context);
 
-// Whether another program wants the cores: lately, a worker had no core in the middle of a part for a tenth of the call
-// or more. Then short calls are faster on the caller alone, and long ones in small parts. It holds for a multiple of the
-// time that was lost, so that trying again costs little.
+// Whether another program wants the cores: lately, in two calls in a row, a worker had no core in the middle of a part
+// for a tenth of the call or more. Then short calls are faster on the caller alone, and long ones in small parts. It
+// holds for a multiple of the time that was lost, so that trying again costs little.
 bool cores_are_wanted();
 
 // Which calls of layers use several threads. Tests set it, to see small ones do so; results are the same to the bit.
