@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 from cellerate.kernels import native
+from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate
+from cellerate.layers.explain import explain
 
-pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.slow]
+pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps]
 
 # What a median of so many pairs may be off by beside a busy program; what this test is for is a factor of two to five.
 NOISE = 1.1
 STEPS, PAIRS = 20, 40
 SHAPES = [
+    (1, 3, 1, (64, 32), "leaky_relu"),
     (1, 30, 1, (64, 32), "leaky_relu"),
     (1, 24, 1, (128,), "leaky_relu"),
     (1, 100, 16, (128,), "tanh"),
     (4, 30, 32, (64,), "tanh"),
 ]
-if keras.backend.backend() != "tensorflow":
-    # On TensorFlow, the Python functions that call the kernels take longer than Keras's loop of three steps.
-    SHAPES.append((1, 3, 1, (64, 32), "leaky_relu"))
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def forecaster(steps: int, features: int, units: tuple[int, ...], activation: st
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "steps", "features", "units", "activation"),
     SHAPES,
@@ -83,3 +84,27 @@ def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_kera
         if len(ratios) == PAIRS:
             break
     assert statistics.median(ratios) <= NOISE, sorted(ratios)
+
+
+@pytest.mark.parametrize(("steps", "units"), [(3, 64), (7, 64), (8, 64), (3, 512)])
+def test_call_of_few_steps_runs_on_keras_where_that_is_faster(monkeypatch, steps, units):
+    model = forecaster(steps, 1, (units,), "tanh")
+    accelerate(model)
+    layer = model.layers[0]
+    short = keras.backend.backend() == "tensorflow" and steps < 8 and units < 512
+    conditions = {c.name: c for c in explain(model).layers[0].conditions}
+    assert ("time steps" in conditions) == short
+    calls = []
+    original = fused.bridge().run
+    monkeypatch.setattr(
+        fused.bridge(), "run", lambda *args, **named: calls.append(1) or original(*args, **named)
+    )
+    x = np.ones((1, steps, 1), np.float32)
+    layer(x)
+    assert bool(calls) == (not short)
+    # A named implementation is what was asked for.
+    accelerate(model, "cellerate-cpu")
+    calls.clear()
+    layer(x)
+    assert calls
+    assert "time steps" not in {c.name for c in explain(model).layers[0].conditions}
