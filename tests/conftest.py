@@ -93,3 +93,12 @@ def shared_data() -> Path:
 def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _kernels_for_few_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has accelerated layers run the kernels for few time steps, too, which most tests have, on any backend."""
+    if request.node.get_closest_marker("keras") and not request.node.get_closest_marker("few_steps"):
+        from cellerate.layers import fused
+
+        monkeypatch.setattr(fused, "FEWEST_STEPS", {})
