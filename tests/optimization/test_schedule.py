@@ -27,7 +27,7 @@ def test_what_always_runs_comes_first_however_little_time_there_is(go, stands, s
     for kind in stands.values():
         kind.cost = 50.0
     # The last of the table.
-    stands["prune"].first = True
+    stands["prune"].first = stands["prune"].always = True
     spent(0.0)
     found = go(time_budget=1.0)
     assert Stand.begun == ["prune"]
@@ -39,6 +39,25 @@ def test_what_always_runs_comes_first_however_little_time_there_is(go, stands, s
     }
     assert [one.expected_s for one in found.passes] == [None, None, None, 50.0]
     assert [one.needs_s for one in found.passes] == [None, 50.0, 50.0, None]
+
+
+@pytest.mark.parametrize(("cost", "runs"), [(24.0, True), (26.0, False)])
+def test_what_comes_first_may_take_a_quarter_of_the_budget_even_if_none_is_left(
+    go, stands, spent, cost, runs
+):
+    stands["kernels"].cost = stands["quantize"].cost = 50.0
+    stands["prune"].cost, stands["prune"].first = cost, True
+    spent(100.0)
+    found = go(time_budget=100.0)
+    assert statuses(found)["prune"] == ("done" if runs else "skipped")
+    assert found.passes[-1].needs_s == (None if runs else cost)
+    assert Stand.begun == (["prune"] if runs else [])
+
+
+def test_what_comes_first_comes_before_what_is_worth_more(go, stands):
+    stands["kernels"].cost, stands["prune"].cost, stands["prune"].first = 1.0, 20.0, True
+    go()
+    assert Stand.begun == ["prune", "quantize", "kernels"]
 
 
 def test_stages_come_by_their_worth_and_behind_those_that_they_build_on(go, stands):

@@ -207,7 +207,7 @@ def test_batch_size_that_is_hardly_faster_stays(tuned, usual):
     ("faster", "said"),
     [
         (1.0, "32 was no faster in turns with it"),
-        (0.9, "32 was 0.90x as fast in turns with it"),
+        (0.9, "32 was 0.900x as fast in turns with it"),
         (1.08, "32 was 1.08x as fast in turns with it"),
     ],
 )

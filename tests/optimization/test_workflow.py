@@ -294,6 +294,10 @@ def test_a_busy_machine_is_told_before_anything_else(go, stands, monkeypatch, sa
             heard.append("start")
 
     monkeypatch.setattr(workflow, "busy_now", lambda: said)
+    # Not beside an error: there was nothing to measure then.
+    with pytest.raises(ConfigError):
+        go(seed=1, listener=Heard())
+    assert heard == []
     go(listener=Heard())
     going_on = "going on with the run in "
     assert [one.partition(going_on)[1] or one for one in heard] == [*filter(None, [said]), going_on, "start"]

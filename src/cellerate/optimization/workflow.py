@@ -125,8 +125,8 @@ def run(
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
-    if busy := busy_now():
-        listener.message(busy)
+    # Before this run has processes of its own; said only once there is something to measure.
+    busy = busy_now()
     with _own(folder), contextlib.ExitStack() as stack:
         paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
         given = model if isinstance(model, keras.Model) else None
@@ -150,6 +150,8 @@ def run(
                 # The baseline is to come: while this process opens the data, its processes do so, too.
                 processes.begin()
             work, state = open_run(file)
+        if busy:
+            listener.message(busy)
         if state.passes:
             done = sum(one.status == "done" for one in state.passes)
             listener.message(
