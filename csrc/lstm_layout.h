@@ -9,7 +9,7 @@ namespace cellerate::CELLERATE_TARGET {
 
 // When a further thread is worth it, in multiplications, of which a thread does about 1.5 G a second and lane with a
 // single row, and twice as many with several. Measured on two cores, workers asleep as between the layers of a training
-// step: one is there 40 to 60 µs after it was called, and often not at all, because the system puts it on the caller's
+// step: one is there 20 to 40 µs after it was called, and often not at all, because the system puts it on the caller's
 // core. So calls of 100 µs are slower on two threads, and those of 250 µs faster.
 constexpr double kWorthAThread = 1.5e5 * kLanes;
 // Of a step, if threads meet after each: then they do 3 µs of work and more, and a meeting takes 0.3.

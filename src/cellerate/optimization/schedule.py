@@ -20,7 +20,7 @@ from cellerate.optimization.state import State, save_state
 from cellerate.report.record import Pass
 
 # What comes first may take so much of the budget, even if too little is left for the verdict then.
-_FIRST_SHARE = 1 / 4
+_FIRST_SHARE = 0.4
 
 
 def run_passes(context: Context, began: float, before: float) -> list[str]:

@@ -284,10 +284,11 @@ def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
     if ways:
         remarks.append(_called(models[_ORIGINAL], ways))
         same = models[_SAME]
+        training = "its kernels for training, and " if any(row.step_ms for row in rows) else ""
         remarks.append(
             "Cellerate: its kernels in Keras, as the model could not be packed."
             if same.error
-            else f"Cellerate: its kernels for training, and the model packed in {same.precision}."
+            else f"Cellerate: {training}the model packed in {same.precision}."
         )
     source, known = _qualities(run, models)
     if any(known) and source:
