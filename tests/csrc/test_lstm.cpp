@@ -402,7 +402,11 @@ TEST(a_call_whose_worker_has_no_core_takes_the_time_of_one_thread) {
     cellerate::set_thread_count(2);
     layer->step();
     CHECK(workers::make_workers_wait() == 1);
-    CHECK(layer->best_of(20) < 1.3 * alone);
+    // Other programs may have the processor for a while; one that waits for the worker waits in every call.
+    double shared = layer->best_of(20);
+    for (int more = 0; more < 20 && shared >= 1.3 * alone; ++more)
+      shared = std::min(shared, layer->best_of(20));
+    CHECK(shared < 1.3 * alone);
     CHECK(layer->arrays == expected);
   }
   cellerate::set_thread_count(1);
