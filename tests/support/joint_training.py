@@ -125,8 +125,8 @@ def begun(folder):
 
     def begin(one):
         own = 0.01 * int(os.environ.get("RANK", "0"))
-        one.layers[-1].set_weights([np.full((8, 2), 0.1 + own), np.zeros(2)])
-        return Beginning("somewhere", (one.layers[-1].name,))
+        name = one.layers[-1].name
+        return Beginning("somewhere", {name: [np.full((8, 2), 0.1 + own), np.zeros(2)]}, (name,))
 
     source, validation = windows(12, seed=1), windows(10, drop_last=False)
     metrics = [ErrorByStretch(len(validation))]

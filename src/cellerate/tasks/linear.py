@@ -23,8 +23,8 @@ _RIDGE = 1e-3
 _MOST_NUMBERS = 1 << 26
 # With more targets they share one map: in a model, each map of a target is an operation of its own once it is packed.
 _MOST_OWN = 1000
-# Windows are taken together up to so many numbers.
-_NUMBERS_AT_ONCE = 1 << 21
+# Windows are taken together up to so many numbers: 2 MB stay in a cache.
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)

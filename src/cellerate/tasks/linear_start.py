@@ -35,7 +35,7 @@ def has_linear_map(model: keras.Model) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LinearStart:
-    """Gives a forecaster its start.
+    """Finds the start of a forecaster.
 
     Attributes:
         part: The training part.
@@ -52,7 +52,7 @@ class LinearStart:
     covariates: Covariates
 
     def __call__(self, model: keras.Model) -> Beginning | None:
-        """Fits the linear map, and gives it to an untrained model.
+        """Fits the linear map of an untrained model.
 
         Returns:
             What the model begins with; None if it begins at the last value, because too few windows fit, or a window
@@ -68,10 +68,12 @@ class LinearStart:
         if found is None:
             return None
         kernel, bias = found.coefficients[:, :-1], found.coefficients[:, -1]
-        layer.set_weights([kernel[0], bias[0]] if shared else [kernel, bias])
+        weights = {"linear": [kernel[0], bias[0]] if shared else [kernel, bias]}
         if self.quantiles:
-            _begin_quantiles(model, self.quantiles, self._residual_quantiles(found, units))
-        return Beginning(f"as NLinear, solved for on {found.windows:,} windows", ("linear",))
+            biases = _quantile_biases(self.quantiles, self._residual_quantiles(found, units))
+            for name, one in biases.items():
+                weights[name] = [np.zeros(model.get_layer(name).kernel.shape), one.reshape(-1)]
+        return Beginning(f"as NLinear, solved for on {found.windows:,} windows", weights, ("linear",))
 
     def _units(self) -> Mapping[str, np.ndarray]:
         """(targets,) for each series, the scale of the model's numbers."""
@@ -98,19 +100,15 @@ class LinearStart:
         return np.moveaxis(np.quantile(left, self.quantiles, axis=0), 0, -1)
 
 
-def _begin_quantiles(model: keras.Model, levels: Sequence[float], found: np.ndarray) -> None:
-    """Sets the biases of an untrained model's heads, so that its quantiles lie by `found` (horizon, targets, Q)."""
+def _quantile_biases(levels: Sequence[float], found: np.ndarray) -> dict[str, np.ndarray]:
+    """The biases of a model's heads with which its quantiles lie as `found` (horizon, targets, Q)."""
     middle = middle_place(levels)
-    _begin_head(model, "center", found[..., middle])
     gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)
     # The model adds softplus(bias), from the middle outwards.
     biases = gaps + np.log(-np.expm1(-gaps))
+    made = {"center": found[..., middle]}
     if middle:
-        _begin_head(model, "gaps_below", biases[..., :middle][..., ::-1])
+        made["gaps_below"] = biases[..., :middle][..., ::-1]
     if middle + 1 < len(levels):
-        _begin_head(model, "gaps_above", biases[..., middle:])
-
-
-def _begin_head(model: keras.Model, name: str, bias: np.ndarray) -> None:
-    layer = model.get_layer(name)
-    layer.set_weights([np.zeros(layer.kernel.shape), bias.reshape(-1)])
+        made["gaps_above"] = biases[..., middle:]
+    return made

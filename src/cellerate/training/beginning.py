@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.training.callbacks import Progress
@@ -23,16 +24,18 @@ class Beginning:
 
     Attributes:
         told: It in a few words, after "begins".
+        weights: The weights of layers, by their names, as `set_weights` takes them.
         fixed: The names of layers that are solved for already. Training leaves them as they are; in the model's file
             they are trainable like all others.
     """
 
     told: str
+    weights: Mapping[str, Sequence[np.ndarray]]
     fixed: tuple[str, ...] = ()
 
 
 Begin: TypeAlias = Callable[[keras.Model], Beginning | None]
-"""Gives a new model better weights than random ones; None if it has none for it."""
+"""Finds better weights for a new model than random ones; None if there are none. It does not change the model."""
 
 
 def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes: Processes) -> str:
@@ -41,10 +44,11 @@ def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes
         return ""
     clock = time.perf_counter()
     found = begin(model)
-    processes.equalise(model)
-    progress.seconds = time.perf_counter() - clock
     if found is None:
         return ""
+    for name, arrays in found.weights.items():
+        model.get_layer(name).set_weights([processes.array_of_first(one) for one in arrays])
+    progress.seconds = time.perf_counter() - clock
     progress.fixed = [*found.fixed]
     return f"; begins {found.told}"
 

@@ -87,16 +87,16 @@ class Processes:
         if self.several:
             self._bridge.replicate(trainer)
 
-    def equalise(self, model: keras.Model) -> None:
-        """Gives the float32 weights of a model the first process's values. All must call it."""
+    def array_of_first(self, array: np.ndarray) -> np.ndarray:
+        """The first process's array, in float32: on other processors the same sums may be rounded differently.
+
+        All must call it, with arrays of one shape.
+        """
+        array = np.ascontiguousarray(array, np.float32)
         if not self.several:
-            return
-        # The same sums may be rounded differently on other processors.
-        for variable in model.weights:
-            value = np.asarray(keras.ops.convert_to_numpy(variable.value))
-            if value.dtype == np.float32:
-                first = self._bridge.gathered(value.reshape(-1).view(np.int32))[0]
-                variable.assign(first.astype(np.int32).view(np.float32).reshape(value.shape))
+            return array
+        first = self._bridge.gathered(array.reshape(-1).view(np.int32))[0]
+        return np.asarray(first, np.int32).view(np.float32).reshape(array.shape)
 
     def settle(self, trainer: keras.Model) -> None:
         """Gives the first process what each has counted by itself, before it is saved or judged. All must call it."""
