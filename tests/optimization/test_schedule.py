@@ -78,6 +78,8 @@ def test_a_stage_that_can_bring_nothing_is_left_out_with_its_reason_and_takes_no
         kind.cost, kind.most = 10.0, 100_000.0
         kind.does = staticmethod(lambda context, name=name: given.__setitem__(name, context.share_s))
     stands["quantize"].pointless = lambda self, context: "the weights are rounded already"
+    # What comes first is given its time before the others are told.
+    stands["kernels"].first = True
     spent(0.0)
     found = go(time_budget=1000.0)
     assert Stand.begun == ["kernels", "prune"]
