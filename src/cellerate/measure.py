@@ -117,7 +117,7 @@ class Order:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves no doubt which of the two is faster; one turn alone always leaves some."""
+        """True if the interval leaves no doubt which of the two is faster; one turn alone always leaves some."""
         low, high = self.interval
         return len(self.ratios) > 1 and (low > 1 or high < 1)
 

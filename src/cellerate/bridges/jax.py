@@ -129,7 +129,7 @@ def blocking(
 
 
 def computed_at_once(functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What functions give that take nothing, in one compiled program."""
+    """Return the results of functions without arguments, computed in one compiled program."""
     return jax.jit(lambda: [function() for function in functions])()
 
 

@@ -1,4 +1,4 @@
-"""What verbs print of a run's gains: the table of Keras beside Cellerate, and its sentence."""
+"""The gains of a run as verbs print them: the table of Keras beside Cellerate, and its sentence."""
 
 import sys
 from typing import TYPE_CHECKING

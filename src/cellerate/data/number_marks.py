@@ -75,7 +75,7 @@ class Marks:
         return [mark for kind, mark in self.seen if kind == use]
 
     def settled(self, separator: str) -> bool:
-        """Whether the values alone say how each of them is read."""
+        """True if the values alone say how each of them is read."""
         if not self.either or any(use == "decimal" or mark in WORDS for use, mark in self.seen):
             return True
         if self.seen:
@@ -84,7 +84,7 @@ class Marks:
         return separator == "," and set(self.either) == {"."}
 
     def contradiction(self) -> tuple[str, str, str] | None:
-        """What speaks against a decimal comma in a file of semicolons: a column, its value, and the reason in words.
+        """The evidence against a decimal comma in a file of semicolons: a column, its value, and the reason in words.
 
         A country whose spreadsheets write semicolons writes decimal commas, too; programs that write semicolons write
         points. So a comma in a number is a decimal comma there, but for these signs.

@@ -38,7 +38,7 @@ def verdict_s(context: Context) -> float:
 
 
 def worth(context: Context, one: OptimizerPass) -> float:
-    """What a stage is expected to bring for each second: the logarithm of a factor, by what is wanted."""
+    """Return the expected gain of a stage for each second: the logarithm of a factor, weighted by the objective."""
     wanted = _WANTED[context.settings.objective]
     share = 1.0 if wanted in one.improves else _BESIDE
     return share * one.gain(context) / max(one.cost_s(context), 0.1)

@@ -106,7 +106,7 @@ class Context:
         return self.deadline - time.perf_counter()
 
     def far_beyond(self) -> bool:
-        """Whether the pass that is running has gone so far beyond its share that it must end."""
+        """Return True if the running pass has gone so far beyond its share that it must end."""
         return self.share_s is not None and self.seconds_left() < -_GRACE * self.share_s
 
     def give(self, share_s: float | None) -> None:
@@ -130,7 +130,7 @@ class Context:
 
     @property
     def kernels_are_right(self) -> bool:
-        """Whether our kernels judge the original as Keras does, but for rounding."""
+        """True if our kernels judge the original as Keras does, but for rounding."""
         policy = policy_of(self.workload.model)
         return self.state.apart <= (_APART if policy == "float32" else _APART_16_BITS)
 

@@ -1,4 +1,4 @@
-"""What this machine makes of the model's recurrent layers now: measured in three seconds, on our kernels alone.
+"""The speed of the model's largest recurrent layer on this machine, measured in three seconds on our kernels.
 
 It tells which stages can bring nothing here, so that no time goes into finding that out.
 """
@@ -24,7 +24,7 @@ _CALL_S = 0.08
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What was measured.
+    """The measurements.
 
     Attributes:
         bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32, turn by turn.
@@ -80,7 +80,7 @@ def _lstm_layers(model: keras.Model) -> Iterator[keras.layers.LSTM]:
 
 
 def _steps_of(seconds: float, batch: int, most: int, sizes: tuple[int, int]) -> int:
-    """How many time steps a call of about so many seconds has."""
+    """Return the number of time steps that a call of about so many seconds has."""
     few = min(_FEWEST_STEPS, most)
     call = _step(batch, few, sizes, "float32")
     call()

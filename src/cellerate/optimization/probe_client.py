@@ -92,7 +92,7 @@ class Probe:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, so that what it had got ready is lost."""
+        """True if the process has ended, so that everything it had prepared is lost."""
         return self._process.poll() is not None
 
     def __exit__(

@@ -56,7 +56,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Gains:
-    """What a run measured of Keras and Cellerate with the same model.
+    """The figures that a run measured of Keras and Cellerate with the same model.
 
     Attributes:
         rows: At least one.
@@ -69,7 +69,7 @@ class Gains:
     sentence: str
 
     def contains(self, change: Change) -> bool:
-        """Whether the table has a change from Keras to one of the other two."""
+        """Return True if the table has a change from Keras to one of the other two."""
         return any(
             (change.before, change.after) in ((row.gain.before, row.gain.after), row.step_ms)
             or (row.int8 is not None and (change.before, change.after) == (row.gain.before, row.int8.after))
@@ -275,7 +275,7 @@ def _factor_cell(change: Change, note: str = "") -> Cell:
 
 
 def _remark(run: Run, models: dict[str, Candidate], rows: Sequence[Row]) -> str:
-    """What the figures are of: which ways, which precision, which data."""
+    """Return the origin of the figures: which ways, which precision, which data."""
     remarks = _units(run, rows)
     ways: dict[str, list[str]] = {}
     for row in rows:

@@ -67,7 +67,7 @@ def too_large(window: int, horizon: int) -> bool:
 
 
 def shares_map(targets: int, window: int, horizon: int) -> bool:
-    """Whether all targets have the same map, because there are too many for each to have its own."""
+    """Return True if all targets have the same map, because there are too many for each to have its own."""
     return targets > _MOST_OWN or targets * (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
 
 

@@ -27,7 +27,7 @@ _LEAST_GAP = 1e-3
 
 
 def has_linear_map(model: keras.Model) -> bool:
-    """Whether a model is one of `build_forecast_model` with a linear map."""
+    """Return True if a model is one of `build_forecast_model` with a linear map."""
     return model.name == "forecast" and {"linear", "with_linear", "center"} <= {
         layer.name for layer in model.layers
     }

@@ -55,7 +55,7 @@ def build_network(
 def covariates_of(
     data: SeriesData, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, *, by_id: bool
 ) -> Covariates:
-    """What the model sees beside the features; `by_id` if it has an input for the id of the series."""
+    """The inputs of the model beside the features; `by_id` if it has one for the id of the series."""
     return Covariates(
         tuple(options.future),
         make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
@@ -65,7 +65,7 @@ def covariates_of(
 
 
 def identity_of(architecture: ForecastArchitecture) -> dict[str, Any]:
-    """What tells one architecture from another; a run that began before there were embeddings goes on."""
+    """The part of an architecture that tells it from others; a run from before there were embeddings goes on."""
     settings = dataclasses.asdict(architecture)
     if not settings["series_embedding"]:
         del settings["series_embedding"]

@@ -20,7 +20,7 @@ from cellerate.training.settings import TrainingSettings
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """What a model begins with.
+    """The start of a model.
 
     Attributes:
         told: It in a few words, after "begins".
@@ -88,7 +88,7 @@ def checkpoint_to_resume(
 
 
 def progress_of(checkpoint: Checkpoint | None) -> Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Raises:
         CheckpointError: The checkpoint does not say it.

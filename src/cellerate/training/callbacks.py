@@ -217,7 +217,7 @@ class Conductor(keras.callbacks.Callback):
             self._write(self._write_best)
 
     def _is_best(self, logs: Mapping[str, float]) -> bool:
-        """Whether an epoch's model is to be kept: it is the best so far, and clearly better than the first one."""
+        """Return True if an epoch's model is to be kept: the best so far, and clearly better than the first one."""
         value, progress = logs[self._monitor], self.progress
         best = math.isfinite(value) and (
             progress.best is None or value < progress.best or self._monitor == "loss"

@@ -21,7 +21,7 @@ from cellerate.training.trial import try_training
 
 _TIMED_STEPS = 24
 MIN_SPEEDUP = 1.05
-"""How many times as fast another policy must be to be chosen."""
+"""The factor by which another policy must be faster to be chosen."""
 _MAX_LOSS_RATIO = 1.01
 
 

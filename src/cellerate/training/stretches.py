@@ -72,7 +72,7 @@ def clearly_better(
     now_by_stretch: Sequence[float] = (),
     before_by_stretch: Sequence[float] = (),
 ) -> bool:
-    """Whether a model is better by more than what may be chance.
+    """Return True if a model is better by more than what may be chance.
 
     Args:
         now: Its losses and metrics; the less the better.

@@ -12,7 +12,7 @@ ALIKE = 1.05
 """Two speeds within this factor count as the same."""
 
 Turns = Mapping[str, Sequence[Speed]]
-"""How fast each model was in each turn, by its id."""
+"""The speed of each model in each turn, by its id."""
 
 
 def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate]:
@@ -55,14 +55,14 @@ def choose(candidates: Sequence[Candidate], objective: str, turns: Turns = {}) -
 
 
 def rate(speed: Speed, objective: str) -> float:
-    """What an objective counts of a speed: more is better."""
+    """Return the figure of a speed that an objective counts: more is better."""
     if objective == "throughput":
         return speed.throughput_per_s or speed.per_s
     return 1 / speed.latency_p50_ms
 
 
 def order_in_turns(one: str, other: str, objective: str, turns: Turns) -> Order | None:
-    """How much faster another model is in each turn; None if they were not timed in the same turns."""
+    """Compare another model with one, turn by turn; None if they were not timed in the same turns."""
     if one not in turns or other not in turns:
         return None
     rates = ([rate(speed, objective) for speed in turns[each]] for each in (one, other))

@@ -130,7 +130,7 @@ def _controls(context: Context) -> int:
 
 
 def _fitting(context: Context, trainings: float) -> int:
-    """How many steps each of so many trainings may have in the time that is left, as far as they are asked for."""
+    """Return the steps that each of so many trainings may have in the time left, at most those asked for."""
     trainings = max(trainings, 1)
     left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
     return int(min(left / (trainings * step_s(context)), context.settings.steps))

@@ -36,7 +36,7 @@ class Precision(OptimizerPass):
         return (policies - 1) * (state.process_s + state.compile_s) + race_s(context, policies)
 
     def gain(self, context: Context) -> float:
-        """What bfloat16 brings the largest layer, of which a step has other parts."""
+        """The gain of the largest layer in bfloat16, less a part, as a step has more than that layer."""
         factor = Order(context.state.bfloat16).factor if context.state.bfloat16 else 1.2
         return 0.7 * math.log(max(1.0, factor))
 

@@ -18,9 +18,9 @@ from cellerate.optimization.processes import Training, Way
 from cellerate.report.record import Speed, TrainingStep
 
 TRAINING_TURNS = 6
-"""How many turns each training takes: as few as give a sure order."""
+"""The turns of each training: as few as give a sure order."""
 MORE_TURNS = 6
-"""How many more it takes where those contradict each other, which lets other work spoil two."""
+"""The further turns where those contradict each other, which lets other work spoil two."""
 TURN_S = 0.3
 _NOISE = 1.5  # the times of one thing may differ by this factor
 _LEAST_STEPS, _MOST_STEPS = 1, 50
@@ -91,7 +91,7 @@ def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Tim
 
 
 def _clear(racing: Sequence["_Racing"]) -> bool:
-    """Whether the turns agree how each contestant compares with the first."""
+    """Return True if the turns agree how each contestant compares with the first."""
     turns = [one.turns for one in racing if one.error is None]
     return all(order_of(turns[0], other).certain for other in turns[1:])
 

@@ -117,7 +117,7 @@ def _first(turns: Sequence[Sequence[Speed]]) -> list[Speed]:
 
 
 def _sure(context: Context, turns: Turns) -> bool:
-    """Whether the turns leave no doubt how each model compares with the fastest."""
+    """Return True if the turns leave no doubt how each model compares with the fastest."""
     objective = context.settings.objective
     rates = {name: statistics.median(rate(one, objective) for one in each) for name, each in turns.items()}
     fastest = max(rates, key=lambda name: rates[name])
