@@ -139,6 +139,13 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     with pytest.raises(OutOfTimeError) as raised:
         context._step(20, 100, 2.0)
     assert raised.value.needs_s == pytest.approx(75.5)
+    # What no stage needs is there for one that takes longer than was foreseen.
+    context.give(10.0, spare_s=100.0)
+    now[0] += 114.9
+    context._step(20, 100, 2.0)
+    now[0] += 0.2
+    with pytest.raises(OutOfTimeError, match="stopped after 1 min 55 s"):
+        context._step(20, 100, 2.0)
     # The verdict takes what it takes.
     context.give(None)
     now[0] = 1e6

@@ -78,7 +78,8 @@ class Context:
         processes: The processes that measure.
         deadline: When the time of the pass that is running is up, by `time.perf_counter`.
         share_s: The seconds that this pass was given; None for the verdict, which takes what it takes.
-        spare_s: The seconds that nothing needs, which the verdict may use for more turns.
+        spare_s: The seconds that nothing needs, which a pass may use for longer than was foreseen, and the verdict for
+            more turns.
         judged_now: The ids of the models that this call has judged on the test part.
     """
 
@@ -107,11 +108,16 @@ class Context:
 
     def far_beyond(self) -> bool:
         """Return True if the running pass has gone so far beyond its share that it must end."""
-        return self.share_s is not None and self.seconds_left() < -_GRACE * self.share_s
+        return self.share_s is not None and self.seconds_left() < -(_GRACE * self.share_s + self.spare_s)
 
-    def give(self, share_s: float | None) -> None:
-        """Gives the pass that begins now so many seconds; None for as many as it takes."""
-        self.share_s = share_s
+    def give(self, share_s: float | None, spare_s: float = 0.0) -> None:
+        """Give the pass that begins now its time.
+
+        Args:
+            share_s: Its seconds; None for as many as it takes.
+            spare_s: The seconds that nothing needs: the pass may use them where it takes longer than was foreseen.
+        """
+        self.share_s, self.spare_s = share_s, spare_s
         self.deadline = math.inf if share_s is None else time.perf_counter() + share_s
         self.processes.wait_for(self._patience_s())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from cellerate.errors import in_a_line
 from cellerate.format import duration
-from cellerate.optimization.budget import fitting
+from cellerate.optimization.budget import fitting, verdict_s
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.passes import registry
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
@@ -33,7 +33,7 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
     listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
     while waiting:
         left = settings.time_budget - before - (time.perf_counter() - began)
-        one, share = _next(context, waiting, left)
+        one, share, spare = _next(context, waiting, left)
         waiting.remove(one)
         listener.begin(one.title)
         started = time.perf_counter()
@@ -47,7 +47,7 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
         else:
             share = max(share, one.cost_s(context))
             expected = one.expected_s(context, share)
-            context.give(share)
+            context.give(share, spare)
             found = _result(one, context)
         found = dataclasses.replace(
             found,
@@ -68,22 +68,25 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
 
 def _next(
     context: Context, waiting: Sequence[OptimizerPass], left_s: float
-) -> tuple[OptimizerPass, float | None]:
-    """Gives the stage that comes next, and its seconds; None if it has no time, as have those behind it.
+) -> tuple[OptimizerPass, float | None, float]:
+    """Return the stage that comes next, its seconds, and the seconds that no stage needs.
 
-    What is surest comes first, and then what is not needed, which takes no time to say.
+    The seconds of the stage are None if there is no time for it, nor for those behind it. What is surest comes first,
+    and then what is not needed, which takes no time to say.
     """
     if isinstance(waiting[0], Baseline):
-        return waiting[0], None
+        return waiting[0], None, 0.0
     needed = [one for one in waiting if not one.pointless(context)]
     chosen = fitting(context, needed, left_s)
+    spare = max(0.0, left_s - verdict_s(context) - sum(chosen.values()))
     if first := next((one for one in needed if one.first), None):
         most_s = math.inf if first.always else _FIRST_SHARE * context.settings.time_budget
         cost_s = first.cost_s(context)
-        return first, chosen.get(first, cost_s if cost_s <= most_s else None)
+        return first, chosen.get(first, cost_s if cost_s <= most_s else None), spare
     if pointless := [one for one in waiting if one not in needed]:
-        return pointless[0], 0.0
-    return next(iter(chosen.items()), (needed[0], None))
+        return pointless[0], 0.0, spare
+    one, share = next(iter(chosen.items()), (needed[0], None))
+    return one, share, spare
 
 
 def _without_time(one: OptimizerPass, context: Context) -> Pass:

@@ -180,8 +180,7 @@ def _finish(context: Context, began: float, reproduce: str) -> Run:
             waiting = run_passes(context, began, before)
             listener.begin("Verdict")
             left = context.settings.time_budget - before - (time.perf_counter() - began)
-            context.give(None)
-            context.spare_s = max(0.0, left - verdict_s(context))
+            context.give(None, spare_s=max(0.0, left - verdict_s(context)))
             found = verdict(context)
     except KeyboardInterrupt:
         state.seconds = before + time.perf_counter() - began
