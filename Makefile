@@ -19,13 +19,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TF_CPP_MIN_LOG_LEVEL = 2
 export CTEST_OUTPUT_ON_FAILURE = 1
 
-.PHONY: help setup demo test $(BACKENDS:%=test-%) test-kernels test-plain test-devices test-slow $(BACKENDS:%=test-slow-%) \
-	test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%) test-native test-native-plain test-native-arm \
-	mutation lint format bench docs clean
+# The parts of the suite. Those that take longest begin.
+PARTS := test-tensorflow test-jax test-torch test-plain test-kernels test-devices
+SLOW_PARTS := $(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
+NATIVE_PARTS := test-native-plain test-native-address test-native-thread test-native-emulated test-native-valgrind
+
+.PHONY: help setup demo test $(PARTS) test-slow $(SLOW_PARTS) test-lesser test-scalar test-native $(NATIVE_PARTS) \
+	test-native-arm mutation lint format bench docs clean
 help:
-	@echo "make demo       train on Python's own sources for two minutes, generate, optimize the model; forecast with a chart"
+	@echo "make demo       three minutes: train a model and a forecaster, and see how much faster Cellerate is than Keras here"
 	@echo "make test       the test-suite; what could differ between backends on each of: $(BACKENDS)"
 	@echo "make test-slow  the tests that take minutes, those of the native core, and all of Keras on every backend"
+	@echo "make test-lesser  the suite with AVX2 only, as on most desktops, and our core without any of these instructions"
 	@echo "make test-native  the C++ tests, with sanitizers, under valgrind, and on an emulated ARM"
 	@echo "make mutation   how many of a sample of small faults the tests notice: at most an hour"
 	@echo "make lint       ruff, mypy and formatting"
@@ -60,51 +65,100 @@ setup: $(STAMPS)/dev
 demo: $(STAMPS)/demo
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
+# Tests run in parts, each to its end whatever becomes of the others. A part has a file in FAILED from its beginning
+# until it has passed, in which tests/conftest.py writes the tests that fail.
+FAILED := $(STAMPS)/failed
+begin_all = @rm -rf $(FAILED) && mkdir -p $(FAILED)
+# $(call parts,how many at once,which,environment)
+parts = @$(3) $(MAKE) --no-print-directory --keep-going --jobs=$(1) --output-sync=target $(2) || touch $(FAILED)/.any
+define end_all
+	@test ! -e $(FAILED)/.any || { \
+		for part in $(FAILED)/*; do echo "== failed: $${part##*/}"; sed 's/^/   /' "$$part"; done; exit 1; }
+endef
+# LESSER is set where the environment is that of `make test-lesser`.
+PART = $(FAILED)/$@$(if $(LESSER), ($(LESSER)))
+begin = @echo "== $(1)$(if $(LESSER),$(comma) $(LESSER))" && mkdir -p $(FAILED) && : >'$(PART)'
+passed = @rm '$(PART)'
+PYTEST = FAILED_TESTS='$(PART)' $(BIN)/python -m pytest
+
 # The C++ tests; then one process for each backend and two for what needs no Keras, two at a time: most of their time
-# goes into what uses one core. Those that take longest begin.
-test: $(STAMPS)/dev test-native-plain
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
-		test-tensorflow test-jax test-torch test-plain test-kernels test-devices
+# goes into what uses one core.
+test: $(STAMPS)/dev
+	$(begin_all)
+	$(call parts,1,test-native-plain)
+	$(call parts,2,$(PARTS))
+	$(end_all)
 
 test-kernels: $(STAMPS)/dev
-	@echo "== kernels, without Keras"
-	$(BIN)/python -m pytest -m "not keras and not slow" tests/kernels
+	$(call begin,kernels$(comma) without Keras)
+	$(PYTEST) -m "not keras and not slow" tests/kernels
+	$(passed)
 
 test-plain: $(STAMPS)/dev
-	@echo "== the rest without Keras"
-	$(BIN)/python -m pytest -m "not keras and not slow" --ignore=tests/kernels
+	$(call begin,the rest without Keras)
+	$(PYTEST) -m "not keras and not slow" --ignore=tests/kernels
+	$(passed)
 
 $(BACKENDS:%=test-%): test-%: $(STAMPS)/dev
-	@echo "== $*"
-	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
+	$(call begin,$*)
+	KERAS_BACKEND=$* $(PYTEST) -m "$(if $(filter $(ONCE),$*),keras,backends) and not slow"
+	$(passed)
 
 # Our operations on several devices of JAX, which a process has or has not.
 test-devices: $(STAMPS)/dev
-	@echo "== jax, four devices"
-	KERAS_BACKEND=jax JAX_NUM_CPU_DEVICES=4 $(BIN)/python -m pytest tests/bridges/test_jax_devices.py
+	$(call begin,jax$(comma) four devices)
+	KERAS_BACKEND=jax JAX_NUM_CPU_DEVICES=4 $(PYTEST) tests/bridges/test_jax_devices.py
+	$(passed)
 
 # The C++ tests under sanitizers; then, two at a time as in `make test`, what is slow, the tests of one backend on the
-# others, too, and the layers once more with XLA's optimizations, which `make test` leaves out.
-test-slow: $(STAMPS)/dev test-native
+# others, too, the layers once more with XLA's optimizations, which `make test` leaves out, and the suite with AVX2.
+test-slow: $(STAMPS)/dev
 	$(BIN)/pip install --quiet --group browser --group cluster --group contract --group judges
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target \
-		$(BACKENDS:%=test-slow-%) test-slow-plain $(OTHERS:%=test-others-%) $(OTHERS:%=test-xla-%)
+	$(begin_all)
+	$(call parts,1,$(NATIVE_PARTS))
+	$(call parts,2,$(SLOW_PARTS))
+	$(lesser_parts)
+	$(end_all)
 
 test-slow-plain: $(STAMPS)/dev
-	@echo "== slow, without Keras"
-	$(BIN)/python -m pytest -m "slow and not keras"
+	$(call begin,slow$(comma) without Keras)
+	$(PYTEST) -m "slow and not keras"
+	$(passed)
 
 $(BACKENDS:%=test-slow-%): test-slow-%: $(STAMPS)/dev
-	@echo "== slow, $*"
-	KERAS_BACKEND=$* XLA_FLAGS= $(BIN)/python -m pytest -m "keras and slow"
+	$(call begin,slow$(comma) $*)
+	KERAS_BACKEND=$* XLA_FLAGS= $(PYTEST) -m "keras and slow"
+	$(passed)
 
 $(OTHERS:%=test-others-%): test-others-%: $(STAMPS)/dev
-	@echo "== tests of $(ONCE) on $*"
-	KERAS_BACKEND=$* $(BIN)/python -m pytest -m "keras and not backends and not slow"
+	$(call begin,tests of $(ONCE) on $*)
+	KERAS_BACKEND=$* $(PYTEST) -m "keras and not backends and not slow"
+	$(passed)
 
 $(OTHERS:%=test-xla-%): test-xla-%: $(STAMPS)/dev
-	@echo "== layers with XLA's optimizations, $*"
-	KERAS_BACKEND=$* XLA_FLAGS= $(BIN)/python -m pytest -m "keras and not slow" tests/bridges tests/layers
+	$(call begin,layers with XLA's optimizations$(comma) $*)
+	KERAS_BACKEND=$* XLA_FLAGS= $(PYTEST) -m "keras and not slow" tests/bridges tests/layers
+	$(passed)
+
+# What a processor with AVX2 alone computes, on a better one. TensorFlow asks the processor, not oneDNN, what this can
+# do, and ends where it may do less: so without it.
+AVX2 := LESSER=AVX2 CELLERATE_TARGET=avx2 ONEDNN_MAX_CPU_ISA=AVX2 TF_ENABLE_ONEDNN_OPTS=0 ATEN_CPU_CAPABILITY=avx2 \
+	XLA_FLAGS=--xla_cpu_max_isa=AVX2
+define lesser_parts
+	$(if $(filter x86_64,$(shell uname -m)),$(call parts,2,$(PARTS),$(AVX2)))
+	$(call parts,1,test-scalar)
+endef
+
+test-lesser: $(STAMPS)/dev
+	$(begin_all)
+	$(lesser_parts)
+	$(end_all)
+
+# Our core as any compiler makes it, where it differs: in its kernels and what runs on them alone.
+test-scalar: $(STAMPS)/dev
+	$(call begin,our core without vector instructions)
+	CELLERATE_TARGET=scalar $(PYTEST) -m "not keras and not slow" tests/kernels tests/runtime
+	$(passed)
 
 # $(call build_native,name,what to tell CMake) makes the C++ tests in build/native-<name>.
 define build_native
@@ -114,23 +168,41 @@ define build_native
 	$(BIN)/cmake --build build/native-$(1)
 endef
 
+test-native: $(STAMPS)/dev
+	$(begin_all)
+	$(call parts,1,$(NATIVE_PARTS))
+	$(end_all)
+
 test-native-plain: $(STAMPS)/dev
+	$(call begin,the native core)
 	$(call build_native,plain,-DCELLERATE_STRICT=ON)
 	$(BIN)/ctest --test-dir build/native-plain -LE valgrind
+	$(passed)
 
-test-native: test-native-plain
-	@echo "== address and undefined-behaviour sanitizers"
+test-native-address: $(STAMPS)/dev
+	$(call begin,address and undefined-behaviour sanitizers)
 	$(call build_native,address,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCELLERATE_SANITIZE=address$(comma)undefined)
 	$(BIN)/ctest --test-dir build/native-address
-	@echo "== thread sanitizer"
+	$(passed)
+
+test-native-thread: $(STAMPS)/dev
+	$(call begin,thread sanitizer)
 	$(call build_native,thread,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCELLERATE_SANITIZE=thread)
 	$(BIN)/ctest --test-dir build/native-thread
-	@echo "== 64-bit ARM, emulated"
+	$(passed)
+
+test-native-emulated: $(STAMPS)/dev
+	$(call begin,64-bit ARM$(comma) emulated)
 	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then $(MAKE) test-native-arm; \
 		else echo "the cross-compiler or qemu-user is not installed: left out"; fi
-	@echo "== valgrind"
+	$(passed)
+
+test-native-valgrind: $(STAMPS)/dev
+	$(call begin,valgrind)
+	$(call build_native,plain,-DCELLERATE_STRICT=ON)
 	@if command -v valgrind >/dev/null; then $(BIN)/ctest --test-dir build/native-plain -L valgrind; \
 		else echo "valgrind is not installed: left out"; fi
+	$(passed)
 
 # On another machine than ARM. The emulator cannot fork a process of several threads, as the tests of threads do.
 test-native-arm: $(STAMPS)/dev

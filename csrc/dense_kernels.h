@@ -36,12 +36,13 @@ void pack_rows(const float* weights, Index k, Index n, float* out, Range panels)
 struct DensePlan {
   Index rows, inputs, outputs;
   int threads;
+  int pieces;  // of the work; more than threads while these come and go
 
   explicit DensePlan(const DenseInputs& in) : rows(in.rows), inputs(in.inputs), outputs(in.outputs) {
-    constexpr double kWorthAThread = 5e5;
-    const double wanted = static_cast<double>(rows) * static_cast<double>(inputs * outputs) / kWorthAThread;
-    threads =
-        wanted < thread_count() ? static_cast<int>(larger(1, static_cast<Index>(wanted))) : thread_count();
+    const double products = static_cast<double>(rows) * static_cast<double>(inputs * outputs);
+    const Division division = division_of(threads_for(products), products, false, rows);
+    threads = division.threads;
+    pieces = division.pieces;
   }
 };
 
@@ -56,7 +57,6 @@ class DenseForwardJob {
   DenseForwardJob(const DenseForward& in, const DensePlan& plan)
       : in_(in),
         plan_(plan),
-        barrier_(plan.threads),
         panels_(ceil_div(plan.outputs, kWidth)),
         depth_(words<kPairs>(plan.inputs)),
         x_row_(spread(depth_)),
@@ -66,21 +66,29 @@ class DenseForwardJob {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     kernel_ = memory.take<float>(count(panels_ * depth_, kWidth));
     bias_ = memory.take<float>(count(panels_, kWidth));
-    x_ = memory.take<float>(count(chunk_ * plan_.threads + kRowsBeyond<kPairs>, x_row_));
-    y_ = memory.take<float>(count(chunk_ * plan_.threads * panels_, kWidth));
+    x_ = memory.take<float>(count(chunk_ * plan_.pieces + kRowsBeyond<kPairs>, x_row_));
+    y_ = memory.take<float>(count(chunk_ * plan_.pieces * panels_, kWidth));
   }
 
-  void run(int index) {
+  void lead(Crew& crew) {
+    each(crew, plan_.threads, [this](int part) { pack(part); });
+    each(crew, plan_.pieces, [this](int piece) { run_rows(piece); });
+  }
+
+ private:
+  void pack(int part) {
     const auto columns = [this](Index panel, Index vector) {
       return Range{panel * kWidth + vector * kLanes, plan_.outputs};
     };
     pack_panels<kPairs>(in_.kernel, plan_.inputs, plan_.outputs, columns, kernel_,
-                        share(panels_, index, plan_.threads));
-    if (index == 0) pack_bias(in_.bias, columns, bias_, panels_);
-    barrier_.wait();
-    const Range mine = share(plan_.rows, index, plan_.threads);
-    float* x = x_ + index * chunk_ * x_row_;
-    const Panels y{y_ + index * chunk_ * panels_ * kWidth, chunk_};
+                        share(panels_, part, plan_.threads));
+    if (part == 0) pack_bias(in_.bias, columns, bias_, panels_);
+  }
+
+  void run_rows(int piece) {
+    const Range mine = share(plan_.rows, piece, plan_.pieces);
+    float* x = x_ + piece * chunk_ * x_row_;
+    const Panels y{y_ + piece * chunk_ * panels_ * kWidth, chunk_};
     for (Index begin = mine.begin; begin < mine.end; begin += chunk_) {
       const Index count = smaller(chunk_, mine.end - begin);
       for (Index row = 0; row < count; ++row) {
@@ -98,17 +106,15 @@ class DenseForwardJob {
     }
   }
 
- private:
   const DenseForward& in_;
   const DensePlan& plan_;
-  Barrier barrier_;
   const Index panels_, depth_, x_row_;
-  const Index chunk_;  // rows of a thread taken together
+  const Index chunk_;  // rows of a piece taken together
 
   float* kernel_ = nullptr;  // packed
   float* bias_ = nullptr;    // [panel][kWidth]
-  float* x_ = nullptr;       // [thread][row][x_row_]
-  float* y_ = nullptr;       // [thread], each as Panels
+  float* x_ = nullptr;       // [piece][row][x_row_]
+  float* y_ = nullptr;       // [piece], each as Panels
 };
 
 template <Storage kStorage, bool kPairs>
@@ -120,7 +126,6 @@ class DenseBackwardJob {
   DenseBackwardJob(const DenseBackward& in, const DensePlan& plan)
       : in_(in),
         plan_(plan),
-        barrier_(plan.threads),
         panels_(ceil_div(plan.outputs, kWidth)),
         input_panels_(ceil_div(plan.inputs, kWidth)),
         d_y_depth_(words<kPairs>(plan.outputs)),
@@ -140,24 +145,26 @@ class DenseBackwardJob {
     d_x_ = {memory.take<float>(count(chunk_ * input_panels_, kWidth)), chunk_};
   }
 
-  void run(int index) {
+  void lead(Crew& crew) {
     if (in_.d_x != nullptr) {
-      pack_rows<kPairs>(in_.kernel, plan_.inputs, plan_.outputs, kernel_,
-                        share(input_panels_, index, plan_.threads));
+      each(crew, plan_.threads, [this](int part) {
+        pack_rows<kPairs>(in_.kernel, plan_.inputs, plan_.outputs, kernel_,
+                          share(input_panels_, part, plan_.threads));
+      });
     }
     for (Index begin = 0; begin < plan_.rows; begin += chunk_) {
       const Index count = smaller(chunk_, plan_.rows - begin);
-      const Range mine = share(count, index, plan_.threads, kEach);
-      pack_rows_of_chunk(begin, count, mine);
-      barrier_.wait();
-      if (in_.d_x != nullptr) input_gradients(begin, mine);
-      weight_gradients(index, begin == 0, ceil_div(count, kEach));
-      barrier_.wait();
+      const auto rows_of = [&](int piece) { return share(count, piece, plan_.pieces, kEach); };
+      each(crew, plan_.pieces, [&](int piece) { pack_rows_of_chunk(begin, count, rows_of(piece)); });
+      each(crew, plan_.pieces, [&](int piece) {
+        if (in_.d_x != nullptr) input_gradients(begin, rows_of(piece));
+        weight_gradients(piece, begin == 0, ceil_div(count, kEach));
+      });
     }
   }
 
  private:
-  // Packs a thread's rows of a chunk: dy as both factors, and x with a 1 for the bias.
+  // Packs some rows of a chunk: dy as both factors, and x with a 1 for the bias.
   void pack_rows_of_chunk(Index begin, Index count, Range mine) {
     float one = 1;
     if constexpr (kPairs) {
@@ -198,7 +205,7 @@ class DenseBackwardJob {
     }
   }
 
-  // dx = dy·W^T for a thread's rows of a chunk.
+  // dx = dy·W^T for some rows of a chunk.
   void input_gradients(Index begin, Range mine) {
     multiply<kPairs>({d_y_, d_y_row_, 0, d_y_depth_, 1}, kernel_, nullptr, d_x_, mine, {0, input_panels_});
     for (Index row = mine.begin; row < mine.end; ++row) {
@@ -210,11 +217,11 @@ class DenseBackwardJob {
     }
   }
 
-  // Adds [x 1]^T·dy of a chunk for a thread's tiles of the kernel's rows.
+  // Adds [x 1]^T·dy of a chunk for a share of the tiles of the kernel's rows.
   void weight_gradients(int index, bool first, Index deep) {
 #ifdef __AMX_BF16__
     if constexpr (kTiled<kPairs>) {
-      const Range mine = share(x_rows_, index, plan_.threads, kBlockRows);
+      const Range mine = share(x_rows_, index, plan_.pieces, kBlockRows);
       const Left a{x_, packed_depth_, 0, round_up(deep, kTileWords), 1};
       for (Index panel = 0; panel < panels_; ++panel) {
         for_blocks(mine, [&](Index row, Index count) {
@@ -227,7 +234,7 @@ class DenseBackwardJob {
       return;
     }
 #endif
-    const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.threads);
+    const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.pieces);
     for (Index panel = 0; panel < panels_; ++panel) {
       for (Index row = tiles.begin * kRows; row < smaller(tiles.end * kRows, x_rows_); row += kRows) {
         Tile<kPairs, kRows> tile;
@@ -256,7 +263,6 @@ class DenseBackwardJob {
 
   const DenseBackward& in_;
   const DensePlan& plan_;
-  Barrier barrier_;
   const Index panels_, input_panels_;
   const Index d_y_depth_, d_y_row_;
   const Index chunk_;         // rows taken together
@@ -280,7 +286,7 @@ void run_dense(const Call& in) {
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   job.lay_out(memory);
-  run_on(plan.threads, job);
+  lead_on(plan.threads, job);
 }
 
 inline void forward(const DenseForward& in) {

@@ -31,7 +31,6 @@ class BackwardJob {
       : in_(in),
         plan_(plan),
         reserve_(in, const_cast<void*>(in.reserve)),
-        barrier_(plan.threads),
         rows_(round_up(plan.batch, kEach)),
         chunk_(larger(1, smaller(plan.steps, kRowsAtOnce / rows_))),
         depth_(words<kPairs>(chunk_ * rows_)),
@@ -72,44 +71,73 @@ class BackwardJob {
     first_ = memory.take<int32_t>(static_cast<size_t>(plan_.batch));
   }
 
-  void run(int index) {
-    PhaseClock clock({true, plan_.inputs, plan_.units, plan_.vocabulary}, index);
+  void lead(Crew& crew) {
+    PhaseClock clock({true, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
+    const Index parts = plan_.threads;
     clock.enter(Phase::kPack);
-    prepare(index);
-    barrier_.wait();
-    const Range rows = plan_.rows_of(index);
-    const Range panels = plan_.panels_of(index);
+    each(crew, parts, [this](int part) { prepare(part); });
     for (Index end = plan_.steps; end > 0; end = larger(0, end - chunk_)) {
       const Index begin = larger(0, end - chunk_);
       clock.enter(Phase::kRecur);
-      for (Index step = end - 1; step >= begin; --step) {
-        add_output_gradients(step, rows, panels);
-        for (Index panel = panels.begin; panel < panels.end; ++panel) {
-          usual_ ? differentiate<true>(step, step - begin, panel, rows)
-                 : differentiate<false>(step, step - begin, panel, rows);
-        }
-        if (plan_.split_units) barrier_.wait();
-        multiply_back(step, step - begin, rows, panels);
-      }
+      plan_.split_units ? recur_by_units(crew, begin, end) : recur_by_rows(crew, begin, end);
       clock.enter(Phase::kWeightGradients);
-      pack_inputs(index, begin, end);
-      if constexpr (kTiled<kPairs>) clear_beyond_rows(index, end - begin);
-      barrier_.wait();
+      each(crew, parts, [&](int part) {
+        pack_inputs(part, begin, end);
+        if constexpr (kTiled<kPairs>) clear_beyond_rows(part, end - begin);
+      });
       if (in_.d_x != nullptr) {
         clock.enter(Phase::kInputGradients);
-        input_gradients(index, begin, end);
+        each(crew, shares(), [&](int part) { input_gradients(part, begin, end); });
         clock.enter(Phase::kWeightGradients);
       }
-      weight_gradients(index, begin, end);
-      barrier_.wait();
+      each(crew, shares(), [&](int part) { weight_gradients(part, begin, end); });
     }
-    finish(index, rows, panels);
+    if (in_.d_h0 != nullptr || in_.d_c0 != nullptr) {
+      each(crew, parts, [&](int part) { store_state_gradients(share(plan_.batch, part, plan_.threads)); });
+    }
+    if (plan_.vocabulary == 0) return;
+    each(crew, parts, [this](int part) { pack_embeddings(part); });
+    each(crew, parts, [this](int part) { table_gradients(part); });
   }
 
  private:
   // Rows of a chunk: enough to make loading and storing the sums of d_kernel and d_recurrent_kernel worthwhile, and
   // few enough for dz to stay in the last-level cache.
   static constexpr Index kRowsAtOnce = kTiled<kPairs> ? 1536 : 768;
+
+  // In how many shares the products of a chunk are divided: some for each thread, as long as threads come and go.
+  Index shares() const { return plan_.pieces > plan_.threads ? 4 * plan_.threads : plan_.threads; }
+
+  void recur_by_rows(Crew& crew, Index begin, Index end) {
+    const Range panels{0, plan_.unit_panels};
+    each(crew, plan_.pieces, [&](int piece) {
+      const Range rows = plan_.rows_of(piece);
+      for (Index step = end - 1; step >= begin; --step) {
+        differentiate_all(step, step - begin, rows, panels);
+        multiply_back(step, step - begin, rows, panels);
+      }
+    });
+  }
+
+  // Each part multiplies back to its own units only, so that threads meet once a step.
+  void recur_by_units(Crew& crew, Index begin, Index end) {
+    const Range rows{0, plan_.batch};
+    for (Index step = end - 1; step >= begin - 1; --step) {
+      each(crew, plan_.threads, [&](int part) {
+        const Range panels = plan_.panels_of(part);
+        if (step + 1 < end) multiply_back(step + 1, step + 1 - begin, rows, panels);
+        if (step >= begin) differentiate_all(step, step - begin, rows, panels);
+      });
+    }
+  }
+
+  void differentiate_all(Index step, Index step_of_chunk, Range rows, Range panels) {
+    add_output_gradients(step, rows, panels);
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      usual_ ? differentiate<true>(step, step_of_chunk, panel, rows)
+             : differentiate<false>(step, step_of_chunk, panel, rows);
+    }
+  }
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
   bool masked(Index row, Index step) const {
@@ -137,10 +165,9 @@ class BackwardJob {
                                     inputs);
     }
     if (index == 0 && in_.mask != nullptr) first_unmasked(in_, first_);
-    const Range rows = plan_.rows_of(index);
-    const Range panels = plan_.panels_of(index);
+    const Range rows = share(plan_.batch, index, plan_.threads);
     for (Index row = rows.begin; row < rows.end; ++row) {
-      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
         Simd::store(d_h(panel, row), given(in_.d_h_T, row, panel));
         Simd::store(d_c(panel, row), given(in_.d_c_T, row, panel));
       }
@@ -330,7 +357,7 @@ class BackwardJob {
 
   // dx = dz·W^T for the rows of a chunk.
   void input_gradients(int index, Index begin, Index end) {
-    const Range rows = share((end - begin) * rows_, index, plan_.threads);
+    const Range rows = share((end - begin) * rows_, index, shares());
     const Index block = chunk_ * rows_ * kRun;
     if (in_.dropout == nullptr) {
       multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels}, kernel_, nullptr, d_x_, rows,
@@ -356,9 +383,9 @@ class BackwardJob {
     }
   }
 
-  // Adds a chunk to the gradients of this thread's panels of the weights.
+  // Adds a chunk to the gradients of a share of the panels of the weights.
   void weight_gradients(int index, Index begin, Index end) {
-    const Range panels = plan_.panels_shared(index);
+    const Range panels = share(plan_.unit_panels, index, shares());
     const Index deep = (end - begin) * rows_ / kEach;
     const bool first = end == plan_.steps;
     const auto of_x = [&](Index row) {
@@ -445,10 +472,10 @@ class BackwardJob {
     }
   }
 
-  // Computes the gradients of the initial states, and with lookups those of embeddings, kernel and bias.
-  void finish(int index, Range rows, Range panels) {
+  // Stores the gradients of the initial states of some rows.
+  void store_state_gradients(Range rows) {
     for (Index row = rows.begin; row < rows.end; ++row) {
-      for (Index panel = panels.begin; panel < panels.end; ++panel) {
+      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
         const Index unit = panel * kLanes;
         if (in_.d_h0 != nullptr) {
           store_upto<kStorage>(static_cast<Type*>(in_.d_h0) + row * plan_.units, Simd::load(d_h(panel, row)),
@@ -460,13 +487,20 @@ class BackwardJob {
         }
       }
     }
-    if (plan_.vocabulary == 0) return;
+  }
+
+  // Packs a share of the embeddings.
+  void pack_embeddings(int index) {
     const Range ids = share(plan_.vocabulary, index, plan_.threads);
     for (Index id = ids.begin; id < ids.end; ++id) {
       pack_column<Storage::kFloat32, false>(in_.embeddings + id * plan_.inputs, nullptr, plan_.inputs,
                                             embeddings_, plan_.vocabulary, 0, id);
     }
-    barrier_.wait();
+  }
+
+  // Computes with lookups the gradients of embeddings, kernel and bias, from dz summed by id.
+  void table_gradients(int index) {
+    const Range ids = share(plan_.vocabulary, index, plan_.threads);
     const Range mine = plan_.panels_shared(index);
     for (Index panel = mine.begin; panel < mine.end; ++panel) {
       for (Index row = 0; row < plan_.inputs; row += kRows) {
@@ -500,7 +534,6 @@ class BackwardJob {
   const LstmBackward& in_;
   const Plan& plan_;
   const Reserve<kStorage, kPairs> reserve_;
-  Barrier barrier_;
   const Index rows_;          // of one step in a chunk: the batch, rounded up to whole words
   const Index chunk_;         // steps taken together
   const Index depth_;         // words along the rows of a chunk
@@ -530,7 +563,8 @@ class BackwardJob {
 
 template <Storage kStorage, bool kPairs>
 void backward_as(const LstmBackward& in) {
-  const Plan plan(in);
+  // Once back through the weights, and once for their gradients.
+  const Plan plan(in, 2);
   if (*Reserve<kStorage, kPairs>(in, const_cast<void*>(in.reserve)).layout != kReserveLayout<kPairs>) {
     throw std::invalid_argument("reserve: another target wrote it than the one in use, " CELLERATE_STRING(
         CELLERATE_TARGET) "; change targets between steps, not between forward and backward");
@@ -541,7 +575,7 @@ void backward_as(const LstmBackward& in) {
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   job.lay_out(memory);
-  run_on(plan.threads, job);
+  lead_on(plan.threads, job);
 }
 
 inline void backward(const LstmBackward& in) {

@@ -24,7 +24,6 @@ class ForwardJob {
       : in_(in),
         plan_(plan),
         reserve_(in, in.reserve),
-        barrier_(plan.threads),
         x_depth_(words<kPairs>(plan.inputs)),
         h_depth_(words<kPairs>(plan.units)),
         x_row_(spread(x_depth_)),
@@ -59,38 +58,19 @@ class ForwardJob {
     first_ = memory.take<int32_t>(batch);
   }
 
-  void run(int index) {
-    PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, index);
+  void lead(Crew& crew) {
+    PhaseClock clock({false, plan_.inputs, plan_.units, plan_.vocabulary}, 0);
     clock.enter(Phase::kPack);
-    prepare(index);
-    barrier_.wait();
-    const Range rows = plan_.rows_of(index);
-    const Range panels = plan_.panels_of(index);
-    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
-      const Index end = smaller(plan_.steps, begin + chunk_);
-      if (plan_.vocabulary == 0) {
-        clock.enter(Phase::kProject);
-        project(index, begin, end, rows, panels);
-      }
-      clock.enter(Phase::kRecur);
-      for (Index step = begin; step < end; ++step) {
-        if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows, index);
-        for (Index panel = panels.begin; panel < panels.end; ++panel) {
-#ifdef __AMX_BF16__
-          if (kTiled<kPairs> && in_.recurrent_dropout == nullptr) {
-            for_blocks(rows, [&](Index row, Index count) { advance(step, step - begin, panel, row, count); });
-            continue;
-          }
-#endif
-          for_tiles(rows, [&](auto count, Index row) {
-            advance<decltype(count)::value>(step, step - begin, panel, row);
-          });
-        }
-        write_outputs(step, rows, panels);
-        if (plan_.split_units) barrier_.wait();
-      }
-    }
-    finish(rows, panels);
+    each(crew, plan_.threads, [this](int part) { prepare(part); });
+    if (plan_.vocabulary > 0) each(crew, plan_.threads, [this](int part) { project_table(part); });
+    if (plan_.split_units) return run_units(crew, clock);
+    each(crew, plan_.pieces, [&](int piece) {
+      // Of the first piece, whoever has it.
+      const auto enter = [&](Phase phase) {
+        if (piece == 0) clock.enter(phase);
+      };
+      run_rows(plan_.rows_of(piece), enter);
+    });
   }
 
  private:
@@ -103,7 +83,65 @@ class ForwardJob {
   float* cell(Index panel, Index row) const { return c_ + (panel * plan_.batch + row) * kLanes; }
   State* state(float* h, Index row) const { return reinterpret_cast<State*>(h + row * h_row_); }
 
-  // Packs this thread's share of the weights, and sets the states of its rows to their initial values.
+  Range all_panels() const { return {0, plan_.unit_panels}; }
+
+  // All steps of some rows.
+  template <class Enter>
+  void run_rows(Range rows, const Enter& enter) {
+    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
+      const Index end = smaller(plan_.steps, begin + chunk_);
+      if (plan_.vocabulary == 0) {
+        enter(Phase::kProject);
+        copy_inputs(begin, end, rows);
+        project(begin, end, rows, all_panels());
+      }
+      enter(Phase::kRecur);
+      for (Index step = begin; step < end; ++step) {
+        if (in_.recurrent_dropout != nullptr) drop(h_[step % 2], rows);
+        advance_all(step, step - begin, rows, all_panels());
+      }
+    }
+  }
+
+  // All steps, each divided by units.
+  void run_units(Crew& crew, PhaseClock& clock) {
+    const int parts = plan_.threads;
+    const Range rows{0, plan_.batch};
+    for (Index begin = 0; begin < plan_.steps; begin += chunk_) {
+      const Index end = smaller(plan_.steps, begin + chunk_);
+      if (plan_.vocabulary == 0) {
+        clock.enter(Phase::kProject);
+        each(crew, parts, [&](int part) { copy_inputs(begin, end, share(plan_.batch, part, parts)); });
+        each(crew, parts, [&](int part) { project(begin, end, rows, plan_.panels_of(part)); });
+      }
+      clock.enter(Phase::kRecur);
+      for (Index step = begin; step < end; ++step) {
+        if (in_.recurrent_dropout != nullptr) {
+          each(crew, parts, [&](int part) { drop(h_[step % 2], share(plan_.batch, part, parts)); });
+        }
+        each(crew, parts, [&](int part) { advance_all(step, step - begin, rows, plan_.panels_of(part)); });
+      }
+    }
+  }
+
+  // One step of some rows and panels.
+  void advance_all(Index step, Index step_of_chunk, Range rows, Range panels) {
+    for (Index panel = panels.begin; panel < panels.end; ++panel) {
+#ifdef __AMX_BF16__
+      if (kTiled<kPairs> && in_.recurrent_dropout == nullptr) {
+        for_blocks(rows, [&](Index row, Index count) { advance(step, step_of_chunk, panel, row, count); });
+        continue;
+      }
+#endif
+      for_tiles(rows, [&](auto count, Index row) {
+        advance<decltype(count)::value>(step, step_of_chunk, panel, row);
+      });
+    }
+    write_outputs(step, rows, panels);
+    if (step + 1 == plan_.steps) finish(rows, panels);
+  }
+
+  // Packs a share of the weights, and sets the states of a share of the rows to their initial values.
   void prepare(int index) {
     const Range share_of_panels = plan_.panels_shared(index);
     pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, share_of_panels);
@@ -113,9 +151,6 @@ class ForwardJob {
     }
     if (plan_.vocabulary > 0) {
       pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
-      barrier_.wait();  // for the bias
-      multiply<false>({in_.embeddings, plan_.inputs, 0, plan_.inputs, 1}, kernel_, bias_, table_,
-                      {0, plan_.vocabulary}, share_of_panels);
     } else {
       pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, share_of_panels);
     }
@@ -136,13 +171,17 @@ class ForwardJob {
     }
   }
 
-  // Projects the inputs of steps [begin, end) for this thread's rows and panels.
-  void project(int index, Index begin, Index end, Range rows, Range panels) {
+  // Projects a share of the table.
+  void project_table(int index) {
+    multiply<false>({in_.embeddings, plan_.inputs, 0, plan_.inputs, 1}, kernel_, bias_, table_,
+                    {0, plan_.vocabulary}, plan_.panels_shared(index));
+  }
+
+  // Copies the inputs of steps [begin, end) of some rows.
+  void copy_inputs(Index begin, Index end, Range rows) {
     const Index batch = plan_.batch;
-    Range copied = rows;
-    if (plan_.split_units) copied = share(batch, index, plan_.threads);
     for (Index step = begin; step < end; ++step) {
-      for (Index row = copied.begin; row < copied.end; ++row) {
+      for (Index row = rows.begin; row < rows.end; ++row) {
         const auto* x = static_cast<const Type*>(in_.x) + (row * plan_.steps + time_of(step)) * plan_.inputs;
         float* to = x_ + ((step - begin) * batch + row) * x_row_;
         if (in_.dropout == nullptr) {
@@ -155,7 +194,11 @@ class ForwardJob {
         }
       }
     }
-    if (plan_.split_units) barrier_.wait();
+  }
+
+  // Projects them, for some panels.
+  void project(Index begin, Index end, Range rows, Range panels) {
+    const Index batch = plan_.batch;
     const Range all = plan_.all_rows_together() ? Range{0, (end - begin) * batch} : rows;
     const Left x{x_, x_row_, 0, x_depth_, 1};
     if (in_.dropout == nullptr) {
@@ -166,17 +209,14 @@ class ForwardJob {
   }
 
   // h times each gate's dropout mask.
-  void drop(float* h, Range rows, int index) {
-    // If units are split, every thread has all rows, so the rows are divided here.
-    const Range mine = plan_.split_units ? share(plan_.batch, index, plan_.threads) : rows;
+  void drop(float* h, Range rows) {
     for (int gate = 0; gate < 4; ++gate) {
-      for (Index row = mine.begin; row < mine.end; ++row) {
+      for (Index row = rows.begin; row < rows.end; ++row) {
         const float* factors = in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
         scale_row<kComputed, kPairs>(state(h, row), factors, plan_.units,
                                      dropped_ + (gate * plan_.batch + row) * h_row_);
       }
     }
-    if (plan_.split_units) barrier_.wait();
   }
 
   // One step of kCount rows and one panel of units.
@@ -324,7 +364,6 @@ class ForwardJob {
   const LstmForward& in_;
   const Plan& plan_;
   const Reserve<kStorage, kPairs> reserve_;
-  Barrier barrier_;
   const Index x_depth_, h_depth_;  // words of K
   const Index x_row_, h_row_;      // words from row to row
   const Index chunk_;              // steps projected at once
@@ -354,7 +393,7 @@ void forward_as(const LstmForward& in) {
   const Scratch scratch(sizes.bytes());
   Layout memory(scratch.data());
   job.lay_out(memory);
-  run_on(plan.threads, job);
+  lead_on(plan.threads, job);
 }
 
 inline void forward(const LstmForward& in) {

@@ -7,6 +7,38 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
+// When a further thread is worth it, in multiplications, of which a thread does about 1.5 G a second and lane with a
+// single row, and twice as many with several. Measured on two cores, workers asleep as between the layers of a training
+// step: one is there 20 to 40 µs after it was called, and often not at all, because the system puts it on the caller's
+// core. So calls of 100 µs are slower on two threads, and those of 250 µs faster.
+constexpr double kWorthAThread = 1.5e5 * kLanes;
+// Of a step, if threads meet after each: then they do 3 µs of work and more, and a meeting takes 0.3.
+constexpr double kWorthMeeting = 6e3 * kLanes;
+// Of a call, while other programs want the cores: of more than 10 ms, several times as long as a core is gone.
+constexpr double kWorthPieces = 2e7 * kLanes;
+
+// By how many threads a call is divided, and into how many parts by rows.
+struct Division {
+  int threads, pieces;
+};
+
+// For how many threads there is enough work.
+inline Index threads_for(double products) {
+  const double wanted = sharing() == Sharing::kByWork ? products / kWorthAThread : thread_count();
+  return wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
+}
+
+// The division of a call that would use so many threads if no other program wanted the cores: then it is in more pieces,
+// so that a core that is gone half of the time delays a piece and not half of the rows; or on one thread, if the call is
+// short, or if its threads meet at every step, where waiting takes longer than doing without the others.
+inline Division division_of(Index threads, double products, bool meets, Index most_pieces) {
+  const bool by_work = sharing() == Sharing::kByWork;
+  const bool wanted = by_work ? cores_are_wanted() : sharing() == Sharing::kAlwaysPieces;
+  if (threads == 1 || !wanted) return {static_cast<int>(threads), static_cast<int>(threads)};
+  if (by_work && (meets || products < kWorthPieces)) return {1, 1};
+  return {static_cast<int>(threads), static_cast<int>(larger(threads, smaller(4 * threads, most_pieces)))};
+}
+
 // Sizes of one layer on this target, and the threads that share its work.
 struct Plan {
   Index batch, steps, inputs, units, vocabulary;
@@ -15,25 +47,26 @@ struct Plan {
   // With many rows, each thread has rows of its own, and threads wait for each other only between chunks of time.
   // With few rows, each thread has units of its own, and all wait for each other at every step.
   bool split_units;
+  int pieces;  // of the rows
 
-  explicit Plan(const LstmInputs& in)
+  // Of a pass that multiplies so many times as often as forward.
+  explicit Plan(const LstmInputs& in, double passes = 1)
       : batch(in.batch),
         steps(in.steps),
         inputs(in.inputs),
         units(in.units),
         vocabulary(in.ids != nullptr ? in.vocabulary : 0),
         unit_panels(ceil_div(in.units, kLanes)) {
-    // With fewer multiplications than this, a thread costs more than it saves.
-    constexpr double kWorthAThread = 5e5;
     // Packed weights of more bytes than this do not stay in a core's cache from step to step; then it is faster if
     // each core reads only its own share.
     constexpr double kCached = 8e6;
-    const double products = 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
+    const double products = passes * 4.0 * static_cast<double>(batch * steps) * static_cast<double>(units) *
                             static_cast<double>(units + (vocabulary > 0 ? 0 : inputs));
-    const double wanted = products / kWorthAThread;
-    const Index most = wanted < thread_count() ? larger(1, static_cast<Index>(wanted)) : thread_count();
+    const Index most = threads_for(products);
     // Backward gives each thread whole column panels of the state, so forward does too.
-    const Index by_units = smaller(most, ceil_div(units, kWidth));
+    const Index parts = smaller(most, ceil_div(units, kWidth));
+    const double step = products / static_cast<double>(steps);
+    const Index by_units = sharing() == Sharing::kByWork && step < kWorthMeeting ? 1 : parts;
     const Index by_rows = smaller(most, ceil_div(batch, 2));
     // The fewer rows use a weight, the less the arithmetic hides its loading: as measured, r rows reach about
     // r / (r + 2) of the full speed. Waiting for each other at every step costs something too.
@@ -44,17 +77,23 @@ struct Plan {
     const double gain = speed(by_units, rows) / speed(by_rows, rows / static_cast<double>(by_rows));
     const bool outgrown = 16.0 * static_cast<double>(units * units) > kCached && by_units >= by_rows;
     split_units = by_units > 1 && (gain > 1.08 || outgrown);
-    threads = static_cast<int>(split_units ? by_units : by_rows);
+    const Division division =
+        division_of(split_units ? by_units : by_rows, products, split_units, batch / rows_of_piece());
+    threads = division.threads;
+    pieces = division.pieces;
+    split_units = split_units && threads > 1;
   }
 
-  // Pairs of rows stay on one thread, because in bfloat16 they share words.
-  Range rows_of(int index) const { return split_units ? Range{0, batch} : share(batch, index, threads, 2); }
-  Range panels_of(int index) const {
-    return split_units ? share(unit_panels, index, threads, 4) : Range{0, unit_panels};
-  }
+  // Pairs of rows stay in one piece, because in bfloat16 they share words.
+  Range rows_of(int piece) const { return share(batch, piece, pieces, 2); }
+  Range panels_of(int part) const { return share(unit_panels, part, threads, 4); }
   // The shares of work that any thread can do.
-  Range panels_shared(int index) const { return share(unit_panels, index, threads); }
+  Range panels_shared(int part) const { return share(unit_panels, part, threads); }
   bool all_rows_together() const { return split_units || threads == 1; }
+
+ private:
+  // Rows of a small piece, which still keep the arithmetic busy while weights are loaded.
+  static Index rows_of_piece() { return sharing() == Sharing::kByWork ? 16 : 2; }
 };
 
 // A unit panel holds kLanes units and their four gates: columns [i | f | c | o] of kLanes each. Units beyond H
@@ -163,17 +202,38 @@ class WithoutDenormals {
   const uint64_t before_;
 };
 
+// What a thread needs around a kernel.
+struct KernelGuard {
+  const WithoutDenormals without_denormals;
+#ifdef __AMX_BF16__
+  const TilesInUse tiles;
+#endif
+};
+
 // Runs a member function of a job on `threads` threads: job.run(index).
 template <class Job>
 void run_on(int threads, Job& job, bool again_soon = false) {
   const auto body = [](void* context, int index, int) {
-    const WithoutDenormals guard;
-#ifdef __AMX_BF16__
-    const TilesInUse tiles;
-#endif
+    const KernelGuard guard;
     static_cast<Job*>(context)->run(index);
   };
   parallel(threads, body, &job, again_soon);
+}
+
+// Runs a member function of a job on this thread, with a crew of up to `threads` threads: job.lead(crew).
+template <class Job>
+void lead_on(int threads, Job& job) {
+  with_crew(threads, [](void* context, Crew& crew) { static_cast<Job*>(context)->lead(crew); }, &job);
+}
+
+// Runs part(n) for each n in [0, parts), on any threads of the crew.
+template <class Part>
+void each(Crew& crew, Index parts, const Part& part) {
+  const auto call = [](void* context, int n) {
+    const KernelGuard guard;
+    (*static_cast<const Part*>(context))(n);
+  };
+  crew.each(static_cast<int>(parts), call, const_cast<Part*>(&part));
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -9,6 +9,8 @@
 
 namespace cellerate {
 
+class Pool;
+
 // How many threads a kernel should ask for: as set by set_thread_count(), else CELLERATE_THREADS, else one per
 // physical core that this process may run on, or fewer if a control group allows less time than that.
 // Throws std::invalid_argument if CELLERATE_THREADS is not a whole number from 1 to 1024.
@@ -29,6 +31,45 @@ void set_thread_count(int n);
 // inside a body with a count above 1.
 void parallel(int count, void (*body)(void* context, int index, int count), void* context,
               bool again_soon = false);
+
+// The threads of one with_crew(): the caller, and the workers that are there.
+//
+// No part of the work waits for a worker that has no core: another program may have it for milliseconds, or the system
+// may have woken the worker on the caller's own core, behind the caller. A part belongs to who takes it first, and the
+// caller takes what nobody has taken. Only a worker that loses its core in the middle of a part is waited for.
+class Crew {
+ public:
+  // Calls part(context, n) once for each n in [0, parts), some at the same time, and returns when all have ended; then
+  // everything they wrote is visible to the caller, and to later parts. Thread k of `count` begins with part k, then
+  // takes k + count and so on, and then what others have left, so that a thread finds its data in its own cache. Of as
+  // many parts as threads, or more. Parts must not throw.
+  void each(int parts, void (*part)(void* context, int n), void* context);
+
+ private:
+  friend class Pool;
+  friend void with_crew(int count, void (*lead)(void* context, Crew& crew), void* context);
+  explicit Crew(Pool* pool) noexcept;
+  Pool* const pool_;  // null for the caller alone
+};
+
+// Calls lead(context, crew) on the calling thread, with up to count - 1 workers for what it gives to the crew. If a
+// second thread calls, or calls parallel(), it waits until the first is done. Inside, only a count of 1 is allowed.
+// Throws as parallel().
+void with_crew(int count, void (*lead)(void* context, Crew& crew), void* context);
+
+// Whether another program wants the cores: lately, in two calls in a row, a worker had no core in the middle of a part
+// for a tenth of the call or more. Then short calls are faster on the caller alone, and long ones in small parts. It
+// holds for a multiple of the time that was lost, so that trying again costs little.
+bool cores_are_wanted();
+
+// Which calls of layers use several threads. Tests set it, to see small ones do so; results are the same to the bit.
+enum class Sharing {
+  kByWork,       // those that it makes faster
+  kAlways,       // all that can
+  kAlwaysPieces  // and in as many pieces as while other programs want the cores
+};
+Sharing sharing();
+void set_sharing(Sharing sharing);
 
 // Lets `count` threads wait for each other, any number of times. After wait(), a thread can read what the others
 // wrote before it. It spins, then yields the core, and never sleeps: it is for waits of microseconds inside

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Of this process, not of one that a test starts.
+_FAILED_TESTS = os.environ.pop("FAILED_TESTS", "")
 
 
 def _quick_xla() -> str:
@@ -38,7 +40,9 @@ def _jax_knows(flag: bytes) -> bool:
         return False
 
 
-os.environ.setdefault("XLA_FLAGS", _quick_xla())
+# Other flags, such as those of `make test-lesser`, join these; empty ones leave these out.
+if os.environ.get("XLA_FLAGS") != "":
+    os.environ["XLA_FLAGS"] = " ".join([_quick_xla(), *os.environ.get("XLA_FLAGS", "").split()])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,6 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("backends") and not item.get_closest_marker("keras"):
             raise pytest.UsageError(f"{item.nodeid} is marked `backends` and not `keras`: give it both.")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Leaves the names of the tests that failed where the Makefile lists those of all its parts in the end."""
+    if _FAILED_TESTS:
+        reports = [each for kind in ("failed", "error") for each in terminalreporter.getreports(kind)]
+        Path(_FAILED_TESTS).write_text("".join(f"{report.nodeid}\n" for report in reports))
 
 
 @pytest.hookimpl(trylast=True)
@@ -82,3 +93,12 @@ def shared_data() -> Path:
 def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the user's cache."""
     monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def _kernels_for_few_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has accelerated layers run the kernels for few time steps, too, which most tests have, on any backend."""
+    if request.node.get_closest_marker("keras") and not request.node.get_closest_marker("few_steps"):
+        from cellerate.layers import fused
+
+        monkeypatch.setattr(fused, "FEWEST_STEPS", {})

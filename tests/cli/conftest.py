@@ -29,7 +29,8 @@ def cellerate(monkeypatch, capsys):
     from cellerate.cli import backend, main
 
     # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
-    monkeypatch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -101,7 +102,8 @@ def made(tmp_path_factory):
         from cellerate.cli import backend
 
         patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
-        patch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+        patch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
+        patch.setattr(backend, "_keep_programs", lambda _: None)
         patch.setattr(sys, "meta_path", list(sys.meta_path))
         for task, data in (("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")):
             words = [str(folder / data), "-o", str(folder / f"{task}.keras"), *SMALL[task], "-q"]

@@ -113,6 +113,7 @@ def test_doctor_finds_a_setting_that_limits_the_native_core(
     start_cellerate, monkeypatch, name, value, found, cost, fix
 ):
     # The core reads its environment once, so this takes a process of its own.
+    monkeypatch.delenv("CELLERATE_TARGET", raising=False)
     monkeypatch.setenv(name, value)
     process = start_cellerate("doctor", "--json")
     out, err = process.communicate(timeout=60)

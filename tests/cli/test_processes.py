@@ -31,7 +31,9 @@ def test_numbers_of_processes_that_cannot_be_are_refused(cellerate, tmp_path, wo
 def test_tensorflow_is_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "select_backend", lambda _: "tensorflow")
     with pytest.raises(BackendError, match="--backend jax and --backend torch"):
-        running.start_training("tensorflow", ProcessSettings(processes=2), tmp_path / "m.keras", quiet=True)
+        running.start_training(
+            "tensorflow", ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=True
+        )
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def started(monkeypatch):
 def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(typer.Exit) as ended:
-        running.start_training(None, ProcessSettings(processes=2), tmp_path / "m.keras", quiet=False)
+        running.start_training(
+            None, ProcessSettings(processes=2), ["t.txt"], tmp_path / "m.keras", quiet=False
+        )
     assert ended.value.exit_code == 0
     assert started == [(1, ["CELLERATE_PROBE"]), (2, ["CELLERATE_PROBE"]), (2, [])]
     assert "2.00 times as fast, an efficiency of 100%" in capsys.readouterr().err
@@ -66,7 +70,7 @@ def test_several_processes_are_measured_then_started(started, monkeypatch, tmp_p
 def test_probe_can_be_left_out(started, tmp_path):
     with pytest.raises(typer.Exit):
         running.start_training(
-            None, ProcessSettings(processes=3, probe=False), tmp_path / "m.keras", quiet=False
+            None, ProcessSettings(processes=3, probe=False), ["t.txt"], tmp_path / "m.keras", quiet=False
         )
     assert started == [(3, [])]
 
@@ -74,14 +78,16 @@ def test_probe_can_be_left_out(started, tmp_path):
 @pytest.mark.parametrize("settings", [{"processes": 2}, {"ray": "local"}, {"processes": 2, "ray": "auto"}])
 def test_process_that_was_launched_starts_no_others(started, monkeypatch, tmp_path, settings):
     monkeypatch.setenv("CELLERATE_LAUNCHED", "1")
-    assert not running.start_training(None, ProcessSettings(**settings), tmp_path / "m.keras", quiet=False)
+    assert not running.start_training(
+        None, ProcessSettings(**settings), ["t.txt"], tmp_path / "m.keras", quiet=False
+    )
     assert started == ["backend"]
 
 
 def test_group_that_is_not_whole_is_an_error(started, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="RANK, MASTER_ADDR, MASTER_PORT is not set"):
-        running.start_training(None, ProcessSettings(), tmp_path / "m.keras", quiet=False)
+        running.start_training(None, ProcessSettings(), ["t.txt"], tmp_path / "m.keras", quiet=False)
 
 
 def test_only_the_first_process_prints(started, monkeypatch, capsys):

@@ -1,14 +1,16 @@
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from cellerate.cli import optimize, report
+from cellerate.cli.gains import print_gains
 from cellerate.errors import BackendError
 from cellerate.report.quality import Metric
-from cellerate.report.record import Change, Pass, Run, Verdict, write_run
+from cellerate.report.record import Change, Pass, Run, TrainingStep, Verdict, write_run
 
 RUN = Run(
     schema=1,
@@ -33,6 +35,22 @@ RUN = Run(
         "",
     ),
 )
+
+
+STEPS = (
+    TrainingStep("Keras, float32", 8, 10, 30.0, 29.0, 31.0, 1000.0, race="kernels"),
+    TrainingStep("fused kernels, float32", 8, 10, 10.0, 9.0, 11.0, 3000.0, race="kernels"),
+)
+"""With them a run has a table of Keras beside Cellerate."""
+GAINS = [
+    "",
+    "Keras beside Cellerate, measured in this run:",
+    "             Keras  Cellerate  Gain",
+    "training  1.00 k/s   3.00 k/s  3.00x",
+    "Speeds are characters a second.",
+    "",
+    "Beside Keras, in the same precision, Cellerate trains 3.00x faster.",
+]
 
 
 @pytest.fixture
@@ -60,6 +78,29 @@ def test_report_draws_a_run_again_beside_its_json(cellerate, folders):
     )
     assert (folders / "before" / "report.html").read_text().startswith("<!doctype html>")
     assert (folders / "before" / "report.md").read_text().startswith("# book: ")
+
+
+def test_report_ends_with_the_table_of_keras_beside_cellerate(cellerate, folders):
+    write_run(dataclasses.replace(RUN, training_steps=STEPS), "before")
+    code, out, err = cellerate("report", "before")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[3:] == GAINS
+
+
+def test_table_on_a_terminal_is_as_wide_as_the_terminal_and_in_colour(folders, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_gains(dataclasses.replace(RUN, training_steps=STEPS))
+    out = capsys.readouterr().out
+    assert "\x1b[32m3.00x" in out
+    lines = re.sub(r"\x1b\[[\d;]*m", "", out).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()).startswith(
+        "Keras beside Cellerate, measured in this run Keras Cellerate"
+    )
+    assert " ".join(" ".join(lines).split()).endswith(f"{GAINS[-3]} {GAINS[-1]}")
 
 
 def test_report_takes_the_file_and_writes_elsewhere(cellerate, folders):
@@ -115,18 +156,37 @@ def test_fail_on_regression_ends_with_1_if_nothing_could_be_compared(cellerate, 
     assert (folders / "compared" / "compare.json").exists()
 
 
-def test_json_of_optimize_is_read_whatever_the_encoding_of_the_terminal(cellerate, folders, monkeypatch):
+@pytest.fixture
+def measured(monkeypatch):
+    """Gives `optimize` a run in place of its measurements, which are tested elsewhere and need Keras."""
+
+    def give(run):
+        def optimized(model, data, output, settings, **options):
+            write_run(run, output)
+            return run
+
+        monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
+        monkeypatch.setitem(sys.modules, "cellerate.optimization.workflow", SimpleNamespace(run=optimized))
+        listener = SimpleNamespace(Listener=object, Terminal=lambda *_: None)
+        monkeypatch.setitem(sys.modules, "cellerate.optimization.listener", listener)
+
+    return give
+
+
+def test_optimize_ends_with_the_table_unless_it_is_quiet_or_gives_json(cellerate, folders, measured):
+    measured(dataclasses.replace(RUN, training_steps=STEPS))
+    words = ["optimize", "m.keras", "--data", "t.txt", "-o", "new"]
+    code, out, err = cellerate(*words)
+    assert code == 0
+    assert out.splitlines() == [RUN.verdict.sentence, *GAINS]
+    assert err.startswith("report: new/report.html")
+    assert cellerate(*words, "--quiet") == (0, f"{RUN.verdict.sentence}\n", "")
+    assert json.loads(cellerate(*words, "--json")[1])["status"] == "finished"
+
+
+def test_json_of_optimize_is_read_whatever_the_encoding_of_the_terminal(cellerate, folders, measured):
     run = dataclasses.replace(RUN, model="a µ-model", data="“Krieg”")
-
-    def measured(model, data, output, settings, **options):
-        write_run(run, output)
-        return run
-
-    # What it measures is tested elsewhere, and needs Keras.
-    monkeypatch.setattr(optimize, "start_backend", lambda backend: None)
-    monkeypatch.setitem(sys.modules, "cellerate.optimization.workflow", SimpleNamespace(run=measured))
-    listener = SimpleNamespace(Listener=object, Terminal=lambda *_: None)
-    monkeypatch.setitem(sys.modules, "cellerate.optimization.listener", listener)
+    measured(run)
     code, out, err = cellerate("optimize", "m.keras", "--data", "t.txt", "-o", "new", "--json")
     assert (code, err) == (0, "")
     assert out.isascii()

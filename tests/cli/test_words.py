@@ -64,6 +64,6 @@ def test_verb_is_the_one_that_the_command_line_names(words, name):
 
 def test_error_of_a_verb_is_shown_in_its_words(cellerate, here):
     (here / "m.keras").write_text("")
-    code, _, err = cellerate("train", "text", "t.txt", "-o", "m.keras")
+    code, _, err = cellerate("train", "text", "t.txt", "-o", "m.keras", "-q")
     assert code == 2
     assert err == "error: m.keras exists. Replace it (--overwrite), or give another name.\n"

@@ -2,6 +2,8 @@
 //
 // Results start as NaN, so that what a kernel forgets to write shows. Errors are root mean squares relative to the
 // expected values'.
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -10,11 +12,14 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 #include "dispatch.h"
 #include "naive.h"
 #include "threads.h"
+#include "workers.h"
 
 namespace {
 
@@ -279,8 +284,10 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   }
 }
 
-// Every target, variant and storage.
-void compare_all(std::initializer_list<int> thread_counts, std::span<const Shape> shapes) {
+// Every target, variant and storage; whatever the size, on so many threads.
+void compare_all(std::initializer_list<int> thread_counts, std::span<const Shape> shapes,
+                 cellerate::Sharing sharing) {
+  cellerate::set_sharing(sharing);
   for (const std::string& target : cellerate::available_targets()) {
     cellerate::set_target(target);
     for (const int threads : thread_counts) {
@@ -296,14 +303,114 @@ void compare_all(std::initializer_list<int> thread_counts, std::span<const Shape
       }
     }
   }
+  cellerate::set_sharing(cellerate::Sharing::kByWork);
 }
 
-TEST(every_target_equals_the_naive_layer) { compare_all({1, 2, 3}, kShapes); }
+TEST(every_target_equals_the_naive_layer) { compare_all({1, 2, 3}, kShapes, cellerate::Sharing::kAlways); }
 
-// What valgrind runs, in bearable time: rows on one thread, and units on two.
+TEST(every_target_in_many_pieces_equals_the_naive_layer) {
+  compare_all({2}, kShapes, cellerate::Sharing::kAlwaysPieces);
+}
+
+// What valgrind runs, in bearable time: rows on two threads, and units on two.
 TEST(a_short_run_equals_the_naive_layer) {
-  constexpr Shape kShort[] = {{3, 2, 7, 10}, {2, 5, 20, 140}};
-  compare_all({2}, kShort);
+  constexpr Shape kShort[] = {{6, 2, 7, 10}, {2, 5, 20, 140}};
+  compare_all({2}, kShort, cellerate::Sharing::kAlways);
+}
+
+// A layer's arrays, of numbers that matter little, for calls whose time and threads are looked at.
+struct Layer {
+  LstmForward forward;
+  LstmBackward backward;
+  std::vector<std::vector<float>> arrays;
+
+  Layer(long B, long T, long D, long H) {
+    forward.batch = B;
+    forward.steps = T;
+    forward.inputs = D;
+    forward.units = H;
+    forward.x = fresh(B * T * D);
+    forward.kernel = fresh(D * 4 * H);
+    forward.recurrent_kernel = fresh(H * 4 * H);
+    forward.bias = fresh(4 * H);
+    forward.outputs = fresh(B * T * H);
+    forward.h_T = fresh(B * H);
+    forward.c_T = fresh(B * H);
+    forward.reserve = fresh(static_cast<long>(cellerate::target().lstm->reserve_bytes(forward) / 4 + 1));
+    static_cast<LstmInputs&>(backward) = forward;
+    backward.outputs = forward.outputs;
+    backward.reserve = forward.reserve;
+    backward.d_outputs = fresh(B * T * H);
+    backward.d_x = fresh(B * T * D);
+    backward.d_kernel = fresh(D * 4 * H);
+    backward.d_recurrent_kernel = fresh(H * 4 * H);
+    backward.d_bias = fresh(4 * H);
+  }
+  void step() const {
+    cellerate::forward(forward);
+    cellerate::backward(backward);
+  }
+  double best_of(int times) const {
+    double least = 1e9;
+    for (int n = 0; n < times; ++n) {
+      const auto start = std::chrono::steady_clock::now();
+      step();
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      least = std::min(least, taken.count());
+    }
+    return least;
+  }
+
+ private:
+  float* fresh(long count) {
+    std::vector<float>& array = arrays.emplace_back(static_cast<size_t>(count));
+    for (size_t n = 0; n < array.size(); ++n) array[n] = 0.01f * static_cast<float>(n % 13) - 0.06f;
+    return array.data();
+  }
+};
+
+TEST(a_call_uses_threads_only_for_enough_work) {
+  for (const std::string& target : cellerate::available_targets()) {
+    cellerate::set_target(target);
+    const auto workers_of = [](const Layer& layer) {
+      cellerate::set_thread_count(1);
+      cellerate::set_thread_count(2);
+      // Another program may have been in the way of earlier calls.
+      while (cellerate::cores_are_wanted()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      layer.step();
+      return workers::workers_alive();
+    };
+    CHECK(workers_of(Layer(1, 3, 1, 64)) == 0);
+    CHECK(workers_of(Layer(1, 10, 1, 64)) == 0);
+    CHECK(workers_of(Layer(1, 2000, 1, 32)) == 0);  // long, but of steps that are not worth a meeting
+    CHECK(workers_of(Layer(32, 60, 64, 64)) == 1);
+    CHECK(workers_of(Layer(1, 30, 256, 512)) == 1);
+  }
+}
+
+TEST(a_call_whose_worker_has_no_core_takes_the_time_of_one_thread) {
+  cellerate::set_target(cellerate::available_targets().front());
+  cellerate::set_sharing(cellerate::Sharing::kAlways);
+  const workers::OneProcessor only;
+  cellerate::set_thread_count(1);
+  const Layer by_units(1, 100, 64, 256), by_rows(32, 30, 64, 64);
+  for (const Layer* layer : {&by_units, &by_rows}) {
+    cellerate::set_thread_count(1);
+    layer->step();
+    const double alone = layer->best_of(20);
+    const std::vector<std::vector<float>> expected = layer->arrays;
+    cellerate::set_thread_count(2);
+    layer->step();
+    CHECK(workers::make_workers_wait() == 1);
+    // Other programs may have the processor for a while; one that waits for the worker waits in every call.
+    double shared = layer->best_of(20);
+    for (int more = 0; more < 20 && shared >= 1.3 * alone; ++more)
+      shared = std::min(shared, layer->best_of(20));
+    CHECK(shared < 1.3 * alone);
+    CHECK(layer->arrays == expected);
+  }
+  cellerate::set_thread_count(1);
+  cellerate::set_sharing(cellerate::Sharing::kByWork);
 }
 
 TEST(an_unknown_target_is_an_error) {

@@ -1,7 +1,6 @@
 // The pool: every index at the same time, from several callers, after forks, and quiet while idle.
 #include "threads.h"
 
-#include <dirent.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "check.h"
+#include "workers.h"
 
 #ifndef __has_feature
 #define __has_feature(feature) 0
@@ -37,9 +37,23 @@ constexpr bool kSanitized = kThreadSanitizer;
 namespace {
 
 using cellerate::Barrier;
+using cellerate::cores_are_wanted;
+using cellerate::Crew;
 using cellerate::parallel;
 using cellerate::set_thread_count;
 using cellerate::thread_count;
+using cellerate::with_crew;
+using workers::workers_alive;
+
+// with_crew() and Crew::each() with any callables.
+template <class Callable>
+void with_crew_of(int count, Callable&& callable) {
+  with_crew(count, [](void* context, Crew& crew) { (*static_cast<Callable*>(context))(crew); }, &callable);
+}
+template <class Callable>
+void each(Crew& crew, int parts, Callable&& callable) {
+  crew.each(parts, [](void* context, int n) { (*static_cast<Callable*>(context))(n); }, &callable);
+}
 
 // parallel() with any callable.
 template <class Callable>
@@ -82,20 +96,6 @@ bool in_child(Callable&& body) {
   waitpid(child, &status, 0);
   if (WIFSIGNALED(status)) std::fprintf(stderr, "the child ended by signal %d\n", WTERMSIG(status));
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-// The threads of this process by their names.
-int workers_alive() {
-  int found = 0;
-  DIR* tasks = opendir("/proc/self/task");
-  while (const dirent* entry = readdir(tasks)) {
-    std::ifstream file(std::string("/proc/self/task/") + entry->d_name + "/comm");
-    std::string name;
-    file >> name;
-    found += name.rfind("cellerate-", 0) == 0;
-  }
-  closedir(tasks);
-  return found;
 }
 
 double cpu_ms() {
@@ -368,5 +368,144 @@ TEST(barrier_in_every_phase_shows_what_the_others_wrote) {
       }
     });
     CHECK(wrong == 0);
+  }
+}
+
+TEST(each_runs_every_part_once_with_any_number_of_threads) {
+  for (int count = 1; count <= 9; ++count) {
+    for (const int parts : {0, 1, count, 3 * count + 1}) {
+      std::vector<int> visits(static_cast<size_t>(parts), 0);
+      with_crew_of(count, [&](Crew& crew) {
+        for (int round = 0; round < 3; ++round) each(crew, parts, [&](int n) { ++visits[n]; });
+      });
+      CHECK(visits == std::vector<int>(static_cast<size_t>(parts), 3));
+    }
+  }
+}
+
+TEST(each_shows_what_earlier_parts_wrote) {
+  for (const int count : {2, 3, 7}) {
+    std::vector<int> value(static_cast<size_t>(count), 0);  // plain on purpose: the crew must order it
+    std::atomic<int> wrong{0};
+    with_crew_of(count, [&](Crew& crew) {
+      for (int phase = 1; phase <= 2000; ++phase) {
+        each(crew, count, [&](int n) {
+          // Its neighbour's of the phase before, and not yet that of this one.
+          wrong += value[n] != phase - 1;
+          value[n] = phase;
+        });
+        for (const int each : value) wrong += each != phase;
+      }
+    });
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(crews_and_parallel_calls_by_turns_lose_nothing) {
+  long sum = 0;
+  for (int i = 0; i < 5000; ++i) {
+    if (i % 3 == 0) {
+      int parts[3] = {};
+      in_parallel(3, [&](int index, int) { parts[index] = 1; });
+      sum += parts[0] + parts[1] + parts[2];
+    } else {
+      std::atomic<int> done{0};
+      with_crew_of(2 + i % 3, [&](Crew& crew) { each(crew, 3, [&](int) { ++done; }); });
+      sum += done;
+    }
+  }
+  CHECK(sum == 3 * 5000);
+}
+
+TEST(crews_of_several_threads_at_once_serve_each) {
+  std::atomic<long> done{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&done, caller] {
+      for (int i = 0; i < 300; ++i)
+        with_crew_of(1 + (caller + i) % 4, [&](Crew& crew) { each(crew, 5, [&](int) { ++done; }); });
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(done == 4 * 300 * 5);
+}
+
+TEST(crew_inside_a_part_is_refused) {
+  std::atomic<int> refused{0}, alone{0};
+  with_crew_of(2, [&](Crew& crew) {
+    each(crew, 4, [&](int) {
+      try {
+        with_crew_of(2, [](Crew&) {});
+      } catch (const std::logic_error&) {
+        ++refused;
+      }
+      with_crew_of(1, [&](Crew& own) { each(own, 2, [&](int) { ++alone; }); });
+    });
+  });
+  CHECK(refused == 4);
+  CHECK(alone == 8);
+}
+
+TEST(each_without_a_worker_in_time_runs_all_parts_on_the_caller) {
+  set_thread_count(1);
+  const workers::OneProcessor only;
+  with_crew_of(2, [](Crew& crew) { each(crew, 2, [](int) {}); });  // starts the worker
+  CHECK(workers::make_workers_wait() == 1);
+  int mine = 0;
+  const auto caller = std::this_thread::get_id();
+  with_crew_of(2, [&](Crew& crew) {
+    for (int phase = 0; phase < 100; ++phase)
+      each(crew, 2, [&](int) { mine += std::this_thread::get_id() == caller; });
+  });
+  // A worker may have come at the very end of the caller's time on the core.
+  CHECK(mine >= 198);
+  set_thread_count(1);
+}
+
+TEST(worker_that_loses_its_core_in_a_part_makes_calls_careful_for_a_while) {
+  const auto lose = [] {
+    with_crew_of(2, [&](Crew& crew) {
+      std::atomic<bool> begun{false};
+      const auto caller = std::this_thread::get_id();
+      each(crew, 2, [&](int) {
+        if (std::this_thread::get_id() == caller) {
+          while (!begun) std::this_thread::yield();
+        } else {
+          begun = true;
+          // As good as a program that has the core meanwhile.
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+      });
+    });
+  };
+  using Clock = std::chrono::steady_clock;
+  lose();
+  CHECK(!cores_are_wanted());  // once may be anything
+  lose();
+  const auto lost = Clock::now();
+  CHECK(cores_are_wanted());
+  while (cores_are_wanted() && Clock::now() - lost < std::chrono::seconds(5))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto first = Clock::now() - lost;
+  CHECK(first > std::chrono::milliseconds(50));
+  CHECK(first < std::chrono::milliseconds(1100));
+  // Again at once: it holds for longer.
+  lose();
+  const auto again = Clock::now();
+  while (cores_are_wanted() && Clock::now() - again < std::chrono::seconds(5))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(Clock::now() - again > first * 5 / 4 || first > std::chrono::milliseconds(700));
+}
+
+TEST(fork_after_a_crew_leaves_a_working_pool_on_both_sides) {
+  if (kThreadSanitizer) return;  // it knows no new threads after a fork
+  const auto works = [] {
+    std::atomic<int> done{0};
+    with_crew_of(3, [&](Crew& crew) { each(crew, 6, [&](int) { ++done; }); });
+    return done == 6;
+  };
+  for (int i = 0; i < 5; ++i) {
+    CHECK(works());
+    CHECK(in_child([&] { return workers_alive() == 0 && works() && meets(3); }));
   }
 }

@@ -34,6 +34,7 @@ def column(path, name="y", **options):
         ("y;z\n1,234;1\n", {"decimal": "comma"}, [1.234]),
         ("y;z\n1,234;1\n", {"decimal": "."}, [1234]),
         ("y;z\n1.234;1\n", {"thousands": "point"}, [1234]),
+        ("y;z\n1.234;1\n", {"thousands": "none"}, [1.234]),
         ("y;z\n1,234.5;1\n", {"decimal": ".", "thousands": ","}, [1234.5]),
         ("y z\n1 2\n", {"separator": "space"}, [1]),
         ("x:y\n1:2\n", {"separator": ":"}, [2]),
@@ -135,8 +136,28 @@ def test_how_a_file_is_read_decides_what_the_cache_holds(write, tmp_path, monkey
     assert open_series(path, targets=["y"], features=["y"], table=TableOptions(decimal=",")).cached
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_decimal_commas_between_semicolons_are_never_read_as_groups(write, seed):
+    random = np.random.default_rng(seed)
+    decimals = int(random.integers(1, 5))
+    values = np.round(random.uniform(1, 1000, 40) * random.choice([-1, 1], 40), decimals)
+    written = [f"{value:.{decimals}f}".replace(".", ",") for value in values]
+    assert column(write("y;z\n" + "".join(f"{value};1\n" for value in written))) == values.tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_grouped_digits_between_semicolons_are_never_read_as_decimals(write, seed):
+    random = np.random.default_rng(seed)
+    values = np.append(random.integers(1_000, 1_000_000, 40), random.choice([7, 870, 7_000_000]))
+    path = write("y;z\n" + "".join(f"{value:,};1\n" for value in random.permutation(values)))
+    try:
+        assert min(column(path)) >= 1000
+    except DataError as refused:
+        assert values.min() < 1000 and "whole number" in str(refused)
+
+
 def test_column_that_is_not_asked_for_may_be_unclear(write):
-    path = write("y;z\n1,234;1\n2,345;2\n")
+    path = write("y|z\n1,234|1\n2,345|2\n")
     assert column(path, "z") == [1, 2]
     with pytest.raises(DataError, match="'1,234', which is"):
         column(path, "y")
@@ -153,7 +174,7 @@ def test_sheet_of_a_csv_file_is_refused(write):
 
 
 def test_quote_that_is_never_closed_far_behind_the_sample_is_the_files_fault(write):
-    # Nothing says what "1,234" is, so the rest of the file is looked at; a quoted value there is too long for `csv`.
-    path = write("y;z\n" + "1,234;2,345\n" * 8000 + '"inches;1,234\n' + "1,234;2,345\n" * 40_000)
+    # Nothing says what "1,234" is, so the rest of the file is looked at| a quoted value there is too long for `csv`.
+    path = write("y|z\n" + "1,234|2,345\n" * 8000 + '"inches|1,234\n' + "1,234|2,345\n" * 40_000)
     with pytest.raises(DataError, match=r"t\.csv"):
         column(path)

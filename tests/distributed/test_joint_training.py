@@ -60,7 +60,7 @@ def assert_same_curve(found: dict, expected: dict, tolerance: float = 1e-4) -> N
 
 @needs_processes
 def test_two_processes_make_what_one_makes(tmp_path):
-    names = ["divided", "odd", "lines", "dropout", "normalised", "diverging", "interrupted", "link"]
+    names = ["divided", "odd", "begun", "lines", "dropout", "normalised", "diverging", "interrupted", "link"]
     found = dict(zip(names, together(names, 2, tmp_path / "two"), strict=True))
     for first, _ in [found.pop("link")]:
         assert 1e-6 < first["latency_s"] < 0.1
@@ -68,7 +68,14 @@ def test_two_processes_make_what_one_makes(tmp_path):
     assert "training diverged" in found["diverging"][0]["history"]
     for first, second in found.values():
         assert first["history"] == second["history"]
-    for name in ("divided", "odd"):
+    # What the first has begun with, all have, and what is fixed stays.
+    assert (
+        found["begun"][0]["fixed"]
+        == found["begun"][1]["fixed"]
+        == [[[pytest.approx(0.1)] * 2] * 8, [0.0] * 2]
+    )
+    assert found["begun"][0]["best_epoch"] == found["begun"][1]["best_epoch"]
+    for name in ("divided", "odd", "begun"):
         expected = alone(name, tmp_path / name)
         first, second = found[name]
         assert_same_curve(first, expected)

@@ -259,6 +259,14 @@ def test_prefill_of_a_masked_block_start_equals_the_whole_sequence(kept: bool) -
     np.testing.assert_allclose(logits, whole(model, prefix), rtol=2e-5, atol=2e-5)
 
 
+def products_are_cut_off() -> bool:
+    """Whether this backend brings sums of products to bfloat16 toward zero: TensorFlow does so without oneDNN's
+    products in bfloat16, which need AVX-512."""
+    row = keras.ops.cast([[1, 2**-8, 2**-9]], "bfloat16")
+    product = keras.ops.matmul(row, keras.ops.ones((3, 1), "bfloat16"))
+    return float(keras.ops.convert_to_numpy(keras.ops.cast(product, "float32"))[0, 0]) == 1.0
+
+
 def test_step_in_mixed_bfloat16_follows_the_model() -> None:
     inputs = ids_input()
     x = layers.Embedding(V, 8, dtype="mixed_bfloat16")(inputs)
@@ -271,7 +279,7 @@ def test_step_in_mixed_bfloat16_follows_the_model() -> None:
     state = stepper.initial_state(2)
     assert {keras.backend.standardize_dtype(array.dtype) for array in state} == {"bfloat16"}
     # A step of each of two layers rounds the factors of two products, these, their sum, the gates and the states.
-    limit = allowed("bfloat16", roundings=2 * 15, terms=8)
+    limit = allowed("bfloat16", roundings=2 * 15, terms=8, cuts=2 * products_are_cut_off())
     assert error(steps(stepper, ids), expected) <= limit
     state, logits = stepper.prefill(state, ids)
     assert {keras.backend.standardize_dtype(array.dtype) for array in state} == {"bfloat16"}

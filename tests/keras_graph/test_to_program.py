@@ -16,7 +16,7 @@ from keras import layers, ops
 
 from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
-from cellerate.keras_graph.to_program import read_program, why_not_packed
+from cellerate.keras_graph.to_program import read_program, read_weights, why_not_packed
 from cellerate.kernels import native
 from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
@@ -135,6 +135,8 @@ CASES: dict[str, Chain] = {
     "dense-of-2-axes": lambda x: layers.Dense(3, activation="softmax")(layers.Flatten()(x)),
     "einsum-abc": layers.EinsumDense("abc,cd->abd", (None, 4), activation="tanh", bias_axes="d"),
     "einsum-dots": layers.EinsumDense("...x,xy->...y", 4),
+    "einsum-each": layers.EinsumDense("btf,tfh->bth", (T, 4), bias_axes="th", activation="relu"),
+    "einsum-each-no-bias": layers.EinsumDense("btf,tfh->bth", (T, 4)),
     "relu": layers.ReLU(),
     "relu6": layers.ReLU(max_value=6.0),
     "relu-slope": layers.ReLU(negative_slope=0.1),
@@ -704,6 +706,19 @@ def test_low_rank_update_is_merged_into_the_weights(name: str) -> None:
     layer.enable_lora(2, lora_alpha=3)
     program = check(model, ids() if of_ids else series())
     assert kinds(program) == kinds(before)
+
+
+def test_each_kernel_of_several_can_be_given_back_to_the_model() -> None:
+    layer = layers.EinsumDense("btf,tfh->bth", (T, 4), bias_axes="th")
+    model = chain_of(layer)
+    program, weights = read_weights(model)
+    number = [place for place, node in enumerate(program.nodes) if node.op == "dense"][1]
+    before = [np.array(one) for one in layer.get_weights()]
+    weights[number, "kernel"].assign(np.full_like(before[0][1], 7.0))
+    after = layer.get_weights()
+    assert (after[0][1] == 7.0).all()
+    np.testing.assert_array_equal(np.delete(after[0], 1, axis=0), np.delete(before[0], 1, axis=0))
+    np.testing.assert_array_equal(after[1], before[1])
 
 
 def test_weights_are_read_in_float32_whatever_the_policy() -> None:

@@ -646,6 +646,35 @@ def test_load_that_the_system_does_not_tell_is_no_finding(tmp_path, before, afte
     assert list(load.check_load(tmp_path, before, after, PROCESSORS)) == []
 
 
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        (
+            processor_times(busy=15, idle=5),
+            "other processes use 3.0 of 4 processors now: trainings and measurements share the processors with them; "
+            "figures measured now are too low",
+        ),
+        (
+            processor_times(idle=16, stolen=4),
+            "the host of this virtual machine takes 20 % of its time now: all threads of a layer wait for the one that "
+            "does not run",
+        ),
+        # Somewhat busy, as desktops are, is no reason to warn of every figure.
+        (processor_times(busy=4, idle=16), ""),
+        (processor_times(idle=20), ""),
+        (None, ""),
+    ],
+)
+def test_load_that_spoils_figures_now_is_a_line(monkeypatch, after, line):
+    texts = [processor_times(), after]
+    slept = []
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: PROCESSORS, raising=False)
+    monkeypatch.setattr(load.time, "sleep", slept.append)
+    monkeypatch.setattr(load, "read", lambda path: texts.pop(0) if path.name == "stat" else None)
+    assert load.busy_now() == line
+    assert slept == [load.MOMENT_S]
+
+
 def test_processors_that_share_cores_are_said_to(machine):
     core = dataclasses.replace(CORE, threads=2)
     shown = [one.found for one in machine.examine(files=HALF_CORES, core=core) if one.topic == "threads"]

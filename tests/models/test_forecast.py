@@ -94,14 +94,17 @@ def test_forecast_model_sees_the_level_of_absolute_columns_only():
     assert np.abs(run(seeing, moved) - run(seeing)).max() > 0.01
 
 
-def test_forecast_model_adds_one_linear_map_of_the_changes_of_each_target():
-    model = small()
-    weights = np.random.default_rng(3).normal(size=(9, 4)).astype("float32")
-    model.get_layer("linear").set_weights([weights, np.arange(4.0)])
+@pytest.mark.backends
+@pytest.mark.parametrize("shared", [False, True])
+def test_forecast_model_adds_a_linear_map_of_the_changes_of_each_target(shared):
+    model = small(shared_linear=shared)
+    random = np.random.default_rng(3)
+    weights, bias = random.normal(size=(2, 9, 4)).astype("float32"), random.normal(size=(2, 4))
+    if shared:
+        weights[1], bias[1] = weights[0], bias[0]
+    model.get_layer("linear").set_weights([weights[0], bias[0]] if shared else [weights, bias])
     change = (SERIES - SERIES[:, -1:])[..., [3, 1]]
-    expected = (
-        np.einsum("bwt,wh->bht", change, weights) + np.arange(4.0)[:, None] + SERIES[:, -1:][..., [3, 1]]
-    )
+    expected = np.einsum("bwt,twh->bht", change, weights) + bias.T + SERIES[:, -1:][..., [3, 1]]
     np.testing.assert_allclose(run(model), expected, rtol=1e-4, atol=1e-5)
     assert all(layer.name != "linear" for layer in small(linear=False).layers)
 

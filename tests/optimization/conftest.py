@@ -1,7 +1,9 @@
 """One small model of random weights for each task, with its data; and a probe that answers in this process."""
 
 import csv
+import dataclasses
 import json
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +64,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "s.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["load", "other"])
-        table.writerows((f"{np.sin(n / 3) + n / 90:.4f}", f"{np.cos(n / 3):.4f}") for n in range(ROWS))
+        # With noise, as a forecaster begins where its linear map ends: without, nothing is left to judge.
+        noise = np.random.default_rng(3).normal(0, 0.3, ROWS)
+        table.writerows(
+            (f"{np.sin(n / 3) + n / 90 + noise[n]:.4f}", f"{np.cos(n / 3):.4f}") for n in range(ROWS)
+        )
     train_on_series(
         SeriesOptions(
             paths=[folder / "s.csv"], target=["load"], window=WINDOW, horizon=HORIZON, batch_size=16
@@ -87,13 +93,32 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def make_quick(patch: pytest.MonkeyPatch) -> None:
+    """Has every figure measured for a moment only."""
+    from cellerate.machine.doctor import load
+    from cellerate.optimization import clocks, hardware
+
+    patch.setattr(clocks, "MEASURED_S", 0.01)
+    patch.setattr(clocks, "_WARM_S", 0.0)
+    patch.setattr(hardware, "_MEASURED_S", 0.0)
+    patch.setattr(hardware, "_CALL_S", 0.0)
+    patch.setattr(load, "MOMENT_S", 0.0)
+
+
+def answer_here(patch: pytest.MonkeyPatch, kind: type["HereProbe"]) -> None:
+    """Puts a kind of probe into the place of all processes."""
+    from cellerate.optimization import context, workflow
+
+    for module in (context, workflow):
+        patch.setattr(module, "Probe", kind)
+    patch.setattr(HereProbe, "asked", [])
+    patch.setattr(HereProbe, "running", [])
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure is measured for a moment only."""
-    from cellerate.optimization import clocks
-
-    monkeypatch.setattr(clocks, "MEASURED_S", 0.01)
-    monkeypatch.setattr(clocks, "_WARM_S", 0.0)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture
@@ -111,47 +136,66 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, type]], Non
 
 
 class HereProbe:
-    """Answers as a process of its own would, in this one; trains for a few steps only."""
+    """Answers as a process of its own would, in this one; trains for a step a turn only.
+
+    All probes share the model and the data, which are opened once; each has its own trainings, as a process has.
+    """
 
     asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
     opened: ClassVar[dict[str, Any]] = {}
+    running: ClassVar[list["HereProbe"]] = []
 
     def __init__(self, model: Path, data: Any, *, seed: int, backend: str, patience_s: float) -> None:
-        self._trainer = ""
+        self.patience_s = patience_s
         self._question = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+        self._told: list[tuple[str, dict[str, Any]]] = []
+        self._trainers: dict[str, Any] = {}
+        self._uses: dict[tuple[str, ...], Any] = {}
 
     def __enter__(self) -> "HereProbe":
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        return
+        self.close()
+
+    def start(self) -> None:
+        self.running.append(self)
+
+    def close(self) -> None:
+        self.running.remove(self)
+        self._trainers.clear()
+        self._uses.clear()
+
+    @property
+    def has_ended(self) -> bool:
+        return self not in self.running
 
     def ask(self, kind: str, *, timeout_s: float | None = None, **options: Any) -> Any:
+        assert self in self.running, "it has not begun, or has ended"
         from cellerate.optimization.probe_process import _Work
 
         self.asked.append((kind, options))
-        if kind == "turn":
-            options = options | {"name": self._trainer}
         key = json.dumps(self._question)
         if key not in self.opened:
             self.opened[key] = _Work(self._question)
+        work = self.opened[key]
+        work._trainers, work._uses = self._trainers, self._uses
         if kind == "train":
             options = options | {"seconds": 0.0, "steps": None}
         if kind == "turn":
             options = options | {"steps": 1}
         question = json.loads(json.dumps({**self._question, "kind": kind, "with": options}))
-        return json.loads(json.dumps(self.opened[key].answer(question)))
+        answer = json.loads(json.dumps(work.answer(question)))
+        # This process has done more than to open a model.
+        return 0.1 if kind == "open" else answer
 
     def tell(self, kind: str, **options: Any) -> None:
-        if kind == "trainer":
-            # In processes of their own they may have the same name; here they share one.
-            self._trainer = f"{options['name']} {len(self.asked)}"
-            options = options | {"name": self._trainer}
-        self._told = (kind, options)
+        self._told.append((kind, options))
 
     def answer(self, timeout_s: float | None = None) -> Any:
-        kind, options = self._told
-        return self.ask(kind, **options)
+        kind, options = self._told.pop(0)
+        return self.ask(kind, timeout_s=timeout_s, **options)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -162,9 +206,101 @@ def closed() -> Iterator[None]:
 
 
 @pytest.fixture
-def here_probe(monkeypatch: pytest.MonkeyPatch) -> type[HereProbe]:
-    from cellerate.optimization import context
+def here_probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HereProbe]]:
+    """Probes that answer in this process; a test fails if one is left behind."""
+    answer_here(monkeypatch, HereProbe)
+    yield HereProbe
+    assert HereProbe.running == [], "a process was left behind"
 
-    monkeypatch.setattr(context, "Probe", HereProbe)
-    monkeypatch.setattr(HereProbe, "asked", [])
-    return HereProbe
+
+def optimized(
+    made: Path,
+    folder: Path,
+    task: str = "text",
+    data: str = "t.txt",
+    *,
+    model: Path | None = None,
+    **settings: Any,
+) -> Any:
+    """A run with all the time it takes, few steps of training, and a gate that lets nearly anything through."""
+    from cellerate.optimization import workflow
+    from cellerate.optimization.settings import OptimizeSettings
+
+    given = {"time_budget": 100_000.0, "steps": 4, "max_quality_loss": 10.0} | settings
+    return workflow.run(model or made / f"{task}.keras", made / data, folder, OptimizeSettings(**given))
+
+
+# --- runs of stand-ins, after a baseline that was measured once
+
+LONG = {"time_budget": 100_000.0}
+
+
+@pytest.fixture
+def stands(plant: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
+    """Three stand-ins, and a verdict that looks at nothing."""
+    from cellerate.optimization import workflow
+    from cellerate.report.record import Verdict
+    from support.stages import Stand
+
+    kinds = {
+        name: type(name, (Stand,), {"name": name, "title": name.title()})
+        for name in ("kernels", "quantize", "prune")
+    }
+    monkeypatch.setattr(Stand, "begun", [])
+    plant(kinds)
+    # It asks a process of its own, which starts the backend.
+    monkeypatch.setattr(
+        workflow,
+        "verdict",
+        lambda _: Verdict(sentence="So.", chosen="original", rows=(), files=(), training=""),
+    )
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def after_baseline(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has measured its baseline."""
+    from cellerate.optimization import workflow
+    from cellerate.optimization.passes import registry
+    from cellerate.optimization.settings import OptimizeSettings
+    from cellerate.report.record import Verdict
+
+    folder = tmp_path_factory.mktemp("after_baseline") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLERATE_CACHE", str(folder.parent / "cache"))
+        answer_here(patch, HereProbe)
+        make_quick(patch)
+        patch.setattr(registry, "PASSES", {})
+        patch.setattr(
+            workflow,
+            "verdict",
+            lambda _: Verdict(sentence="", chosen="original", rows=(), files=(), training=""),
+        )
+        workflow.run(made / "text.keras", made / "t.txt", folder, OptimizeSettings(**LONG))
+    return folder
+
+
+@pytest.fixture
+def out(after_baseline: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(after_baseline, tmp_path / "out")
+
+
+@pytest.fixture
+def go(made: Path, out: Path) -> Callable[..., Any]:
+    """Goes on with the run after the baseline; settings and arguments of `workflow.run` by name."""
+    from cellerate.optimization import workflow
+    from cellerate.optimization.settings import OptimizeSettings
+
+    known = {field.name for field in dataclasses.fields(OptimizeSettings)}
+
+    def go(*, folder: Path = out, model: Any = None, data: Path | None = None, **options: Any) -> Any:
+        settings = {name: options.pop(name) for name in list(options) if name in known}
+        return workflow.run(
+            model or made / "text.keras",
+            data or made / "t.txt",
+            folder,
+            OptimizeSettings(**(LONG | settings)),
+            **options,
+        )
+
+    return go

@@ -4,51 +4,94 @@ from types import SimpleNamespace
 
 import pytest
 
-from cellerate.optimization.budget import left_out, shares, verdict_s
+from cellerate.optimization.budget import OVERTIME, fitting, left_out, verdict_s, worth
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.listener import Listener
+from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.processes import Processes
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
 from cellerate.report.record import Pass
 
 pytestmark = pytest.mark.keras
 
+BUDGET = 1000.0
 
-class Stage:
-    def __init__(self, name, cost, weight=0.0):
-        self.name, self._cost, self._weight = name, cost, weight
+
+class Stage(OptimizerPass):
+    """A stage of a name, what it takes, and what it may bring."""
+
+    def __init__(self, name, cost, most=None, gain=0.1, improves=("use",), after=()):
+        self.name = self.title = name
+        self._cost, self._most, self._gain = cost, most or cost, gain
+        self.improves, self.after = improves, after
 
     def cost_s(self, context):
         return self._cost
 
-    def weight(self, context):
-        return self._weight
+    def most_s(self, context):
+        return self._most
+
+    def gain(self, context):
+        return self._gain
+
+    def run(self, context):
+        raise NotImplementedError
 
 
 @pytest.fixture
 def context():
     state = State(identity={}, choices=Choices("auto", "float32", 8, 1, None, "int8"), started="")
-    return Context(SimpleNamespace(), OptimizeSettings(), None, None, (), "", state, Listener())
+    processes = Processes(lambda: None)
+    settings = OptimizeSettings(time_budget=BUDGET)
+    return Context(SimpleNamespace(), settings, None, None, (), "", state, Listener(), processes)
 
 
-def test_each_stage_gets_what_it_needs_and_a_share_of_the_rest_by_its_weight(context):
-    stages = [Stage("a", 10.0), Stage("b", 20.0, 1.0), Stage("c", 30.0, 3.0)]
-    found = shares(context, stages, verdict_s(context) + 100.0)
-    assert found == {"a": 10.0, "b": 30.0, "c": 60.0}
+def chosen(context, stages, left):
+    """The seconds of each stage by name, of so many that are left beside the verdict's and the overtime."""
+    found = fitting(context, stages, verdict_s(context) - OVERTIME * BUDGET + left)
+    return {one.name: seconds for one, seconds in found.items()}
 
 
-def test_a_stage_that_could_use_everything_leaves_the_others_what_they_need(context):
-    # One took 101 of 150 seconds, and five got none.
-    stages = [Stage("greedy", 10.0, 100.0), *(Stage(f"s{n}", 10.0) for n in range(5))]
-    found = shares(context, stages, verdict_s(context) + 70.0)
-    assert found.pop("greedy") == pytest.approx(20.0)
-    assert found == {f"s{n}": 10.0 for n in range(5)}
+def test_stages_come_by_what_they_bring_for_each_second(context):
+    stages = [
+        Stage("slow", 100.0, gain=0.5),
+        Stage("quick", 10.0, gain=0.1),
+        Stage("little", 10.0, gain=0.05),
+    ]
+    assert list(chosen(context, stages, 200.0)) == ["quick", "slow", "little"]
+    # The quick one leaves no time for the slow one, which is worth less for each second.
+    assert list(chosen(context, stages, 105.0)) == ["quick", "little"]
+    assert chosen(context, stages, 5.0) == {}
 
 
-def test_where_time_is_short_the_stages_that_need_least_get_theirs(context):
-    stages = [Stage("long", 60.0), Stage("short", 10.0), Stage("middle", 30.0)]
-    assert shares(context, stages, verdict_s(context) + 50.0) == {"short": 10.0, "middle": 30.0}
-    assert shares(context, stages, verdict_s(context) + 5.0) == {}
+def test_what_the_objective_does_not_ask_for_counts_half(context):
+    training, use = Stage("t", 10.0, gain=0.3, improves=("training",)), Stage("u", 10.0, gain=0.2)
+    assert list(chosen(context, [training, use], 100.0)) == ["u", "t"]
+    context.settings = OptimizeSettings(objective="training", time_budget=BUDGET)
+    assert list(chosen(context, [training, use], 100.0)) == ["t", "u"]
+    assert worth(context, training) == pytest.approx(2 * 0.3 / (0.1 / 0.1) / 20)
+
+
+def test_a_stage_comes_behind_those_that_it_builds_on_where_they_have_time(context):
+    built = Stage("built", 10.0, gain=1.0, after=("base",))
+    base, costly = Stage("base", 20.0), Stage("base", 2000.0)
+    assert list(chosen(context, [built, base], 100.0)) == ["base", "built"]
+    # Waiting for what never comes would be of no use.
+    assert list(chosen(context, [built, costly], 100.0)) == ["built"]
+
+
+def test_what_is_over_goes_to_those_that_can_use_it_and_no_further(context):
+    stages = [Stage("a", 10.0), Stage("b", 20.0, 30.0), Stage("c", 30.0, 60.0)]
+    over = OVERTIME * BUDGET
+    assert chosen(context, stages, over + 80.0) == {"a": 10.0, "b": 25.0, "c": 45.0}
+    assert chosen(context, stages, over + 500.0) == {"a": 10.0, "b": 30.0, "c": 60.0}
+
+
+def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it_rather_than_be_left_out(context):
+    stage = Stage("a", 100.0)
+    assert fitting(context, [stage], verdict_s(context) + 100.0 - OVERTIME * BUDGET) == {stage: 100.0}
+    assert fitting(context, [stage], verdict_s(context) + 99.0 - OVERTIME * BUDGET) == {}
 
 
 def test_verdict_keeps_its_time_for_every_model_that_it_times(context):
@@ -57,9 +100,9 @@ def test_verdict_keeps_its_time_for_every_model_that_it_times(context):
         SimpleNamespace(passes_gate=passes, is_control=control)
         for passes, control in ((True, False), (True, False), (False, False), (True, True))
     ]
-    assert verdict_s(context) == before + 4.0
+    assert verdict_s(context) == before + 5.0
     context.state.process_s, context.state.judge_s = 10.0, 3.0
-    assert verdict_s(context) == before + 4.0 + 3 * 5.0 + 2 * 3.0
+    assert verdict_s(context) == before + 5.0 + 5.0 + 3 * 3.0
 
 
 def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enough(context):
@@ -75,7 +118,8 @@ def test_what_was_left_out_is_named_with_what_it_needs_and_a_budget_that_is_enou
     assert "Prune (24 s), Distil (1 min 10 s). The same command" in told
     budget = int(told.partition("--time-budget ")[2].split()[0])
     stages = [Stage("prune", 24.0), Stage("distill", 70.0)]
-    assert set(shares(context, stages, budget - context.state.seconds)) == {"prune", "distill"}
+    found_time = fitting(context, stages, budget - context.state.seconds)
+    assert {one.name for one in found_time} == {"prune", "distill"}
     assert left_out(context, found[2:3], ["quantize"]) == ()
 
 
@@ -84,8 +128,10 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     monkeypatch.setattr("cellerate.optimization.context.time", SimpleNamespace(perf_counter=lambda: now[0]))
     context.give(10.0)
     now[0] = 14.9
+    assert not context.far_beyond()
     context._step(20, 100, 2.0)
     now[0] = 15.1
+    assert context.far_beyond()
     with pytest.raises(
         OutOfTimeError, match=r"stopped after 15 s, as its share of the time was 10 s: step 20 of 100"
     ):
@@ -93,7 +139,15 @@ def test_a_training_far_beyond_its_share_is_stopped_and_says_what_it_needs(conte
     with pytest.raises(OutOfTimeError) as raised:
         context._step(20, 100, 2.0)
     assert raised.value.needs_s == pytest.approx(75.5)
+    # What no stage needs is there for one that takes longer than was foreseen.
+    context.give(10.0, spare_s=100.0)
+    now[0] += 114.9
+    context._step(20, 100, 2.0)
+    now[0] += 0.2
+    with pytest.raises(OutOfTimeError, match="stopped after 1 min 55 s"):
+        context._step(20, 100, 2.0)
     # The verdict takes what it takes.
     context.give(None)
     now[0] = 1e6
     context._step(20, 100, 2.0)
+    assert not context.far_beyond()

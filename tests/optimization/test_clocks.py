@@ -1,6 +1,7 @@
 """Timing, on a clock that only the calls move."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -36,7 +37,26 @@ def clock(monkeypatch):
 
 def test_timed_calls_leaves_out_those_that_warm_up(clock):
     found = clocks.timed_calls(clock.taking(5.0, 0.25))
-    assert found == pytest.approx([0.25] * 5)  # five are the least: four fill the second
+    assert found == pytest.approx([0.25] * 6)  # six are the least: four fill the second
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.5, 3), (0.2, 2), (0.0, 1)])
+def test_timed_calls_in_less_time_are_fewer(clock, seconds, calls):
+    assert clocks.timed_calls(clock.taking(5.0, 0.25), seconds) == pytest.approx([0.25] * calls)
+    # Of quick ones, as many as fit.
+    assert len(clocks.timed_calls(clock.taking(1 / 64), seconds)) == max(1, math.ceil(64 * seconds))
+
+
+def test_speed_in_a_given_time_takes_no_more_for_each_figure_and_never_more_than_usual(clock):
+    spent = []
+    for seconds in (0.25, 0.5, None, 9.0):
+        before = clock.now
+        one, several = clock.taking(1 / 256), clock.taking(1 / 1024)
+        clocks.speed(clocks.Use("packed", one, clock.taking(1 / 256), 8, several), seconds)
+        spent.append(clock.now - before)
+    # The latency, many at once, and one after another with a look at how many fit.
+    assert spent[:2] == [pytest.approx(3.25 * 0.25, rel=0.15), pytest.approx(3.25 * 0.5, rel=0.15)]
+    assert spent[2] == pytest.approx(3.25, rel=0.15) == spent[3]
 
 
 def test_timed_calls_takes_as_many_as_fit(clock, monkeypatch):
@@ -81,25 +101,6 @@ def test_speed_of_pieces_counts_their_items(clock):
     # A call of a fifth of a second each, once it is known how many items that are.
     assert several.calls[:3] == [16, 32, 64]
     assert several.calls[-5:] == [204] * 5
-
-
-def test_uses_are_timed_in_turns_that_take_as_long_together(clock):
-    order = []
-
-    def called(name, seconds):
-        def call():
-            order.append(name)
-            clock.now += seconds
-
-        return call
-
-    one, other = (clocks.Use(name, called(name, 1 / 256), None, 1) for name in ("one", "other"))
-    found = clocks.speeds([one, other])
-    assert [speed.way for speed in found] == ["one", "other"]
-    turns = [name for n, name in enumerate(order) if n == 0 or order[n - 1] != name]
-    assert turns == ["one", "other"] * clocks.TURNS
-    # Each a second in all, beside what warms up.
-    assert order.count("one") == pytest.approx((clocks.MEASURED_S + clocks._WARM_S) * 256, rel=0.05)
 
 
 def test_middle_of_turns_is_that_of_each_figure():

@@ -33,7 +33,7 @@ def context(higher_is_better, mean=0.0):
     workload = SimpleNamespace(metric=metric, judge=lambda model, part: Judged((mean,), (1.0,)))
     state = SimpleNamespace(judged={}, candidates=[])
     settings = OptimizeSettings(max_quality_loss=0.01)
-    return Context(workload, settings, None, None, (), "", state, None, 0.0)
+    return Context(workload, settings, None, None, (), "", state, None, None)
 
 
 @pytest.mark.parametrize(

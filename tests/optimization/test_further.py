@@ -6,15 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from cellerate.optimization.context import Context, OutOfTimeError
-from cellerate.optimization.passes import further
 from cellerate.optimization.passes.further import (
     DISTILLING,
+    GENTLE_RATE,
     LEARNING_RATE,
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
+    most_s,
     plain_training,
     trainings,
+    trainings_s,
 )
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
@@ -23,7 +26,10 @@ from cellerate.report.record import CONTROL, Candidate, TrainingStep
 
 pytestmark = pytest.mark.keras
 
-REST = further._REST_S
+COMPILE, JUDGE, CONSIDER = 2.0, 0.5, 3.0
+# What a training takes beside its steps: its model is compiled, judged in four stages, packed, judged and timed.
+REST = COMPILE + 4 * JUDGE + CONSIDER
+START = 1.0
 
 # A step takes a tenth of a second on the fastest kernels.
 STEPS = [
@@ -57,7 +63,8 @@ class Clocked(Context):
 def context():
     choices = Choices("auto", "float32", 8, 1, None, "int8")
     state = State(identity={}, choices=choices, started="", training_steps=list(STEPS))
-    return Clocked(SimpleNamespace(), OptimizeSettings(), None, None, (), "", state, None, 0.0)
+    state.compile_s, state.judge_s, state.consider_s = COMPILE, JUDGE, CONSIDER
+    return Clocked(SimpleNamespace(shapes=1), OptimizeSettings(), None, None, (), "", state, None, None)
 
 
 def train_control(context, steps):
@@ -66,34 +73,36 @@ def train_control(context, steps):
 
 
 def test_steps_are_planned_for_all_that_train_and_for_their_control(context):
-    context.left = REST + 1000
-    # Two prunings, a distilling and the control: 5.5 trainings in four fifths of the time.
-    assert further_steps(context, 1, 1 + DISTILLING) == int(800 / 5.5 / 0.1) == context.state.further_steps
+    context.left = 5 * REST + 1000
+    # Two prunings, a distilling and the control: 5.5 trainings in nine tenths of the time.
+    assert further_steps(context, 1, 1 + DISTILLING) == int(900 / 5.5 / 0.1) == context.state.further_steps
 
 
 def test_steps_are_no_more_than_the_settings_ask_for(context):
     context.left = 1e6
     assert further_steps(context, 1) == 2000
+    context.left = float("inf")
+    assert further_steps(context, 1) == fine_tuning_steps(context) == 2000
 
 
 def test_steps_stay_as_they_were_decided_so_that_the_control_serves_again(context):
-    context.left = 1000 + REST
+    context.left = 1000 + 4 * REST
     steps = further_steps(context, 1, DISTILLING)
     train_control(context, steps)
     # The control and a pruned model took their time; what is left would do for more, or for a little fewer.
-    for left in (1000 + REST - 2 * steps * 0.1, REST + 0.1 + DISTILLING * steps * 0.1):
+    for left in (1000 + 2 * REST - 2 * steps * 0.1, 2 * REST + 0.1 + DISTILLING * steps * 0.1):
         context.left = left
         assert further_steps(context, DISTILLING) == steps
 
 
 def test_steps_are_cut_where_the_time_left_is_too_short_for_them(context):
-    context.left = 1000 + REST
+    context.left = 1000 + 2 * REST
     steps = further_steps(context, 1)
     train_control(context, steps)
     context.left = REST - 1 + steps * 0.1
     found = further_steps(context, 1)
     # Fewer, with a control of their own.
-    assert found == int(0.8 * (context.left - REST) / 2 / 0.1) < steps
+    assert found == int(0.9 * (context.left - 2 * REST) / 2 / 0.1) < steps
 
 
 def test_steps_grow_in_a_later_call_with_far_more_time(context):
@@ -104,37 +113,64 @@ def test_steps_grow_in_a_later_call_with_far_more_time(context):
     assert further_steps(context, 1, 1) == 2000 > 4 * few
 
 
+def test_steps_that_are_few_because_the_settings_ask_for_no_more_are_no_lack_of_time(context):
+    context.settings = OptimizeSettings(steps=4)
+    context.left = 1e6
+    assert further_steps(context, 1) == fine_tuning_steps(context) == least_steps(context) == 4
+    assert least_s(context, 1) == pytest.approx(START + 2 * REST + 4 * 0.1 * 2 / 0.9) == most_s(context, 1)
+    context.left = 2 * REST
+    with pytest.raises(OutOfTimeError, match="no time for 4 steps of training"):
+        further_steps(context, 1)
+
+
 @pytest.mark.parametrize("decided", [None, 400])
 def test_steps_without_time_for_a_training_and_a_control_are_refused(context, decided):
     context.state.further_steps = decided
-    # 50 steps of each take 10 s, in four fifths of what is left.
-    context.left = REST + 12.4
+    # 50 steps of each take 10 s, in nine tenths of what is left; a fifth less is let pass.
+    context.left = 2 * REST + 0.8 * 11.0
     with pytest.raises(OutOfTimeError, match="no time for 50 steps of training and as many of a control"):
         further_steps(context, 1)
     assert context.state.further_steps == decided
-    context.left = REST + 12.6
+    context.left = 2 * REST + 0.8 * 11.2
     assert further_steps(context, 1) == 50
 
 
 def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
-    before = REST + further._START_S
-    assert least_s(context, 1) == pytest.approx(before + 50 * 0.1 * 2 / 0.8)
+    assert least_s(context, 1) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2 / 0.9)
     context.state.further_steps = 300
-    assert least_s(context, DISTILLING) == pytest.approx(before + 50 * 0.1 * 3.5 / 0.8)
+    assert least_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 50 * 0.1 * 3.5 / 0.9)
+    assert most_s(context, DISTILLING) == pytest.approx(START + 3 * REST + 2000 * 0.1 * 3.5 / 0.9)
     train_control(context, 300)
-    assert least_s(context, DISTILLING) == pytest.approx(before + 50 * 0.1 * 2.5 / 0.8)
+    assert least_s(context, DISTILLING) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2.5 / 0.9)
+
+
+def test_a_training_is_compiled_for_each_shape_of_its_batches_and_for_its_judge(context):
+    before = least_s(context, 1)
+    context.workload.shapes, context.state.first_judge_s = 3, 0.7
+    assert least_s(context, 1) == pytest.approx(before + 2 * (2 * COMPILE + 0.7))
+
+
+def test_most_that_a_pass_can_use_is_enough_for_all_its_steps_however_quick_they_are(context):
+    # As long as its beginning takes no more than a second.
+    context.state.training_steps[:] = [dataclasses.replace(STEPS[0], step_ms=1.0)]
+    for steps in (4, 50, 2000):
+        context.settings, context.state.further_steps = OptimizeSettings(steps=steps), None
+        context.left = most_s(context, 1) - 0.9
+        assert further_steps(context, 1) == steps
+        context.left = trainings_s(context, 2, steps) - 0.9
+        assert fine_tuning_steps(context) == steps
 
 
 def test_what_a_pass_costs_at_least_is_enough_for_it(context):
-    # Nearly three seconds pass before its first training begins.
+    # A second passes before its first training begins.
     for own, later in ((1, 0), (1, 1), (DISTILLING, 0)):
-        context.left, context.state.further_steps = least_s(context, own) - 2.9, None
+        context.left, context.state.further_steps = least_s(context, own) - 1.0, None
         assert further_steps(context, own, later) == 50
 
 
-def test_fine_tuning_takes_half_of_the_time_for_two_models_and_their_control(context):
-    context.left = REST + 61
-    assert fine_tuning_steps(context) == 101
+def test_fine_tuning_takes_the_time_for_a_model_and_its_control(context):
+    context.left = 2 * REST + 61
+    assert fine_tuning_steps(context) == int(0.9 * 61 / 2 / 0.1)
     context.left = 5
     assert fine_tuning_steps(context) == 0
 
@@ -164,5 +200,5 @@ def test_rates_are_those_that_models_are_best_trained_at():
     from cellerate.compress.prune import prune
     from cellerate.compress.quantize import quantize
 
-    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, further.GENTLE_RATE)):
+    for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, GENTLE_RATE)):
         assert inspect.signature(function).parameters["learning_rate"].default == rate

@@ -35,13 +35,23 @@ def candidate(name, made_by="prune", control=None):
     )
 
 
+class Held(Context):
+    """A context whose kernels judge the original as Keras does, or do not."""
+
+    kernels_are_right = True
+
+    def original(self):
+        return ORIGINAL
+
+
 @pytest.fixture
 def held(monkeypatch, tmp_path):
     """Holds a model of a quality against an original of 2 and a control of another; with noise, half of its size."""
+    judged = []
 
     def held(after, *, control=None, higher=False, noise=0.0, unsure=0.0, chosen="pruned", trained=True):
         wave = np.tile([1.0, -1.0], 10)
-        qualities = {ORIGINAL: 2 + 0 * wave, "pruned": after + noise * wave}
+        qualities = {ORIGINAL: 2 + 0 * wave, "in Keras": 2 + 0 * wave, "pruned": after + noise * wave}
         state = State(identity={}, choices=Choices("auto", "float32", 8, 1, None, "int8"), started="")
         state.candidates.append(candidate(ORIGINAL, "baseline"))
         if control is not None:
@@ -53,17 +63,22 @@ def held(monkeypatch, tmp_path):
 
         def judge(model, part):
             parts.append(part)
+            judged.append(model)
             return Judged(tuple(qualities[model].tolist()), (1.0,) * len(wave))
 
         metric = Metric("m", "", higher, "")
-        workload = SimpleNamespace(metric=metric, judge=judge, model=ORIGINAL)
+        workload = SimpleNamespace(metric=metric, judge=judge, model="in Keras")
         settings = OptimizeSettings(max_quality_loss=0.01)
-        context = Context(workload, settings, tmp_path, None, (), "", state, Listener(), 0.0)
+        context = Held(workload, settings, tmp_path, None, (), "", state, Listener(), None)
         found = hold(context, next(one for one in state.candidates if one.id == chosen))
         assert set(parts) == {"test"}
         assert len(parts) == len(found.tested) == len(state.tested)
+        # Nothing is judged twice, whoever asks for it.
+        assert promise.judge_on_test_part(context, state.candidates[0]) is state.tested[ORIGINAL]
+        assert len(parts) == len(state.tested)
         return found
 
+    held.judged = judged
     return held
 
 
@@ -137,3 +152,10 @@ def test_promise_of_the_original_is_kept_by_itself(held):
     found = held(9.0, chosen=ORIGINAL)
     assert (found.broken, found.warnings) == ("", ())
     assert [one.role for one in found.tested] == ["before"]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_original_is_judged_on_our_kernels_only_where_they_judge_as_keras_does(held, monkeypatch, right):
+    monkeypatch.setattr(Held, "kernels_are_right", right)
+    held(2.0)
+    assert held.judged == [ORIGINAL if right else "in Keras", "pruned"]

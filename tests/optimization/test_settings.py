@@ -50,10 +50,11 @@ def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
     assert chosen() == tuple(PASSES)
     assert chosen(only=["prune", "kernels"]) == ("kernels", "prune")
     assert chosen(skip=["length", "batch"]) == (
+        "pack",
+        "quantize",
         "kernels",
         "pipeline",
         "precision",
-        "quantize",
         "prune",
         "distill",
     )
@@ -62,6 +63,7 @@ def test_chosen_passes_keep_their_order_whatever_the_order_they_are_named_in():
 @pytest.mark.keras
 def test_chosen_passes_for_training_leave_the_model_as_it_is():
     assert chosen(objective="training") == (
+        "pack",
         "kernels",
         "batch",
         "length",

@@ -13,6 +13,7 @@ from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.optimization.context import Context
 from cellerate.optimization.listener import Listener
+from cellerate.optimization.processes import Processes
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import Choices, State
 from cellerate.optimization.train_command import architecture_of, train_command
@@ -56,6 +57,7 @@ def command_of(made, tmp_path):
                 keras.config.backend(),
                 state,
                 Listener(),
+                Processes(lambda: None),
             )
         )
 
@@ -163,7 +165,8 @@ def test_command_runs_as_it_is_and_trains_such_a_model(
     from cellerate.cli import backend, main
 
     # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
-    monkeypatch.setattr(backend._NoTensorFlow, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
+    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
     work = work_of(task, training={"epochs": 1})
     words = shlex.split(command_of(work))
     (tmp_path / "out").mkdir()

@@ -180,6 +180,24 @@ def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
 
 
 @pytest.mark.parametrize("task", DATA)
+def test_a_brief_judgement_is_of_the_first_batch_alone(work, monkeypatch, task):
+    from cellerate.optimization.workloads import text
+
+    one = work[task]
+    if task == "text":
+        monkeypatch.setattr(text, "_ROWS", 4)
+        first = one.judge(one.model, "validation").values[:4]
+    else:
+        batches = one._judged if task == "series" else one._batches
+        monkeypatch.setitem(batches, "validation", batches["validation"][:1])
+        first = one.judge(one.model, "validation").values
+        monkeypatch.setitem(batches, "validation", batches["validation"] * 2)
+    whole, brief = (one.judge(one.model, "validation", brief=brief) for brief in (False, True))
+    np.testing.assert_allclose(brief.values, first, rtol=ROUNDING)
+    assert sum(brief.weights) < sum(whole.weights)
+
+
+@pytest.mark.parametrize("task", DATA)
 def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
     one = work[task]
     broken = keras.models.clone_model(one.model)
@@ -195,7 +213,7 @@ def test_judge_of_a_model_that_diverged_raises_model_error(work, task):
 def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
     one = work[task]
     model = packed(one.model, one.record)
-    speeds = clocks.speeds([*one.keras_uses(one.model), one.packed_use(model)])
+    speeds = [clocks.speed(use) for use in (*one.keras_uses(one.model), one.packed_use(model))]
     assert [speed.way for speed in speeds] == ["predict", "predict_on_batch", "packed"]
     for speed in speeds:
         assert 0 < speed.latency_p50_ms <= speed.latency_p99_ms
@@ -376,6 +394,24 @@ def test_series_of_which_only_one_window_is_held_out_raises_data_error(made, tmp
         told = record.payload["options"] | {"train_fraction": 0.7, "validation_fraction": 0.0}
         save_model(model, tmp_path / "m.keras", TaskRecord("series", record.payload | {"options": told}))
         open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)
+
+
+def test_steps_of_lines_are_timed_on_batches_of_one_shape(work):
+    one = work["embed"]
+
+    def shapes(source):
+        batches = [source.batch(0, index) for index in range(len(source))]
+        return {tuple(x.shape for x in keras.tree.flatten(batch[0])) for batch in batches}
+
+    usual, timed = one.source(one.model, 8), one.timed_source(one.model, 8)
+    # Each shape is one more to compile.
+    assert len(shapes(usual)) == one.shapes > 1
+    assert len(shapes(timed)) == 1
+    assert shapes(timed) < shapes(usual)
+    # There are fewer lines of that length than rows, and they come again.
+    many = one.timed_source(one.model, 10_000)
+    assert many.batch_size == one.source(one.model, 10_000).batch_size
+    assert [shape[0][1:] for shape in shapes(many)] == [shape[0][1:] for shape in shapes(timed)]
 
 
 def test_several_files_of_lines_raise_config_error(made):

@@ -353,6 +353,40 @@ def tested_run(text_run):
 
 
 @pytest.fixture(scope="session")
+def beside_run(text_run):
+    """The same as `optimize` measures it today: training and use beside Keras in turns, and int8 chosen."""
+    original, packed, int8 = (text_run.candidates[n] for n in (0, 1, 3))
+    keras = (speed("predict", 4.0, 12_000.0), speed("predict_on_batch", 0.5, 9_840.0))
+    candidates = (
+        dataclasses.replace(original, speeds=keras),
+        dataclasses.replace(packed, id="float32", speeds=(speed("packed", 0.05, 262e3),)),
+        dataclasses.replace(int8, speeds=(speed("packed", 0.02, 688e3),)),
+    )  # fmt: skip
+    steps = (
+        TrainingStep("Keras, float32", 128, 100, 506.2, 501.0, 520.4, 26_300, 1_420_000_000, 1.31),
+        TrainingStep("Keras, float32", 128, 100, 500.0, 490.0, 520.0, 25_600, race="kernels"),
+        TrainingStep("fused kernels, float32", 128, 100, 200.0, 190.0, 210.0, 64_000, race="kernels"),
+        TrainingStep("fused kernels, float32", 256, 100, 380.0, 370.0, 390.0, 67_000, race="batch"),
+    )
+    rows = (
+        Change("use", "generation, one text, from predict", 240.0, 48_000.0, "characters/s", True),
+        Change("use", "generation, one text, from predict_on_batch", 1_920.0, 48_000.0, "characters/s", True),
+        Change("use", "generation, 64 at a time, from predict", 12_000.0, 688e3, "characters/s", True),
+        Change("use", "latency of a call, median, from predict_on_batch", 0.5, 0.02, "ms", False),
+        Change("size", "file", original.file_bytes, int8.file_bytes, "bytes", False),
+        Change("training", "training step, batch of 128", 500.0, 200.0, "ms", False),
+        Change(None, "bits per character on the test part", 1.951, 1.954, "", False),
+    )
+    return dataclasses.replace(
+        text_run,
+        schema=3,
+        candidates=candidates,
+        training_steps=steps,
+        verdict=dataclasses.replace(text_run.verdict, chosen="int8", rows=rows),
+    )
+
+
+@pytest.fixture(scope="session")
 def series_run():
     """A whole run of a forecaster, with forecasts to draw."""
     past = tuple(20 + 6 * math.sin(n / 4) + 0.4 * math.sin(7 * n) for n in range(96))
@@ -593,7 +627,16 @@ def parse():
     return read
 
 
-RUNS = ["text_run", "tested_run", "series_run", "lines_run", "failed_run", "empty_run", "hostile_run"]
+RUNS = [
+    "text_run",
+    "tested_run",
+    "beside_run",
+    "series_run",
+    "lines_run",
+    "failed_run",
+    "empty_run",
+    "hostile_run",
+]
 
 
 @pytest.fixture(scope="session", params=RUNS)

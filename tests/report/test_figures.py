@@ -202,6 +202,17 @@ def test_table_of_passes_tells_status_time_and_reason(text_run):
     ]  # fmt: skip
 
 
+def test_table_of_passes_tells_what_a_stage_was_expected_to_take(text_run):
+    passes = [
+        dataclasses.replace(one, expected_s=100.0 if one.name == "batch" else None) for one in text_run.passes
+    ]
+    table = view.passes_table(dataclasses.replace(text_run, passes=tuple(passes)))
+    took = [row[2] for row in table.rows]
+    assert [(cell.text, cell.note) for cell in took[:4]] == [
+        ("48 s", ""), ("1 min 02 s", ""), ("2 min 03 s", "1 min 40 s expected"), ("—", "")
+    ]  # fmt: skip
+
+
 def test_table_of_training_has_every_way(text_run):
     rows = texts(view.training_table(text_run))
     assert rows[0] == ["Keras, float32", "128", "100", "506 ms", "26.3 k", "1.42 GB", "1.310"]

@@ -44,14 +44,18 @@ def run(folder, name, model, source, validation, **settings):
             return x, y[:, 0], *weight
 
     options = {"epochs": 3, "clipnorm": 1.0, "learning_rate": 0.01, "log_every": 4}
-    extra = {"display": settings.pop("display", None), "resume": settings.pop("resume", False)}
+    extra = {
+        "display": settings.pop("display", None),
+        "resume": settings.pop("resume", False),
+        "begin": settings.pop("begin", None),
+        "metrics": settings.pop("metrics", None) or [keras.metrics.MeanAbsoluteError(name="mae")],
+    }
     result = train(
         model,
         LastRow(source),
         output=folder / f"{name}.keras",
         save=lambda trained, path: trained.save(path),
         loss=keras.losses.MeanSquaredError(),
-        metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
         settings=TrainingSettings(**{**options, **settings}),
         validation=LastRow(validation),
         **extra,
@@ -66,6 +70,7 @@ def run(folder, name, model, source, validation, **settings):
             predicted = np.asarray(result.model.predict_on_batch(source.batch(0, 0)[0])).tolist()
     return {
         "status": result.status,
+        "best_epoch": result.best_epoch,
         "here": result.here,
         "history": [
             {k: r[k] for k in ("loss", "val_loss", "mae", "val_mae", "steps")} for r in result.history
@@ -107,6 +112,27 @@ def lines(folder):
         ],
         "judged": found.evaluation,
     }
+
+
+def begun(folder):
+    """Each process would begin with other weights, and some of its layers are fixed."""
+    import keras
+
+    from cellerate.training.beginning import Beginning
+    from cellerate.training.stretches import ErrorByStretch
+
+    model = forecaster()
+
+    def begin(one):
+        own = 0.01 * int(os.environ.get("RANK", "0"))
+        name = one.layers[-1].name
+        return Beginning("somewhere", {name: [np.full((8, 2), 0.1 + own), np.zeros(2)]}, (name,))
+
+    source, validation = windows(12, seed=1), windows(10, drop_last=False)
+    metrics = [ErrorByStretch(len(validation))]
+    found = run(folder, "begun", model, source, validation, begin=begin, metrics=metrics)
+    fixed = [np.asarray(keras.ops.convert_to_numpy(v)).tolist() for v in model.layers[-1].weights]
+    return {**found, "fixed": fixed}
 
 
 def dropout(folder):
@@ -202,7 +228,19 @@ def link(folder):
 
 JOBS = {
     job.__name__: job
-    for job in (divided, odd, lines, dropout, normalised, interrupted, elastic, diverging, failing, link)
+    for job in (
+        divided,
+        odd,
+        begun,
+        lines,
+        dropout,
+        normalised,
+        interrupted,
+        elastic,
+        diverging,
+        failing,
+        link,
+    )
 }
 
 

@@ -45,6 +45,9 @@ DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 GERMAN_DAYS = ("01.01.2024", "02.01.2024", "03.01.2024", "04.01.2024")
 NUMBERS = ("10.5", "11.25", "12", "13.75")
 VALUES = (10.5, 11.25, 12.0, 13.75)
+THOUSANDTHS = (1.234, 2.345, -3.456, 4.567)
+THOUSANDTHS_COMMA = ("1,234", "2,345", "-3,456", "4,567")
+BY_SEPARATOR = "';' between columns, ',' decimal (the separator decides, or the option decimal)"
 LARGE = (1234.56, 2345.6, 12345.0, 1234567.89)
 
 
@@ -167,6 +170,65 @@ def clean() -> list[Odd]:
             values=(1.234,) * 20_000 + (1.5,),
             told="';' between columns, ',' decimal",
         ),
+        *(
+            text(
+                f"1,234 between semicolons and {name}",
+                rows(THOUSANDTHS_COMMA, times, separator=";"),
+                values=THOUSANDTHS,
+                times=DAYS,
+                told=BY_SEPARATOR,
+            )
+            for name, times in (("German dates", GERMAN_DAYS), ("ISO dates", DAYS))
+        ),
+        text(
+            "1,234 between semicolons, with words in English",
+            "date;note;y\n2024-01-01;up, by a lot;1,234\n2024-01-02;costs 1,234.50;2,345\n",
+            values=(1.234, 2.345),
+            told=BY_SEPARATOR,
+        ),
+        text(
+            "1,234 between semicolons, beside zeros and whole numbers above a thousand",
+            rows(("0", "1,234", "1500", "2,345"), separator=";"),
+            values=(0, 1.234, 1500, 2.345),
+            told=BY_SEPARATOR,
+        ),
+        text(
+            "1,234 between semicolons, beside 1.234",
+            "y;z\n1,234;9.052\n2,345;8.500\n",
+            values=(1.234, 2.345),
+            told=BY_SEPARATOR + ", '.' for thousands",
+        ),
+        text(
+            "1,234 between semicolons, and 1,234,567",
+            rows(("1,234", "2,345", "1,234,567", "4,567"), separator=";"),
+            values=(1234, 2345, 1234567, 4567),
+            told="';' between columns, ',' for thousands",
+        ),
+        text(
+            "1,234 between semicolons, and 1,234.5 at the end",
+            "y;z\n" + "1,234;a\n" * 20_000 + "1,234.5;a\n",
+            values=(1234,) * 20_000 + (1234.5,),
+            told="';' between columns, ',' for thousands",
+        ),
+        text(
+            "1,234 between semicolons, and 0.5 in another column",
+            "y;z\n1,234;0.5\n2,345;1\n",
+            values=(1234, 2345),
+            told="';' between columns, ',' for thousands",
+        ),
+        text(
+            "1,234 beside blanks that group digits",
+            "x|y\n1 234|1,234\n2 345|2,345\n",
+            values=(1.234, 2.345),
+            told="'|' between columns, ',' decimal, thousands apart",
+        ),
+        text(
+            "1,234 of which nothing groups digits",
+            rows(THOUSANDTHS_COMMA, separator="|"),
+            values=THOUSANDTHS,
+            options={"thousands": "none"},
+            told="'|' between columns, ',' decimal",
+        ),
         text("tabs", rows(NUMBERS, separator="\t"), name="t.tsv", **plain, told="tabs between columns"),
         text("bars", rows(NUMBERS, separator="|"), **plain, told="'|' between columns"),
         text("decimal commas in quotes", rows(quoted(comma(NUMBERS))), **plain, told="',' decimal"),
@@ -280,10 +342,46 @@ def clean() -> list[Odd]:
 def refused() -> list[Odd]:
     """Files that are refused."""
     return [
+        *(
+            text(
+                f"1,234 and no more between {name}",
+                rows(
+                    quoted(THOUSANDTHS_COMMA) if separator == "," else THOUSANDTHS_COMMA, separator=separator
+                ),
+                words=r"'1,234', which is 1\.234 or 1234, and nothing.*decimal='comma'.*decimal='point'",
+            )
+            for name, separator in (("tabs", "\t"), ("bars", "|"), ("commas, in quotes", ","))
+        ),
         text(
-            "1,234 and no more",
-            rows(("1,234", "2,345", "3,456", "4,567"), separator=";"),
-            words=r"'1,234', which is 1\.234 or 1234.*decimal='comma'.*decimal='point'",
+            "1,234 beside a whole number below a thousand",
+            rows(("870", "1,234", "12,345", "0"), GERMAN_DAYS, separator=";"),
+            words=r"'1,234', which is 1\.234 or 1234, and ';' between columns speaks for 1\.234, the whole number "
+            r"'870' in the same column for 1234\. .*decimal='comma'.*decimal='point'",
+        ),
+        text(
+            "1,234 beside dates with the month first",
+            rows(THOUSANDTHS_COMMA, ("01/28/2024", "01/29/2024", "01/30/2024", "01/31/2024"), separator=";"),
+            words=r"'1,234', which is 1\.234 or 1234, and .* the date '01/28/2024' with the month first for 1234",
+        ),
+        text(
+            "whole numbers between semicolons, and 1,234 far below",
+            "y;z\n" + "1;2\n" * 20_000 + "1,234;2\n",
+            words=r"'1,234', which is 1\.234 or 1234",
+        ),
+        text(
+            "1.234 and German dates",
+            rows(("9.052", "2.345", "3.456", "4.567"), GERMAN_DAYS, separator=";"),
+            words=r"'9\.052', which is 9\.052 or 9052.*decimal='point'.*decimal='comma'",
+        ),
+        text(
+            "1,234 and 1.234 beside blanks that group digits",
+            "x;y;z\n1 234;1,234;1.234\n2 345;2,345;2.345\n",
+            words=r"'1,234', which is 1\.234 or 1234|'1\.234', which is 1\.234 or 1234",
+        ),
+        text(
+            "1,234 and a sign of percent",
+            rows(("1,234 %", "2,345 %", "3,456 %", "4,567 %"), separator=";"),
+            words=r"holds '1,234 %' in data row 1, which is no number",
         ),
         text(
             "1.234 and no more",

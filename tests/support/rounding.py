@@ -7,7 +7,7 @@ import math
 _STEPS = 4
 
 
-def allowed(precision: str, roundings: int, terms: int) -> float:
+def allowed(precision: str, roundings: int, terms: int, cuts: int = 0) -> float:
     """The root mean square of the error of a result, as a share of that of the result.
 
     An error of rounding spreads evenly over one step of the number type, so its root mean square is the largest one
@@ -15,11 +15,16 @@ def allowed(precision: str, roundings: int, terms: int) -> float:
     same share of the sum. Nor have those of one layer and the next, or of one step and the next, so their squares add
     up; activations have slopes up to 1 and make none larger.
 
+    A number that is cut off, toward zero, rather than rounded is on average half a step too small besides. These errors
+    have a common sign, so they add up themselves over layers and steps, not their squares.
+
     Args:
         precision: "float32", "bfloat16" or "int8", of the factors of products.
         roundings: How often a number is rounded on its way through the layers, within one step: twice for a product,
             whose factors both are. For float32 the sums.
         terms: The most numbers in one sum.
+        cuts: How many of those roundings, one after the other, cut off. Two terms of a sum that both do are one: the
+            sum is as much too small as they are.
     """
     largest = {
         # A sum of n numbers is rounded n times, each time by up to 2^-24 of what it is then.
@@ -29,4 +34,4 @@ def allowed(precision: str, roundings: int, terms: int) -> float:
         # 127 steps reach the largest of a column or row, which for n normal numbers is below sqrt(2 ln n) of them.
         "int8": math.sqrt(2 * math.log(terms)) / 254,
     }
-    return math.sqrt(roundings * _STEPS / 3) * largest[precision]
+    return math.sqrt(roundings * _STEPS / 3 + (cuts * _STEPS) ** 2) * largest[precision]

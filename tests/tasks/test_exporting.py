@@ -118,7 +118,18 @@ def test_int8_export_is_smaller_and_near(tmp_path):
     small = cellerate.export(model, tmp_path / "m.onnx", precision="int8")
     assert (tmp_path / "m.onnx").stat().st_size < 0.4 * size
     assert whole.error < 1e-5 < small.error < 0.05
+    assert whole.largest_pair is None
+    assert 255 * 127 < small.largest_pair < 2**15
     assert {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node} >= {"DynamicQuantizeLSTM"}
+
+
+def test_int8_weights_that_some_processors_multiply_wrongly_are_not_kept(tmp_path, monkeypatch):
+    (tmp_path / "m.onnx").write_bytes(b"older")
+    # Whole 8 bits, as they are exact on processors with VNNI alone.
+    monkeypatch.setattr("cellerate.exports.onnx_int8._LARGEST_SUM", 254)
+    with pytest.raises(ModelError, match=r"processors without VNNI hold 32767 at most\. Nothing was written"):
+        cellerate.export(text_model(), tmp_path / "m.onnx", precision="int8")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
 
 
 def test_float16_litert_model_is_half_as_large_and_near(tmp_path):

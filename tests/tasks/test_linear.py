@@ -4,7 +4,7 @@ import pytest
 from cellerate.data.series import SeriesData
 from cellerate.tasks import linear
 from cellerate.tasks.baselines import Baselines
-from cellerate.tasks.linear import fit_linear
+from cellerate.tasks.linear import fit_linear, shares_map
 
 W, H = 5, 3
 
@@ -98,10 +98,50 @@ def test_series_that_never_changes_is_forecast_as_it_is():
 def test_fit_that_would_take_too_much_memory_is_left_out_and_said_so(monkeypatch):
     part = series(noise(40), ((0, 40, ""),)).whole()
     assert Baselines.fit(part, W, H, None).linear is not None
-    monkeypatch.setattr(linear, "_MOST_NUMBERS", 2 * (W + 1) * (W + 1 + H) - 1)
+    monkeypatch.setattr(linear, "_MOST_NUMBERS", (W + 1) * (W + 1 + H) - 1)
     found = Baselines.fit(part, W, H, None)
     assert found.linear is None
     assert "memory" in found.why_not_linear
+
+
+def test_targets_that_are_too_many_for_a_map_each_share_one(monkeypatch):
+    values = noise(80)
+    part = series(values, ((0, 80, ""),)).whole()
+    scales = {"": np.array([2.0, 0.5])}
+    assert not shares_map(2, W, H)
+    monkeypatch.setattr(linear, "_MOST_NUMBERS", 2 * (W + 1) * (W + 1 + H) - 1)
+    assert shares_map(2, W, H)
+    found = Baselines.fit(part, W, H, None).linear
+    assert found.coefficients.shape == (1, W + 1, H)
+    found = fit_linear(part, W, H, scales)
+    starts = range(80 - W - H + 1)
+    cut = [
+        (values[s : s + W + H, t].astype(np.float64) - values[s + W - 1, t]) / scales[""][t]
+        for t in range(2)
+        for s in starts
+    ]
+    both = np.array(cut)
+    inputs = np.column_stack([both[:, :W], np.ones(len(both))])
+    penalty = linear._RIDGE * (both[:, :W] ** 2).sum() / W + 1e-12
+    expected = np.linalg.solve(inputs.T @ inputs + np.diag([penalty] * W + [0.0]), inputs.T @ both[:, W:])
+    np.testing.assert_allclose(found.coefficients[0], expected, atol=1e-9)
+    past = values[None, :W].astype(np.float64)
+    made = found.forecast(past, scales[""][None])
+    one = past[0, :, 1]
+    wanted = one[-1] + (one - one[-1]) @ expected[:W] + expected[W] * 0.5
+    np.testing.assert_allclose(made[0, :, 1], wanted)
+
+
+def test_constant_is_in_the_units_that_were_asked_for():
+    part = series(noise(80).cumsum(axis=0) + np.arange(80)[:, None], ((0, 80, ""),)).whole()
+    scales, units = {"": np.array([2.0, 3.0])}, {"": np.array([10.0, 0.1])}
+    plain, other = fit_linear(part, W, H, scales), fit_linear(part, W, H, scales, units)
+    factor = (scales[""] / units[""])[:, None]
+    np.testing.assert_allclose(other.coefficients[:, W], plain.coefficients[:, W] * factor, rtol=1e-6)
+    past = noise(W, 3)[None].astype(np.float64)
+    np.testing.assert_allclose(
+        other.forecast(past, units[""][None]), plain.forecast(past, scales[""][None]), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rows", [W, W + H])

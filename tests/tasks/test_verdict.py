@@ -57,11 +57,20 @@ def test_model_of_several_targets_is_judged_in_standard_deviations():
     assert "MAE in standard deviations 0.4 % below" in found["sentence"]
 
 
-@pytest.mark.parametrize(("model", "baseline"), [(1.0, 1.0), (0.0, 0.0), (1.0, 0.0)])
-def test_model_that_is_no_better_is_not_called_better(model, baseline):
-    found = verdict_of(report({"mae": model}, last_value={"mae": baseline}))
+def test_model_is_not_called_better_than_a_baseline_without_errors():
+    found = verdict_of(report({"mae": 1.0}, last_value={"mae": 0.0}))
     assert found["beats_baselines"] is False
     assert "MAE not below that of last value" in found["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("model", "better"), [(2.0, False), (2.0004, False), (1.9996, True), (0.0, False)], ids=str
+)
+def test_model_that_is_as_good_as_the_best_baseline_is_called_so(model, better):
+    found = verdict_of(report({"mae": model}, last_value={"mae": round(model)}))
+    assert found["beats_baselines"] is better
+    assert found["sentence"].startswith("As good as the best baseline, last value: MAE")
+    assert "To do better, try: a longer window, more training" in found["sentence"]
 
 
 def hints(**options):

@@ -128,6 +128,11 @@ def blocking(
     return work
 
 
+def computed_at_once(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return the results of functions without arguments, computed in one compiled program."""
+    return jax.jit(lambda: [function() for function in functions])()
+
+
 @functools.cache
 def _register() -> None:
     jax.ffi.register_ffi_target(_TARGET, native.core().xla_call(), platform="cpu")

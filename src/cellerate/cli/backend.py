@@ -5,6 +5,7 @@ it even for another backend, only to ask whether an object is one of TensorFlow'
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import re
@@ -14,6 +15,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from cellerate.files import cache_dir
 from cellerate.machine.environment import select_backend
 
 # What TensorFlow's C++ side prints before its logging can be configured.
@@ -23,9 +25,12 @@ _NOTES = re.compile(
     r"|To enable the following instructions:"
     r"|INFO: Created TensorFlow Lite"
 )
+# Keras imports these where they are installed, for its wrappers, plots and frames, of which no verb uses any; and JAX
+# under other backends, too.
+_NOT_FOR_KERAS = frozenset({"IPython", "jax", "matplotlib", "pandas", "sklearn"})
 
 
-def start_backend(name: str | None, join: Callable[[str], None] = lambda _: None) -> str:
+def start_backend(name: str | None, join: Callable[[str], None] | None = None) -> str:
     """Selects the backend and imports Keras.
 
     Args:
@@ -40,27 +45,98 @@ def start_backend(name: str | None, join: Callable[[str], None] = lambda _: None
     """
     backend = select_backend(name)
     if backend != "tensorflow":
-        sys.meta_path.insert(0, _NoTensorFlow())
+        sys.meta_path.insert(0, _LeftOut(frozenset({"tensorflow"})))
     with without_notes():
-        importlib.import_module("keras")
-        join(backend)
+        with (
+            _left_out(_NOT_FOR_KERAS - {backend, *sys.modules}),
+            _one_thread_for_lapack(backend),
+            _without_collecting(),
+        ):
+            importlib.import_module("keras")
+        if join is not None:
+            join(backend)
         # TensorFlow complains about a missing GPU when it looks for devices.
         importlib.import_module(f"cellerate.bridges.{backend}").gpu_available()
+    if join is None:
+        _keep_programs(backend)
     return backend
 
 
-class _NoTensorFlow(Loader):
-    """Makes importing TensorFlow fail in this process, which saves seconds and memory if it is not the backend."""
+def _keep_programs(backend: str) -> None:
+    """Has a backend that compiles its programs keep them for the next command."""
+    if backend == "jax":
+        importlib.import_module("cellerate.bridges.jax_programs").keep_programs(cache_dir())
+
+
+class _LeftOut(Loader):
+    """Makes importing some packages fail, which saves seconds and memory.
+
+    Args:
+        names: The packages.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Takes over imports of TensorFlow; it still counts as installed, which torch asks."""
-        return ModuleSpec(name, self) if name == "tensorflow" else None
+        """Takes over imports of these packages; they still count as installed, which torch asks."""
+        return ModuleSpec(name, self) if name in self._names else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Raises the error that the importer sees."""
         raise ModuleNotFoundError(
-            "TensorFlow is left out: it is not the backend of this command", name=module.__name__
+            f"{module.__name__} is left out: this command does not need it", name=module.__name__
         )
+
+
+@contextlib.contextmanager
+def _left_out(names: frozenset[str]) -> Iterator[None]:
+    """Leaves packages out for a while; afterwards they can be imported as ever."""
+    finder = _LeftOut(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def arrow_without_pandas() -> None:
+    """Has Arrow do without pandas in this process, which it imports with the first numbers that it hands to NumPy.
+
+    It looks for pandas once, and only to recognise pandas' own values, of which tables in files have none.
+    """
+    with _left_out(frozenset({"pandas"}) - set(sys.modules)):
+        arrow = importlib.import_module("pyarrow")
+        arrow.array([0.0, None]).to_numpy(zero_copy_only=False)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Has Python not look for garbage while it imports, which makes none: a tenth of the time of importing Keras."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def _one_thread_for_lapack(backend: str) -> Iterator[None]:
+    """Gives JAX's LAPACK, which is SciPy's, one thread: on busy processors its threads mostly wait for each other.
+
+    A QR decomposition for the first weights of 256 units takes 10 ms then, in place of 60 to 1,000; its bits are the
+    same. NumPy's LAPACK is another copy, which is there by then and keeps its threads.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    if backend != "jax" or name in os.environ:
+        yield
+        return
+    importlib.import_module("numpy")
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextlib.contextmanager

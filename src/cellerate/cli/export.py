@@ -102,6 +102,8 @@ def export(
     emit(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
     emit(f"checked  {done.tried}: error {done.error:.1e}{allowed}")
+    if done.largest_pair is not None:
+        emit(f"exact    on every processor: two products add up to {done.largest_pair:,} at most, in 16 bits")
     if done.elsewhere:
         emit(f"also     {done.elsewhere}")
     if done.quality is not None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
+from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import command_to_repeat, emit, emit_json, note
 from cellerate.optimization.settings import OptimizeSettings
@@ -64,3 +65,4 @@ def optimize(
     if not quiet:
         files = "   ".join(str(output / path) for _, path in found.verdict.files)
         note(f"report: {output / 'report.html'}   files: {files}")
+        print_gains(found)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Config, Json
 from cellerate.cli.output import emit, emit_json
 from cellerate.errors import CellerateError, ConfigError
@@ -76,6 +77,7 @@ def _draw(source: Path, output: Path | None, json: bool) -> None:
     emit(one_line(sentence))
     emit(str(html))
     emit(str(markdown))
+    print_gains(run)
 
 
 def _compare(before: Path, after: Path, output: Path | None, fail_on_regression: bool, json: bool) -> None:

@@ -28,14 +28,19 @@ _INTERRUPTED = 130
 _KILLED = 131
 
 
-def start_training(backend: str | None, parallel: ProcessSettings, output: Path, quiet: bool) -> bool:
+def start_training(
+    backend: str | None, parallel: ProcessSettings, data: Sequence[str], output: Path, quiet: bool
+) -> bool:
     """Starts the backend of a training, in the group of processes that this one belongs to.
+
+    Before that it says what it is about to do, because frameworks take seconds to start.
 
     With several processes it runs this command in as many, and exits as they do.
 
     Args:
         backend: The backend, as `start_backend` takes it.
         parallel: How many processes there are to be.
+        data: What will be read.
         output: The model that will be written.
         quiet: Whether to say nothing.
 
@@ -65,6 +70,9 @@ def start_training(backend: str | None, parallel: ProcessSettings, output: Path,
         raise typer.Exit(code)
     if probing or (place is not None and place.number):
         silence()
+    if not quiet:
+        more = f" and {len(data) - 1} more" if len(data) > 1 else ""
+        note(f"training {output} on {data[0]}{more}: starting {select_backend(backend)}")
     if place is None:
         start_backend(backend)
         return False
@@ -149,7 +157,8 @@ def finish_training(result: "TrainingResult", quiet: bool, next_steps: Sequence[
     if result.status == "time limit":
         note(f"stopped at the time limit. To go on:\n  {command_to_resume()}")
     if result.status == "stopped early":
-        note(f"stopped early: epoch {result.best_epoch} was the best.")
+        best = f"epoch {result.best_epoch}" if result.best_epoch else "the model before the first epoch"
+        note(f"stopped early: {best} was the best.")
     note(f"model: {result.output}   history: {result.folder}/history.csv")
     note("next:\n" + "\n".join(f"  {step}" for step in next_steps))
 

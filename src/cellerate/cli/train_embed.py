@@ -63,7 +63,7 @@ def train_embed(
 
         cellerate train embed products.jsonl --field title -o titles.keras
     """
-    start_training(backend, parallel, output, quiet)
+    start_training(backend, parallel, [str(lines)], output, quiet)
     from cellerate.tasks.embed import train_on_lines
 
     run = train_on_lines(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellerate.cli.backend import arrow_without_pandas
 from cellerate.cli.figures import Rank, show_figures
 from cellerate.cli.options import (
     Backend,
@@ -86,7 +87,8 @@ def train_series(
         from cellerate.report.charts import check_chart
 
         check_chart(plot)
-    start_training(backend, parallel, output, quiet)
+    start_training(backend, parallel, paths, output, quiet)
+    arrow_without_pandas()
     from cellerate.tasks.series import train_on_series
 
     with progress_bar("reading rows", quiet) as reading:

@@ -93,7 +93,7 @@ def train_text(
         training = dataclasses.replace(training, **{k: v for k, v in chosen.items() if k not in sizes})
         if not quiet:
             note(preset_sentence(preset, chosen))
-    several = start_training(backend, parallel, output, quiet)
+    several = start_training(backend, parallel, paths, output, quiet)
     from cellerate.kernels.decoder.sampling import SamplingRules
     from cellerate.tasks.generating import generate_text
     from cellerate.tasks.text import TextModel, load_text_model, train_on_text

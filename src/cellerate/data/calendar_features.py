@@ -6,16 +6,14 @@ while training, and stand in the model's record from then on.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
+from cellerate.data.calendar_parts import PARTS, check_calendar
 from cellerate.data.time_zones import to_local
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.machine.environment import require
-
-CalendarPart = Literal["hour", "weekday", "day", "month", "holiday"]
-PARTS: tuple[str, ...] = get_args(CalendarPart)
 
 _YEARS_AHEAD = 10
 _MOST_HOLIDAYS = 100_000
@@ -141,23 +139,6 @@ class Calendar:
             except (LookupError, TypeError, ValueError) as error:
                 raise ModelError(damaged) from error
         return cls(tuple(parts), holidays)
-
-
-def check_calendar(parts: Sequence[str], country: str | None) -> None:
-    """Raises `ConfigError` if the parts of a calendar and the country for its holidays do not fit together."""
-    if isinstance(parts, str):
-        raise ConfigError(f"calendar is {parts!r}; expected a list, such as ['hour', 'weekday'].")
-    for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"calendar may hold {', '.join(PARTS)}; got {part!r}.")
-    if len(set(parts)) < len(parts):
-        raise ConfigError(f"calendar names a part twice: {', '.join(parts)}.")
-    if "holiday" in parts and not country:
-        raise ConfigError(
-            "calendar holds 'holiday', but holidays names no country: give its code, such as 'DE' or 'US'."
-        )
-    if country and "holiday" not in parts:
-        raise ConfigError(f"holidays is {country!r}, but calendar does not hold 'holiday': add it.")
 
 
 def make_calendar(

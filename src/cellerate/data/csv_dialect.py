@@ -1,7 +1,7 @@
 """Finds out how a CSV file is written: encoding, separator, marks in numbers, and whether it has a header.
 
 All of it is found in the beginning of the file, told, and can be given instead (`TableOptions`). Where two readings
-fit and differ, the file is refused with both.
+fit and differ, the file is refused with both; only commas in numbers beside semicolons are decimal commas.
 """
 
 import csv
@@ -54,7 +54,8 @@ class Dialect:
         newlines: Whether quoted values hold line ends.
         open_marks: Whether nothing in the sample says what "." and "," mean, so that values have to.
         numbers: Columns that hold numbers in the sample.
-        unclear: The column, a value and what to choose from if nothing in the file says how to read it.
+        unclear: The column, a value and why it is unclear, if the file does not say how to read it.
+        by_separator: Whether it is the separator alone that says what the decimal mark is.
     """
 
     encoding: str
@@ -67,7 +68,8 @@ class Dialect:
     newlines: bool = False
     open_marks: bool = False
     numbers: tuple[str, ...] = ()
-    unclear: tuple[str, str] | None = None
+    unclear: tuple[str, str, str] | None = None
+    by_separator: bool = False
 
     @property
     def in_words(self) -> str:
@@ -79,7 +81,9 @@ class Dialect:
             mark = "tabs" if self.separator == "\t" else repr(self.separator)
             words.append(f"{mark} between columns")
         if self.decimal != ".":
-            words.append("',' decimal")
+            words.append(
+                "',' decimal" + self.by_separator * " (the separator decides, or the option decimal)"
+            )
         if self.thousands:
             words.append("thousands apart" if self.thousands == " " else f"{self.thousands!r} for thousands")
         if not self.header:
@@ -132,7 +136,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
         marks.add(name, values)
     if options.decimal is None and not marks.settled(separator):
         _look_further(path, encoding, separator, len(places), marks)
-    decimal, thousands, unclear = _marks(path, options, separator, marks)
+    decimal, thousands, unclear, by_separator = _marks(path, options, separator, marks)
     header = _has_header(path, options, rows, decimal, thousands, alone=len(rows) == 1)
     columns = rows[0] if header else list(names) if names is not None else places
     if not header and len(columns) != len(places):
@@ -153,18 +157,27 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
             for name, values in body.items()
             if values and all(is_number(value, decimal, thousands) for value in values)
         ),
-        None if unclear is None else (columns[int(unclear[0])], unclear[1]),
+        None if unclear is None else (columns[int(unclear[0])], *unclear[1:]),
+        by_separator,
     )
 
 
-def unclear_number(path: Path, column: str, value: str) -> DataError:
-    """The error of a value that can be read in two ways, neither of which anything in the file speaks for."""
+def unclear_number(path: Path, column: str, value: str, why: str = "") -> DataError:
+    """The error of a value that can be read in two ways.
+
+    Args:
+        path: The file.
+        column: The column.
+        value: The value.
+        why: What speaks for one reading and what for the other; "" if nothing in the file says which it is.
+    """
     mark = "," if "," in value else "."
     other = "." if mark == "," else ","
     decimals, grouped = readings(value)
     return DataError(
-        f"{path}: column {column!r} holds {value!r}, which is {decimals} or {grouped}, and nothing in the file says "
-        f"which. For {decimals} give decimal={WORDS[mark]!r}, for {grouped} give decimal={WORDS[other]!r}."
+        f"{path}: column {column!r} holds {value!r}, which is {decimals} or {grouped}, and "
+        f"{why or 'nothing in the file says which'}. For {decimals} give decimal={WORDS[mark]!r}, for {grouped} give "
+        f"decimal={WORDS[other]!r}."
     )
 
 
@@ -296,40 +309,50 @@ def _look_further(path: Path, encoding: str, separator: str, width: int, marks: 
 
 def _marks(
     path: Path, options: TableOptions, separator: str, marks: Marks
-) -> tuple[str, str, tuple[str, str] | None]:
-    """The decimal mark, that of groups, and what cannot be told."""
-    given, groups = options.decimal, options.thousands
+) -> tuple[str, str, tuple[str, str, str] | None, bool]:
+    """The decimal mark, that of groups, what the file does not say, and whether the separator alone decided."""
+    groups = options.thousands
     decimals, thousands = marks.of("decimal"), marks.of("thousands")
     spaced = next((mark for mark in thousands if mark in " '"), "")
     points = [mark for mark in thousands if mark in ".,"]
-    unclear = None
-    if given is not None:
-        decimal = given
+    decimal, unclear, by_separator = ".", None, False
+    if options.decimal is not None:
+        decimal = options.decimal
     elif groups in (".", ","):
         decimal = "," if groups == "." else "."
-    else:
-        both = len(decimals) > 1 or len(points) > 1 or bool(set(decimals) & set(points))
-        if both:
-            found = sorted(set(marks.seen.values()), key=lambda one: (int(one[0]), one[1]))
-            shown = " and ".join(f"{value!r} in column {int(place) + 1}" for place, value in found[:3])
-            raise DataError(
-                f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='point' or "
-                "decimal='comma'); then values that do not fit are refused by their row."
-            )
-        if decimals:
-            decimal = decimals[0]
-        elif points:
-            decimal = "," if points[0] == "." else "."
-        elif not marks.settled(separator):
-            decimal, unclear = ".", next(iter(marks.either.values()))
-        else:
-            decimal = "."
+    elif len(decimals) > 1 or len(points) > 1 or set(decimals) & set(points):
+        found = sorted(set(marks.seen.values()), key=lambda one: (int(one[0]), one[1]))
+        shown = " and ".join(f"{value!r} in column {int(place) + 1}" for place, value in found[:3])
+        raise DataError(
+            f"{path} writes numbers in two ways: {shown}. Say what '.' and ',' mean (decimal='point' or "
+            "decimal='comma'); then values that do not fit are refused by their row."
+        )
+    elif decimals:
+        decimal = decimals[0]
+    elif points:
+        decimal = "," if points[0] == "." else "."
+    elif len(marks.either) == 1 and (spaced or groups is not None):
+        decimal = next(iter(marks.either))
+    elif not marks.settled(separator):
+        unclear = _unclear(separator, marks, spaced)
+        decimal, by_separator = (".", False) if unclear else (",", True)
     if groups is not None:
-        return decimal, groups, unclear
+        return decimal, groups, unclear, by_separator
     other = "," if decimal == "." else "."
-    if other in points or (other in marks.either and unclear is None and decimal != other):
-        return decimal, other, unclear
-    return decimal, spaced, unclear
+    if other in points or (other in marks.either and unclear is None):
+        return decimal, other, unclear, by_separator
+    return decimal, spaced, unclear, by_separator
+
+
+def _unclear(separator: str, marks: Marks, spaced: str) -> tuple[str, str, str] | None:
+    """A value that the file does not say how to read, its column and why; None if the comma is decimal by `;`."""
+    if separator != ";" or "," not in marks.either or spaced:
+        return (*next(iter(marks.either.values())), "")
+    if (against := marks.contradiction()) is None:
+        return None
+    column, value, reason = against
+    decimals, grouped = readings(value)
+    return column, value, f"';' between columns speaks for {decimals}, {reason} for {grouped}"
 
 
 def _has_header(

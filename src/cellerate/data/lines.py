@@ -25,7 +25,7 @@ Padding = Literal["right", "left"]
 PAD, BOS, EOS, UNK = range(4)
 _FIRST_CHARACTER = 4
 _BOUND_POINTS = (0.25, 0.5, 0.75, 0.9, 1.0)
-_BOUND_MULTIPLE = 8
+BOUND_MULTIPLE = 8
 _LINES_PER_BLOCK = 1 << 16
 
 
@@ -298,7 +298,7 @@ class _EncodedLines:
     def buckets(self, batch_size: int) -> tuple[tuple[int, ...], list[np.ndarray]]:
         """The bounds, ascending, and the numbers of each bucket's lines; the module docstring has the rule."""
         points = np.quantile(self._lengths, _BOUND_POINTS, method="higher")
-        rounded = -(-np.maximum(points, 1) // _BOUND_MULTIPLE) * _BOUND_MULTIPLE
+        rounded = -(-np.maximum(points, 1) // BOUND_MULTIPLE) * BOUND_MULTIPLE
         candidates = np.unique(np.minimum(rounded, self._max_length)).astype(np.int64)
         kept: list[int] = []
         below = 0

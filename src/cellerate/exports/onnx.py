@@ -4,7 +4,6 @@ The graph has true `LSTM` nodes, any number of rows and, where the model has it,
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from cellerate.errors import ModelError
-from cellerate.exports.onnx_graph import OnnxGraph, value_info
+from cellerate.exports.onnx_graph import RUNTIMES_OWN, OnnxGraph, value_info
 from cellerate.exports.onnx_lstm import LstmValues, add_lstm
 from cellerate.exports.onnx_operations import Given, add_operation
 from cellerate.exports.trials import Arrays
@@ -29,7 +28,10 @@ _MOST_BYTES = 2**31 - 1
 
 
 def onnx_model(
-    program: Program, sizes: Mapping[str, Sequence[int | None]], metadata: Mapping[str, Any]
+    program: Program,
+    sizes: Mapping[str, Sequence[int | None]],
+    metadata: Mapping[str, Any],
+    precision: str = "float32",
 ) -> onnx.ModelProto:
     """A program as ONNX.
 
@@ -37,6 +39,8 @@ def onnx_model(
         program: What to write.
         sizes: The shape of each output, with None where it depends on the input.
         metadata: Plain JSON, for the file's own metadata, under "cellerate".
+        precision: "float32", or "int8": weights of LSTMs and products in 8 bits, one scale a column, and their inputs
+            rounded to 8 bits as they come, by operators of ONNX Runtime.
 
     Returns:
         The model; its inputs and outputs have the names and types of the program's.
@@ -44,7 +48,7 @@ def onnx_model(
     Raises:
         ModelError: ONNX cannot hold it: an LSTM has an activation that ONNX's has not, or it has more than 2 GB.
     """
-    graph = OnnxGraph()
+    graph = OnnxGraph(precision)
     values: dict[int, str] = {}
     lstms: dict[int, LstmValues] = {}
     axes: dict[int, int] = {}
@@ -73,9 +77,12 @@ def onnx_model(
         graph.output(values[number], name)
         named = (f"{name} {axis}" if size is None else size for axis, size in enumerate(sizes[name]))
         outputs.append(value_info(name, _TYPES[types[number]], ("batch", *tuple(named)[1:])))
+    opsets = [helper.make_opsetid("", _OPSET)]
+    if graph.narrow:
+        opsets.append(helper.make_opsetid(RUNTIMES_OWN, 1))
     model = helper.make_model(
         helper.make_graph(graph.nodes, "cellerate", inputs, outputs, graph.constants),
-        opset_imports=[helper.make_opsetid("", _OPSET)],
+        opset_imports=opsets,
         ir_version=_IR_VERSION,
         producer_name="cellerate",
     )
@@ -107,22 +114,6 @@ class OnnxRuntime:
         names = [output.name for output in self._session.get_outputs()]
         results = self._session.run(names, dict(inputs))
         return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-
-
-def quantise(path: Path) -> None:
-    """Rounds the weights of LSTMs and products in a file to 8 bits, one scale a column, as ONNX Runtime does it."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    root = logging.getLogger()
-    level = root.level
-    # It advises to optimise the graph first, which ONNX Runtime does itself when it loads it.
-    root.setLevel(logging.ERROR)
-    try:
-        quantize_dynamic(
-            path, path, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["LSTM", "MatMul"]
-        )
-    finally:
-        root.setLevel(level)
 
 
 def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:

@@ -6,6 +6,10 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from cellerate.exports.onnx_int8 import rounded
+
+RUNTIMES_OWN = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
 """Where a Slice ends that takes all there is, forwards and backwards."""
 
@@ -13,12 +17,17 @@ TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
 class OnnxGraph:
     """Nodes and constants in the order in which they were added; values are named by strings.
 
+    Args:
+        precision: The precision of the weights of products and LSTMs: "float32" or "int8".
+
     Attributes:
+        narrow: Whether those weights have 8 bits.
         nodes: The nodes.
         constants: The constants.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = "float32") -> None:
+        self.narrow = precision == "int8"
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._names: dict[Any, str] = {}
@@ -48,6 +57,39 @@ class OnnxGraph:
             self._kept.append(array)
             self._names[key] = self._constant(array if form is None else np.ascontiguousarray(form(array)))
         return self._names[key]
+
+    def columns(
+        self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> tuple[str, str, str]:
+        """A matrix (..., K, N) in 8 bits.
+
+        Args:
+            array: The matrix.
+            form: Another form of it, if need be.
+
+        Returns:
+            The names of its values, of the scales (..., N) of its columns, and of their zero points, all 0.
+        """
+        keys = (id(array), form, "values"), (id(array), form, "scales")
+        made = array if form is None else form(array)
+        if keys[0] not in self._names:
+            self._kept.append(array)
+            for key, each in zip(keys, rounded(made), strict=True):
+                self._names[key] = self._constant(each)
+        zeros = self._small(np.zeros_like(made[..., 0, :], np.int8))
+        return self._names[keys[0]], self._names[keys[1]], zeros
+
+    def product(
+        self, x: str, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> str:
+        """A value times a matrix, which may be in another form."""
+        if not self.narrow:
+            return str(self.add("MatMul", x, self.weight(array, form)))
+        columns, scales, _ = self.columns(array, form)
+        # The four nodes that ONNX Runtime computes as one.
+        values, scale, zero = self.add("DynamicQuantizeLinear", x, outputs=3)
+        sums = self.cast(self.add("MatMulInteger", values, columns, zero), TensorProto.FLOAT)
+        return str(self.add("Mul", sums, self.add("Mul", scale, scales)))
 
     def number(self, value: float | bool, dtype: type = np.float32) -> str:
         """The name of a single number."""

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from cellerate.errors import ModelError
-from cellerate.exports.onnx_graph import OnnxGraph
+from cellerate.exports.onnx_graph import RUNTIMES_OWN, OnnxGraph
 from cellerate.program import Node
 
 # ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta.
@@ -144,7 +144,7 @@ def _node(
     graph: OnnxGraph, node: Node, x: str, given: dict[str, str], *, lengths: str = "", reverse: bool = False
 ) -> tuple[str, str, str]:
     """The outputs (B, T, H) in the order of the input, h and c (B, H)."""
-    kernel, recurrent, bias = (_weight(graph, node, name) for name in ("kernel", "recurrent_kernel", "bias"))
+    bias = graph.weight(node.arrays["bias"], _bias) if "bias" in node.arrays else ""
     ahead = graph.sizes(0)
     states = [graph.add("Unsqueeze", given[name], ahead) if name in given else "" for name in ("h0", "c0")]
     attributes: dict[str, Any] = {}
@@ -158,10 +158,22 @@ def _node(
     for place, attribute in enumerate(("activation_alpha", "activation_beta")):
         if numbers := [own[place] for _, own in used if len(own) > place]:
             attributes[attribute] = numbers
+    op, scales = "LSTM", []
+    if graph.narrow:
+        op, attributes["domain"] = "DynamicQuantizeLSTM", RUNTIMES_OWN
+        (kernel, *of_kernel), (recurrent, *of_recurrent) = (
+            graph.columns(node.arrays[name], _columns) for name in ("kernel", "recurrent_kernel")
+        )
+        no_peepholes = ""
+        scales = [no_peepholes, *of_kernel, *of_recurrent]
+    else:
+        kernel, recurrent = (
+            graph.weight(node.arrays[name], _gates) for name in ("kernel", "recurrent_kernel")
+        )
     y, h, c = graph.add(
-        "LSTM",
+        op,
         graph.add("Transpose", x, perm=[1, 0, 2]),
-        *(kernel, recurrent, bias, lengths, *states),
+        *(kernel, recurrent, bias, lengths, *states, *scales),
         outputs=3,
         hidden_size=node.arrays["recurrent_kernel"].shape[0],
         direction="reverse" if reverse else "forward",
@@ -180,16 +192,15 @@ def _activation(node: Node, name: str) -> tuple[str, tuple[float, ...]]:
     return _ACTIVATIONS[name]
 
 
-def _weight(graph: OnnxGraph, node: Node, name: str) -> str:
-    if name not in node.arrays:
-        return ""
-    return graph.weight(node.arrays[name], _bias if name == "bias" else _gates)
+def _columns(array: np.ndarray) -> np.ndarray:
+    """(1, K, 4H) in ONNX's order, of (K, 4H) in Keras's."""
+    i, f, c, o = np.split(array, 4, axis=-1)
+    return np.concatenate([i, o, f, c], axis=-1)[np.newaxis]
 
 
 def _gates(array: np.ndarray) -> np.ndarray:
-    """(1, 4H, K) in ONNX's order, of (K, 4H) in Keras's."""
-    i, f, c, o = np.split(array, 4, axis=-1)
-    return np.concatenate([i, o, f, c], axis=-1).T[np.newaxis]
+    """(1, 4H, K) in ONNX's order, of (K, 4H) in Keras's; of a bias (1, 4H)."""
+    return np.swapaxes(_columns(array), 1, -1)
 
 
 def _bias(array: np.ndarray) -> np.ndarray:

@@ -114,17 +114,17 @@ _ACTIVATIONS: Mapping[str, Callable[[OnnxGraph, str], str]] = {
 
 
 def _dense(graph: OnnxGraph, node: Node, given: Given) -> str:
-    y = graph.add("MatMul", given.values["x"], graph.weight(node.arrays["kernel"]))
+    y = graph.product(given.values["x"], node.arrays["kernel"])
     if "bias" in node.arrays:
         y = graph.add("Add", y, graph.weight(node.arrays["bias"]))
     return activate(graph, str(node.options["activation"]), y)
 
 
 def _unembedding(graph: OnnxGraph, node: Node, given: Given) -> str:
-    logits = graph.add("MatMul", given.values["x"], graph.weight(node.arrays["embeddings"], np.transpose))
+    logits = graph.product(given.values["x"], node.arrays["embeddings"], np.transpose)
     soft_cap: Any = node.options["soft_cap"]
     if soft_cap is None:
-        return str(logits)
+        return logits
     cap = graph.number(soft_cap)
     return str(graph.add("Mul", graph.add("Tanh", graph.add("Div", logits, cap)), cap))
 

@@ -78,12 +78,41 @@ def dense(call: ProgramCall) -> ProgramValue:
 
 
 def einsum_dense(call: ProgramCall) -> ProgramValue:
-    """An EinsumDense that is a Dense."""
+    """An EinsumDense that is a Dense, or one Dense for each place on an axis."""
     equation, bias_axes = call.layer.equation, call.layer.bias_axes
     found = re.fullmatch(r"(\.\.\.|[A-Za-z]+)([A-Za-z]),\2([A-Za-z])->\1\3", equation)
-    if found is None or found[3] in found[1] + found[2] or bias_axes not in (None, found[3]):
-        raise Refused(f"computes {equation!r} with bias_axes={bias_axes!r}, which is no dense", "Use Dense.")
-    return dense(call)
+    if found is not None and found[3] not in found[1] + found[2] and bias_axes in (None, found[3]):
+        return dense(call)
+    found = re.fullmatch(r"([A-Za-z])([A-Za-z])([A-Za-z]),\2\3([A-Za-z])->\1\2\4", equation)
+    if found is not None and len(set(found.groups())) == 4 and bias_axes in (None, found[2] + found[4]):
+        return _dense_each(call)
+    raise Refused(f"computes {equation!r} with bias_axes={bias_axes!r}, which is no dense", "Use Dense.")
+
+
+def _dense_each(call: ProgramCall) -> ProgramValue:
+    """(B, N, K) → (B, N, M), with a kernel of its own at each of the N places."""
+    layer = call.layer
+    if layer.lora_enabled:
+        raise Refused("has a low-rank update", "Merge it into the kernel first.")
+    places, inner, outer = layer.kernel.shape
+    activation = known_activation(layer.activation)
+    made = []
+    for place in range(places):
+        row = call.add("take", indices=(place,), axis=1)
+        flat = call.add("reshape", {"x": row}, shape=(inner,))
+        arrays = {}
+        for name in ("kernel", "bias"):
+            variable = getattr(layer, name)
+            if variable is not None:
+                make = functools.partial(_place_of, variable, place)
+                arrays[name] = call.nodes.array(layer, f"{name} {place}", make, Weight(variable, part=place))
+        made.append(call.add("dense", {"x": flat}, arrays, activation=activation))
+    joined = call.add("concatenate", numbered(made), axis=1)
+    return call.add("reshape", {"x": joined}, shape=(places, outer))
+
+
+def _place_of(variable: Any, place: int) -> np.ndarray:
+    return numpy(variable)[place]
 
 
 def _merged(call: ProgramCall, name: str) -> np.ndarray:

@@ -88,15 +88,22 @@ class Weight:
         variable: The Keras variable.
         transposed: Whether its axes are swapped relative to the array.
         update: One half of the low-rank update that is merged into the array; None if there is none.
+        part: The place on the first axis of the variable that the array is of; None if it is all of it.
     """
 
     variable: Any
     transposed: bool = False
     update: Any | None = None
+    part: int | None = None
 
     def assign(self, values: np.ndarray) -> None:
         """Gives the model other values, in the shape of the array; a low-rank update becomes zero."""
-        self.variable.assign(values.T if self.transposed else values)
+        values = values.T if self.transposed else values
+        if self.part is not None:
+            whole = np.array(numpy(self.variable))
+            whole[self.part] = values
+            values = whole
+        self.variable.assign(values)
         if self.update is not None:
             self.update.assign(np.zeros(self.update.shape, "float32"))
 

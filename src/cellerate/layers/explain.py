@@ -200,7 +200,7 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
     elif runs and ours is not None:
-        met = [*table.kernels_of(layer).fit_conditions(layer, ours), *_call_conditions(layer, found.mask)]
+        met = [*table.kernels_of(layer).fit_conditions(layer, ours), *_call_conditions(layer, found, ours)]
         yield report(ours, [*met, *_cudnn_condition(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
@@ -213,12 +213,20 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         yield report("cudnn" if in_cudnn else kernel, met)
 
 
-def _call_conditions(layer: layers.RNN, mask: str | None) -> list[Condition]:
+def _call_conditions(layer: layers.RNN, found: TimeLayer, ours: str) -> list[Condition]:
     """The conditions under which single calls of an accelerated layer run on Keras's code."""
-    if not layer.unroll or mask is None:
-        return []
-    fix = "unroll=False: the kernels need no unrolling"
-    return [Condition("unroll", None if mask == UNKNOWN else False, f"unroll=True, mask from {mask}", fix)]
+    met = []
+    if layer.unroll and found.mask is not None:
+        fix, holds = "unroll=False: the kernels need no unrolling", None if found.mask == UNKNOWN else False
+        met.append(Condition("unroll", holds, f"unroll=True, mask from {found.mask}", fix))
+    reason = fused.too_short(layer, found.steps)
+    if reason is not None and ours == "cellerate-cpu" and not is_strict(layer):
+        met.append(
+            Condition(
+                "time steps", False, reason, f'accelerate(model, "{ours}") takes the kernels', matters=False
+            )
+        )
+    return met
 
 
 def _cudnn_condition(layer: layers.RNN, mask: str | None, here: Platform) -> list[Condition]:

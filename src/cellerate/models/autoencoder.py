@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from cellerate.errors import ModelError
+from cellerate.keras_graph.initial_weights import at_once
 from cellerate.models.text import (
     check_fraction,
     check_policy,
@@ -21,6 +22,7 @@ from cellerate.models.text import (
 )
 
 
+@at_once
 def build_autoencoder(
     vocabulary_size: int,
     *,

@@ -10,7 +10,8 @@ import keras
 from keras import ops
 
 from cellerate.errors import ConfigError
-from cellerate.models.losses import check_quantiles
+from cellerate.keras_graph.initial_weights import at_once
+from cellerate.models.losses import check_quantiles, middle_place
 from cellerate.models.text import (
     check_fraction,
     check_policy,
@@ -25,6 +26,7 @@ from cellerate.models.text import (
 _STEP_UNITS = 32  # of the small head that sees what is known of a step in advance
 
 
+@at_once
 def build_forecast_model(
     window: int,
     features: int,
@@ -40,6 +42,7 @@ def build_forecast_model(
     quantiles: Sequence[float] | None = None,
     residual: bool = True,
     linear: bool = True,
+    shared_linear: bool = False,
     absolute: Sequence[int] = (),
     future: int = 0,
     series: int = 0,
@@ -69,9 +72,10 @@ def build_forecast_model(
             have it; Cellerate's do.
         quantiles: None for a point forecast, or Q ascending numbers in (0, 1).
         residual: Whether to read and predict the difference from the last observed values.
-        linear: With `residual`, whether to add a linear map of each target's differences in the window, the same for
-            all targets. It starts at zero. Alone it is NLinear (Zeng et al. 2023, "Are Transformers Effective for Time
-            Series Forecasting?"), which no LSTM should lose to.
+        linear: With `residual`, whether to add a linear map of each target's differences in the window. Alone it is
+            NLinear (Zeng et al. 2023, "Are Transformers Effective for Time Series Forecasting?"), which no LSTM should
+            lose to. It starts at zero; `tasks.linear_start` gives it the least squares solution.
+        shared_linear: Whether all targets have the same linear map; otherwise each has its own.
         absolute: The positions of input columns that are read as they are all the same, because their level means
             something: the hour, a price that is known in advance.
         future: K, the number of values that are known in advance of each step to predict; the model then has an
@@ -133,7 +137,7 @@ def build_forecast_model(
     output = _head(x, horizon, targets, 1, seeds, steps, name="center", kernel="zeros" if residual else None)
     if residual:
         if linear:
-            linearly = _linear(past, last, columns, features, horizon, seeds)
+            linearly = _linear(past, last, columns, features, horizon, seeds, shared=shared_linear)
             output = keras.layers.Add(dtype="float32", name="with_linear")([output, linearly])
         if columns != list(range(features)):
             last = ops.take(last, columns, axis=-1)
@@ -169,15 +173,27 @@ def _less_last(past: Any, last: Any, chosen: Sequence[bool]) -> Any:
 
 
 def _linear(
-    past: Any, last: Any, columns: Sequence[int], features: int, horizon: int, seeds: Iterator[int | None]
+    past: Any,
+    last: Any,
+    columns: Sequence[int],
+    features: int,
+    horizon: int,
+    seeds: Iterator[int | None],
+    *,
+    shared: bool,
 ) -> Any:
-    """(B, window, F) and its last step (B, 1, F) → (B, horizon, targets, 1) in one linear map of each target."""
+    """(B, window, F) and its last step (B, 1, F) → (B, horizon, targets, 1) in a linear map of each target."""
     change = keras.layers.Subtract(dtype="float32", name="change")([past, last])
     if list(columns) != list(range(features)):
         change = ops.take(change, columns, axis=-1)
     by_target = keras.layers.Permute((2, 1), dtype="float32", name="change_by_target")(change)
-    made = seeded_dense(horizon, seeds, name="linear", kernel_initializer="zeros", dtype="float32")(by_target)
-    ahead = keras.layers.Permute((2, 1), dtype="float32", name="linear_steps")(made)
+    settings: dict[str, Any] = {"name": "linear", "kernel_initializer": "zeros", "dtype": "float32"}
+    if shared or len(columns) == 1:
+        layer = seeded_dense(horizon, seeds, **settings)
+    else:
+        shape = (len(columns), horizon)
+        layer = keras.layers.EinsumDense("btw,twh->bth", shape, bias_axes="th", **settings)
+    ahead = keras.layers.Permute((2, 1), dtype="float32", name="linear_steps")(layer(by_target))
     return keras.layers.Reshape((horizon, len(columns), 1), dtype="float32", name="linear_forecast")(ahead)
 
 
@@ -245,7 +261,7 @@ def _spread(
     steps: Any = None,
 ) -> Any:
     """Adds the other quantiles below and above `center` (B, horizon, targets, 1), the one nearest to 0.5."""
-    middle = min(range(len(levels)), key=lambda index: abs(levels[index] - 0.5))
+    middle = middle_place(levels)
     parts = [center]
     below, above = middle, len(levels) - 1 - middle
     # softplus(-1) is 0.3, about the gap between the quantiles of a standardised series.

@@ -33,6 +33,11 @@ def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
     return values
 
 
+def middle_place(quantiles: Sequence[float]) -> int:
+    """The place of the quantile nearest to 0.5, which is the point forecast."""
+    return min(range(len(quantiles)), key=lambda place: abs(quantiles[place] - 0.5))
+
+
 @keras.saving.register_keras_serializable(package="cellerate")
 class QuantileLoss(keras.losses.Loss):
     """The pinball loss, averaged over the quantiles; the true conditional quantiles minimise it.

@@ -10,8 +10,10 @@ import keras
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.keras_graph.initial_weights import at_once
 
 
+@at_once
 def build_text_model(
     vocabulary_size: int,
     *,

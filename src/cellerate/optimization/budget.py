@@ -1,51 +1,80 @@
-"""Who gets how much of the time: each stage what it needs at least, and a fair share of what is over.
+"""Who gets how much of the time: the stage that is worth most for each second comes next.
 
-It is divided anew before each stage, so what one leaves goes to those that follow.
+The time is divided anew before each stage, so what one leaves goes to those that follow.
 """
 
 import math
 from collections.abc import Sequence
 
 from cellerate.format import duration
+from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context
-from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.passes.base import OptimizerPass, Quantity
+from cellerate.optimization.passes.racing import verdict_race_s
+from cellerate.optimization.settings import Objective
 from cellerate.report.record import Pass
 
-# Of the verdict: judging on the test part aside, what it takes to time each packed model and a training in turns.
-_MODEL_S = 4.0
-_TRAINING_S = 6.0
-_PROCESSES = 3
+OVERTIME = 0.1
+"""A stage may go beyond the budget by this share of it, rather than be left out."""
+# Of the verdict: what it takes to time a packed model, or the original, in turns.
+_MODEL_S = 5 * MEASURED_S
+_WANTED: dict[Objective, Quantity] = {
+    "latency": "use",
+    "throughput": "use",
+    "size": "size",
+    "training": "training",
+}
+# What a gain counts in a quantity that the objective does not name.
+_BESIDE = 0.5
 
 
 def verdict_s(context: Context) -> float:
     """The seconds to keep for the verdict, which is always reached."""
     state = context.state
-    # The original too, and one more that a stage to come may make.
-    models = 2 + sum(one.passes_gate and not one.is_control for one in state.candidates[1:])
-    return _TRAINING_S + _MODEL_S * models + _PROCESSES * state.process_s + 2 * state.judge_s
+    # The original too; a model that a stage makes adds its own.
+    models = 1 + sum(one.passes_gate and not one.is_control for one in state.candidates[1:])
+    training = verdict_race_s(context) if state.training_steps else 0.0
+    return _MODEL_S * models + state.process_s + 3 * state.judge_s + training
 
 
-def shares(context: Context, waiting: Sequence[OptimizerPass], left_s: float) -> dict[str, float]:
-    """Divides the time that is left.
+def worth(context: Context, one: OptimizerPass) -> float:
+    """Return the expected gain of a stage for each second: the logarithm of a factor, weighted by the objective."""
+    wanted = _WANTED[context.settings.objective]
+    share = 1.0 if wanted in one.improves else _BESIDE
+    return share * one.gain(context) / max(one.cost_s(context), 0.1)
 
-    If not all stages can have what they need at least, those that need least come first: so most get their turn.
+
+def fitting(context: Context, waiting: Sequence[OptimizerPass], left_s: float) -> dict[OptimizerPass, float]:
+    """Chooses the stages that there is time for, with the seconds of each.
+
+    Those that are worth most for each second come first, each behind those that it builds on. What is over after
+    all have what they need at least goes to those that can use it.
 
     Args:
         context: The context.
-        waiting: The stages to come.
+        waiting: The stages to come that are needed.
         left_s: The seconds that are left, those of the verdict among them.
 
     Returns:
-        The seconds of each stage that has time, by its name.
+        The seconds of each stage, in their order.
     """
     left_s -= verdict_s(context)
-    costs: dict[str, float] = {}
-    for one in sorted(waiting, key=lambda one: one.cost_s(context)):
-        if (cost := one.cost_s(context)) <= left_s - sum(costs.values()):
-            costs[one.name] = cost
-    weights = {one.name: one.weight(context) for one in waiting if one.name in costs}
-    spare, whole = left_s - sum(costs.values()), sum(weights.values())
-    return {name: cost + (spare * weights[name] / whole if whole else 0.0) for name, cost in costs.items()}
+    most_s = left_s + OVERTIME * context.settings.time_budget
+    chosen: dict[OptimizerPass, float] = {}
+    by_worth = sorted(waiting, key=lambda one: worth(context, one), reverse=True)
+    while True:
+        room = most_s - sum(chosen.values())
+        open_ = [one for one in by_worth if one not in chosen and one.cost_s(context) <= room]
+        names = {one.name for one in open_}
+        one = next((one for one in open_ if not names.intersection(one.after)), None)
+        if one is None:
+            break
+        chosen[one] = one.cost_s(context)
+    spare = max(0.0, left_s - sum(chosen.values()))
+    # More time for those that can use it, in parts of what they can use.
+    useful = {one: max(0.0, one.most_s(context) - cost) for one, cost in chosen.items()}
+    share = min(1.0, spare / whole) if (whole := sum(useful.values())) else 0.0
+    return {one: cost + share * useful[one] for one, cost in chosen.items()}
 
 
 def left_out(context: Context, found: Sequence[Pass], now: Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ compared is timed in turns: the speed of a machine changes while something else 
 """
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from cellerate.report.record import Speed
 
 MEASURED_S = 1.0
 """About how long to measure each figure."""
-TURNS = 3
-"""In how many turns ways to use a model take their measurements."""
-_LEAST_CALLS, _MOST_CALLS = 5, 20_000
+BRIEFLY_S = 0.2
+"""The same for a figure that only has to be about right, as what is compared is timed in turns."""
+TURNS = 6
+"""In how many turns ways to use a model take their measurements: as few as give a sure order."""
+_LEAST_CALLS, _MOST_CALLS = 6, 20_000
 _WARM_S = 0.1
 
 
@@ -44,31 +47,30 @@ class Use:
     steps: int = 1
 
 
-def speed(use: Use, turns: int = 1) -> Speed:
-    """Times a way to use a model, for one of so many turns.
+def speed(use: Use, seconds: float | None = None) -> Speed:
+    """Times a way to use a model.
+
+    Args:
+        use: The way.
+        seconds: How long to measure each figure; None for `MEASURED_S`.
 
     Returns:
         Its latency, which is the time of a call of `one`, and its speeds.
     """
-    calls = timed_calls(use.one, turns)
+    seconds = MEASURED_S if seconds is None else min(seconds, MEASURED_S)
+    calls = timed_calls(use.one, seconds)
     throughput = None
     if use.many is not None:
-        throughput = float(use.batch * use.steps / np.median(timed_calls(use.many, turns)))
+        throughput = float(use.batch * use.steps / np.median(timed_calls(use.many, seconds)))
     p50, p99 = (1e3 * float(np.quantile(calls, share)) for share in (0.5, 0.99))
     return Speed(
         way=use.way,
         latency_p50_ms=p50,
         latency_p99_ms=p99,
-        per_s=float(1 / np.median(calls)) if use.several is None else _per_s(use.several, turns),
+        per_s=float(1 / np.median(calls)) if use.several is None else _per_s(use.several, seconds),
         throughput_per_s=throughput,
         batch=use.batch,
     )
-
-
-def speeds(uses: Sequence[Use]) -> tuple[Speed, ...]:
-    """Times ways to use a model in turns."""
-    turns = [[speed(use, TURNS) for use in uses] for _ in range(TURNS)]
-    return tuple(middle(found) for found in zip(*turns, strict=True))
 
 
 def middle(turns: Sequence[Speed]) -> Speed:
@@ -97,21 +99,23 @@ def predict_uses(model: Any, one: Any, many: Any, batch: int) -> tuple[Use, Use]
     )
 
 
-def timed_calls(call: Callable[[], object], turns: int = 1) -> list[float]:
+def timed_calls(call: Callable[[], object], seconds: float | None = None) -> list[float]:
     """Gives the seconds each call took, after some warm-up calls, for as many calls as fit.
 
     Args:
         call: The call.
-        turns: In how many turns `MEASURED_S` is measured; this is one of them.
+        seconds: How long to measure; None for `MEASURED_S`. With less than that, fewer calls are enough.
     """
+    seconds = MEASURED_S if seconds is None else seconds
+    share = min(1.0, seconds / MEASURED_S) if MEASURED_S else 1.0
     began = time.perf_counter()
     call()
-    while time.perf_counter() - began < _WARM_S / turns:
+    while time.perf_counter() - began < _WARM_S * share:
         call()
     found: list[float] = []
-    least = -(-_LEAST_CALLS // turns)
+    least = max(1, math.ceil(_LEAST_CALLS * share))
     began = last = time.perf_counter()
-    while len(found) < least or (last - began < MEASURED_S / turns and len(found) < _MOST_CALLS):
+    while len(found) < least or (last - began < seconds and len(found) < _MOST_CALLS):
         call()
         now = time.perf_counter()
         found.append(now - last)
@@ -119,16 +123,15 @@ def timed_calls(call: Callable[[], object], turns: int = 1) -> list[float]:
     return found
 
 
-def _per_s(several: Callable[[int], object], turns: int) -> float:
-    """Gives items per second: the median of calls that each take a fifth of the time of a turn."""
-    measured = MEASURED_S / turns
+def _per_s(several: Callable[[int], object], seconds: float) -> float:
+    """Gives items per second: the median of calls that each take a fifth of the time."""
     count, taken = 16, 0.0
-    while taken < measured / 20:
+    while taken < seconds / 20:
         began = time.perf_counter()
         several(count)
         taken = time.perf_counter() - began
         count *= 2
-    count = max(1, int(count / 2 * measured / 5 / taken))
+    count = max(1, int(count / 2 * seconds / 5 / taken))
     rates = []
     for _ in range(5):
         began = time.perf_counter()

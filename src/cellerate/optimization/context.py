@@ -24,6 +24,7 @@ from cellerate.optimization import clocks
 from cellerate.optimization.judging import Judged, interval, paired_loss
 from cellerate.optimization.listener import Listener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
+from cellerate.optimization.processes import Processes, Way
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import State, save_state
 from cellerate.optimization.training import policy_of
@@ -35,6 +36,8 @@ from cellerate.tasks.packing import pack
 
 # Keras and the native core add in different orders: if the loss is 0, this much is rounding.
 _ROUNDING = 1e-6
+# How far a stretch of held-out data may be judged from Keras, as a share: what the order of sums makes of it.
+_APART, _APART_16_BITS = 1e-3, 2e-2
 ORIGINAL = "original"
 """The id of the model as its user runs it today."""
 PACKED = "float32"
@@ -72,8 +75,12 @@ class Context:
         backend: The Keras backend.
         state: The findings so far; a pass adds to it.
         listener: The listener that is told of progress.
+        processes: The processes that measure.
         deadline: When the time of the pass that is running is up, by `time.perf_counter`.
-        share_s: The seconds that this pass was given; None for the baseline and the verdict, which always run.
+        share_s: The seconds that this pass was given; None for the verdict, which takes what it takes.
+        spare_s: The seconds that nothing needs, which a pass may use for longer than was foreseen, and the verdict for
+            more turns.
+        judged_now: The ids of the models that this call has judged on the test part.
     """
 
     workload: Workload
@@ -84,8 +91,11 @@ class Context:
     backend: str
     state: State
     listener: Listener
+    processes: Processes
     deadline: float = math.inf
     share_s: float | None = None
+    spare_s: float = 0.0
+    judged_now: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def gate(self) -> QualityGate:
@@ -96,20 +106,56 @@ class Context:
         """The rest of the time of the pass that is running; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
 
-    def give(self, share_s: float | None) -> None:
-        """Gives the pass that begins now so many seconds; None for as many as it takes."""
-        self.share_s = share_s
+    def far_beyond(self) -> bool:
+        """Return True if the running pass has gone so far beyond its share that it must end."""
+        return self.share_s is not None and self.seconds_left() < -(_GRACE * self.share_s + self.spare_s)
+
+    def give(self, share_s: float | None, spare_s: float = 0.0) -> None:
+        """Give the pass that begins now its time.
+
+        Args:
+            share_s: Its seconds; None for as many as it takes.
+            spare_s: The seconds that nothing needs: the pass may use them where it takes longer than was foreseen.
+        """
+        self.share_s, self.spare_s = share_s, spare_s
         self.deadline = math.inf if share_s is None else time.perf_counter() + share_s
+        self.processes.wait_for(self._patience_s())
+
+    def _patience_s(self) -> float:
+        return PATIENCE_S if self.share_s is None else max(_PATIENCE_S, 2 * self.share_s)
 
     def probe(self) -> Probe:
-        """Starts a new process that measures the original."""
+        """A process of its own that measures the original, not started yet."""
         return Probe(
             self.model_file,
             self.data,
             seed=self.settings.seed,
             backend=self.backend,
-            patience_s=PATIENCE_S if self.share_s is None else max(_PATIENCE_S, 2 * self.share_s),
+            patience_s=self._patience_s(),
         )
+
+    @property
+    def kernels_are_right(self) -> bool:
+        """True if our kernels judge the original as Keras does, but for rounding."""
+        policy = policy_of(self.workload.model)
+        return self.state.apart <= (_APART if policy == "float32" else _APART_16_BITS)
+
+    @property
+    def first_way(self) -> Way:
+        """The way in which the original is trained today, as the baseline found it."""
+        first = self.state.training_steps[0]
+        return Way("keras", policy_of(self.workload.model), first.batch_size, first.length)
+
+    @property
+    def chosen_way(self) -> Way:
+        """The way to train that was chosen so far."""
+        choices = self.state.choices
+        return Way(choices.implementation, choices.training_precision, choices.batch_size, choices.length)
+
+    def consider_s(self) -> float:
+        """The seconds that `consider` takes."""
+        known = self.state.consider_s
+        return self.state.judge_s + 1.0 if known is None else known
 
     def original(self) -> keras.Model:
         """Gives a copy of the original on the fastest kernels."""
@@ -140,7 +186,7 @@ class Context:
     def _step(self, done: int, total: int, loss: float) -> None:
         """Tells of a training step, and stops a training that takes far longer than was foreseen."""
         self.listener.step(done, total, loss)
-        if self.share_s is None or self.seconds_left() > -_GRACE * self.share_s:
+        if self.share_s is None or not self.far_beyond():
             return
         taken = self.share_s - self.seconds_left()
         needs_s = taken * total / done
@@ -224,6 +270,7 @@ class Context:
             The candidate. If the model cannot be packed, the candidate runs on Keras and says why.
         """
         self.listener.note(f"measuring {title}")
+        began = time.perf_counter()
         work, stem = self.workload, self.folder / "candidates" / name
         restore(model)
         save_model(model, stem.with_suffix(".keras"), work.record)
@@ -235,8 +282,10 @@ class Context:
             error = f"it cannot be packed and runs on Keras: {reason}"
         file = stem.with_suffix(".keras" if packed is None else ".cell")
         accelerate(model)
-        speeds = clocks.speeds(work.keras_uses(model) if packed is None else [work.packed_use(packed)])
-        return self.add(
+        uses = work.keras_uses(model) if packed is None else [work.packed_use(packed)]
+        # The verdict times what may be chosen in turns.
+        speeds = tuple(clocks.speed(use, clocks.BRIEFLY_S) for use in uses)
+        found = self.add(
             Candidate(
                 id=name,
                 title=title,
@@ -255,6 +304,8 @@ class Context:
             ),
             work.judge(model if packed is None else packed, "validation"),
         )
+        self.state.consider_s = time.perf_counter() - began
+        return found
 
     def add(self, candidate: Candidate, judged: Judged) -> Candidate:
         """Adds a candidate with its quality on the validation part, compared with the original and its control."""

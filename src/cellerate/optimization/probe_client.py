@@ -44,6 +44,9 @@ class Probe:
         backend: The Keras backend.
         patience_s: How long to wait for an answer.
 
+    Attributes:
+        patience_s: The same; it may be set anew before a question.
+
     Example:
         >>> with Probe(Path("book.keras"), ["book.txt"], seed=0, backend="jax") as probe:
         ...     probe.ask("judge", part="validation")
@@ -58,7 +61,7 @@ class Probe:
         backend: str,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
         # Each framework would take most of a GPU's memory at its start, and several processes share it.
         shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -66,11 +69,12 @@ class Probe:
         self._environment = shared | dict(os.environ) | own
 
     def __enter__(self) -> "Probe":
-        self._start()
+        self.start()
         return self
 
-    def _start(self) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`_end` closes it)
+    def start(self) -> None:
+        """Starts the process."""
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cellerate.optimization.probe_process"],
             stdin=subprocess.PIPE,
@@ -86,12 +90,18 @@ class Probe:
             target=_listen, args=(self._process, self._answers), name="cellerate-probe", daemon=True
         ).start()
 
+    @property
+    def has_ended(self) -> bool:
+        """True if the process has ended, so that everything it had prepared is lost."""
+        return self._process.poll() is not None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self.close()
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Ends the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -116,9 +126,9 @@ class Probe:
 
     def tell(self, kind: str, **options: Any) -> None:
         """Asks a question without waiting for its answer, so that several processes can get ready at once."""
-        if self._process.poll() is not None:
-            self._end()
-            self._start()
+        if self.has_ended:
+            self.close()
+            self.start()
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
         # A process that has just ended has no answer either, which says so.
         with contextlib.suppress(OSError):
@@ -127,7 +137,7 @@ class Probe:
 
     def answer(self, timeout_s: float | None = None) -> Any:
         """Waits for the answer to what was told; arguments and errors as of `ask`."""
-        timeout_s = self._patience_s if timeout_s is None else timeout_s
+        timeout_s = self.patience_s if timeout_s is None else timeout_s
         try:
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:

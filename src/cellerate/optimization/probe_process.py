@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,20 +77,21 @@ class _Work:
             for report in explain(self._workload.model).layers
         ]
 
-    def _judge(self, *, part: Any) -> dict[str, Any]:
-        return vars(self._workload.judge(self._workload.model, part))
+    def _judge(self, *, part: Any, brief: bool = False) -> dict[str, Any]:
+        return vars(self._workload.judge(self._workload.model, part, brief=brief))
 
-    def _open(self, *, files: list[str] | None = None) -> bool:
-        """Opens the model and the data, and gets what `_use` is to time ready."""
+    def _open(self, *, files: list[str] | None = None) -> float:
+        """Gets what `_use` is to time ready; gives the seconds of a processor that it took to open model and data."""
+        opened_s = time.process_time()
         if files is not None:
             self._ready(files)
-        return True
+        return opened_s
 
-    def _use(self, *, files: list[str], turns: int = 1) -> list[dict[str, Any]]:
-        """Times packed models, or without any the model in Keras, for one of so many turns."""
+    def _use(self, *, files: list[str], seconds: float | None = None) -> list[dict[str, Any]]:
+        """Times packed models, or without any the model in Keras; each figure for so many seconds."""
         from cellerate.optimization.clocks import speed
 
-        return [vars(speed(use, turns)) for use in self._ready(files)]
+        return [vars(speed(use, seconds)) for use in self._ready(files)]
 
     def _ready(self, files: list[str]) -> list[Any]:
         from cellerate.runtime.packed import load
@@ -120,7 +122,7 @@ class _Work:
         work = self._workload
         model = self._model(policy)
         accelerate(model, implementation)
-        source = work.source(model, batch_size, length)
+        source = work.timed_source(model, batch_size, length)
         settings = settings_of(work.record)
         trial = try_training(
             model,
@@ -152,10 +154,11 @@ class _Work:
         from cellerate.optimization.training import settings_of
         from cellerate.training.trial import Trainer
 
+        began = time.perf_counter()
         work = self._workload
         model = self._model(policy)
         accelerate(model, implementation)
-        source = work.source(model, batch_size, length)
+        source = work.timed_source(model, batch_size, length)
         trainer = Trainer(
             model, source, loss=work.loss(model), settings=settings_of(work.record), policy=policy
         )
@@ -165,12 +168,15 @@ class _Work:
             "length": length or work.length,
             "items": source.items_per_batch,
             "step_s": trainer.step_s if math.isfinite(trainer.step_s) else None,
+            "compile_s": time.perf_counter() - began,
         }
 
-    def _turn(self, *, name: str, steps: int) -> dict[str, Any]:
-        """Goes on with a training for so many steps."""
+    def _turn(self, *, name: str, steps: int, restart: bool = False) -> dict[str, Any]:
+        """Goes on with a training for so many steps, or begins it again."""
         from cellerate.machine.environment import peak_memory_bytes
 
+        if restart:
+            self._trainers[name].restart()
         trial = self._trainers[name].turn(steps)
         return {
             "seconds": list(trial.steps.seconds),

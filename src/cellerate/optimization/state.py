@@ -44,8 +44,15 @@ class State:
         choices: The choices made so far.
         started: The time of the start, ISO 8601.
         seconds: The time it took, all sessions together.
+        apart: How far our kernels judge the original from Keras on a stretch of held-out data, as a share.
         process_s: About how many seconds a new process takes to open the model and the data.
-        judge_s: How many seconds it took to judge the original in Keras.
+        compile_s: About how many seconds it takes to compile a training there.
+        judge_s: How many seconds it took to judge the original.
+        first_judge_s: How many more it takes for a model that is judged for the first time, and is compiled for it.
+        consider_s: How many seconds it took last to pack a model, to judge it and to time it.
+        bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32 on our kernels, turn by
+            turn; empty if that was not measured.
+        units: The units of that layer.
         passes: The finished passes.
         candidates: The models in the order they were made; the first is the original.
         judged: The quality of each candidate on the validation part, by its id.
@@ -59,8 +66,14 @@ class State:
     choices: Choices
     started: str
     seconds: float = 0.0
+    apart: float = 0.0
     process_s: float = 5.0
+    compile_s: float = 2.0
     judge_s: float = 0.0
+    first_judge_s: float = 0.0
+    consider_s: float | None = None
+    bfloat16: tuple[float, ...] = ()
+    units: int = 0
     passes: list[Pass] = dataclasses.field(default_factory=list)
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
     judged: dict[str, Judged] = dataclasses.field(default_factory=dict)

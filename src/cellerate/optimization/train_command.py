@@ -14,6 +14,7 @@ from cellerate.optimization.context import Context
 from cellerate.optimization.passes.steps import batch_items
 from cellerate.optimization.training import learning_rate_of, settings_of
 from cellerate.optimization.workloads.base import Workload
+from cellerate.tasks.linear import shares_map
 from cellerate.tasks.settings import (
     AutoencoderArchitecture,
     ForecastArchitecture,
@@ -105,6 +106,7 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
         len(targets),
         target_columns=list(columns),
         quantiles=quantiles,
+        shared_linear=shares_map(len(targets), window, options["horizon"]),
         **arguments,
     )
     return found, built

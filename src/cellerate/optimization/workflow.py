@@ -1,4 +1,4 @@
-"""The run: the passes (for users: stages) in order, each saved to disk when it ends, and a report of what was found."""
+"""The run: what is opened, the passes (for users: stages), the verdict, and a report of what was found."""
 
 import contextlib
 import dataclasses
@@ -21,20 +21,19 @@ import keras
 import numpy as np
 
 import cellerate
-from cellerate.errors import ConfigError, OutputError, in_a_line
+from cellerate.errors import ConfigError, OutputError
 from cellerate.files import LOCK, check_writable, exclusive
-from cellerate.format import duration
+from cellerate.machine.doctor.load import busy_now
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
 from cellerate.models.storage import TaskRecord, save_model
-from cellerate.optimization.budget import left_out, shares
-from cellerate.optimization.context import Context, OutOfTimeError
+from cellerate.optimization.budget import left_out, verdict_s
+from cellerate.optimization.context import Context
 from cellerate.optimization.listener import Listener, Terminal
-from cellerate.optimization.passes import registry
-from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.baseline import Baseline
-from cellerate.optimization.passes.loading import chosen_passes
 from cellerate.optimization.passes.verdict import verdict
+from cellerate.optimization.probe_client import PATIENCE_S, Probe
+from cellerate.optimization.processes import Processes
+from cellerate.optimization.schedule import run_passes
 from cellerate.optimization.settings import OptimizeSettings
 from cellerate.optimization.state import FILE_NAME, Choices, State, load_state, save_state
 from cellerate.optimization.training import policy_of
@@ -42,7 +41,7 @@ from cellerate.optimization.workloads.base import Workload
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
-from cellerate.report.record import SCHEMA, Pass, Run, write_run
+from cellerate.report.record import SCHEMA, Run, write_run
 from cellerate.settings import record_of, takes_fields_of
 from cellerate.training.precision import gpu_visible
 
@@ -121,25 +120,38 @@ def run(
         OutputError: Another process runs in the folder.
         CellerateError: The model, the data or the folder cannot be used, or the baseline cannot be measured.
     """
+    began = time.perf_counter()
     listener, folder = listener or Listener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
     check_writable(folder / FILE_NAME)
-    with _own(folder):
+    # Before this run has processes of its own; said only once there is something to measure.
+    busy = busy_now()
+    with _own(folder), contextlib.ExitStack() as stack:
         paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
+        given = model if isinstance(model, keras.Model) else None
+        file = folder / "original.keras" if given is not None else _checked_file(model, record, folder)
+        start = functools.partial(
+            Probe, file, paths, seed=settings.seed, backend=keras.config.backend(), patience_s=PATIENCE_S
+        )
+        processes = stack.enter_context(contextlib.closing(Processes(start)))
         open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
-        if isinstance(model, keras.Model):
+        if given is not None:
             # Written beside the files of an earlier run, which may be of another model.
-            file, beside = folder / "original.keras", folder / "given.keras"
+            beside = folder / "given.keras"
             try:
-                save_model(model, beside, record)
+                save_model(given, beside, record)
                 work, state = open_run(beside)
                 beside.replace(file)
             finally:
                 beside.unlink(missing_ok=True)
         else:
-            file = _checked_file(model, record, folder)
+            if restart or not (folder / FILE_NAME).exists():
+                # The baseline is to come: while this process opens the data, its processes do so, too.
+                processes.begin()
             work, state = open_run(file)
+        if busy:
+            listener.message(busy)
         if state.passes:
             done = sum(one.status == "done" for one in state.passes)
             listener.message(
@@ -154,29 +166,36 @@ def run(
             backend=keras.config.backend(),
             state=state,
             listener=listener,
+            processes=processes,
         )
-        reproduce = command or _command(file, paths, folder, settings)
-        began, before = time.perf_counter(), state.seconds
-        try:
-            with _stopping(listener):
-                waiting = _run_passes(context, began, before)
-                listener.begin("Verdict")
-                context.give(None)
-                found = verdict(context)
-        except KeyboardInterrupt:
-            state.seconds = before + time.perf_counter() - began
-            save_state(state, folder)
-            result = _record(context, reproduce, "interrupted", None)
-        else:
-            state.seconds = before + time.perf_counter() - began
-            save_state(state, folder)
-            told = left_out(context, state.passes, waiting)
-            found = dataclasses.replace(found, warnings=(*found.warnings, *told))
-            result = _record(context, reproduce, "finished", found)
-        write_run(result, folder)
-        write_html(result, folder)
-        write_markdown(result, folder)
-        return result
+        return _finish(context, began, command or _command(file, paths, folder, settings))
+
+
+def _finish(context: Context, began: float, reproduce: str) -> Run:
+    """Runs what is left to do, and writes the report."""
+    state, folder, listener = context.state, context.folder, context.listener
+    before = state.seconds
+    try:
+        with _stopping(listener):
+            waiting = run_passes(context, began, before)
+            listener.begin("Verdict")
+            left = context.settings.time_budget - before - (time.perf_counter() - began)
+            context.give(None, spare_s=max(0.0, left - verdict_s(context)))
+            found = verdict(context)
+    except KeyboardInterrupt:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        result = _record(context, reproduce, "interrupted", None)
+    else:
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, folder)
+        told = left_out(context, state.passes, waiting)
+        found = dataclasses.replace(found, warnings=(*found.warnings, *told))
+        result = _record(context, reproduce, "finished", found)
+    write_run(result, folder)
+    write_html(result, folder)
+    write_markdown(result, folder)
+    return result
 
 
 @contextlib.contextmanager
@@ -204,72 +223,6 @@ def _stopping(listener: Listener) -> Iterator[None]:
         listener.stop()
         if here:
             signal.signal(signal.SIGTERM, before)
-
-
-def _run_passes(context: Context, began: float, before: float) -> list[str]:
-    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue."""
-    state, settings, listener = context.state, context.settings, context.listener
-    done = {one.name for one in state.passes if one.status == "done"}
-    chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
-    waiting = [one for one in chosen if one.name not in done]
-    listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
-    for number, one in enumerate(waiting):
-        listener.begin(one.title)
-        started = time.perf_counter()
-        share = None
-        if not isinstance(one, Baseline):
-            left = settings.time_budget - before - (started - began)
-            share = shares(context, waiting[number:], left).get(one.name)
-        if share is None and not isinstance(one, Baseline):
-            found = _without_time(one, context)
-        else:
-            context.give(share)
-            found = _result(one, context)
-            found = dataclasses.replace(found, seconds=time.perf_counter() - started)
-        # Includes passes of an earlier call that chose others.
-        place = [Baseline.name, *registry.PASSES]
-        kept = [other for other in state.passes if other.name != one.name]
-        state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
-        state.seconds = before + time.perf_counter() - began
-        save_state(state, context.folder)
-        listener.end(found)
-    return [one.name for one in waiting]
-
-
-def _without_time(one: OptimizerPass, context: Context) -> Pass:
-    needs_s = one.cost_s(context)
-    reason = f"there was no time for it: it needs about {duration(needs_s)}"
-    return Pass(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
-
-
-def _result(one: OptimizerPass, context: Context) -> Pass:
-    """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
-    try:
-        with _as_it_was(context.state):
-            return one.run(context)
-    except NotNeededError as error:
-        return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
-    except OutOfTimeError as error:
-        return Pass(
-            name=one.name, title=one.title, status="skipped", reason=str(error), needs_s=error.needs_s
-        )
-    # A backend may raise anything; if one pass fails, the others can still work.
-    except Exception as error:
-        if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
-            raise
-        return Pass(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])
-
-
-@contextlib.contextmanager
-def _as_it_was(state: State) -> Iterator[None]:
-    """Undoes the choices of a pass that fails or is interrupted; the candidates it made stay valid."""
-    choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
-    try:
-        yield
-    except BaseException:
-        state.choices = choices
-        del state.training_steps[steps:]
-        raise
 
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:

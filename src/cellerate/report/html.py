@@ -11,6 +11,7 @@ import cellerate
 from cellerate import format as shown
 from cellerate.files import atomic_write
 from cellerate.report import figures, view
+from cellerate.report.gains import gains
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
 from cellerate.report.svg import Chart
@@ -48,6 +49,7 @@ def html(run: Run) -> str:
         tone=tone,
         warnings=run.verdict.warnings if run.verdict else (),
         tiles=view.tiles(run),
+        gains=gains(run),
         changes=view.verdict_table(run),
         tested=view.tested_table(run),
         files=view.used(run),

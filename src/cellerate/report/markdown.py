@@ -7,6 +7,7 @@ from pathlib import Path
 import cellerate
 from cellerate import format as shown
 from cellerate.report import figures, view
+from cellerate.report.gains import gains
 from cellerate.report.html import write_page
 from cellerate.report.record import Run
 from cellerate.report.samples import samples
@@ -37,6 +38,10 @@ def _parts(run: Run) -> Iterable[str]:
     yield f"# {plain(run.model)}: what optimize found"
     yield plain(", ".join(filter(None, [run.task, run.data, view.began(run), shown.duration(run.seconds)])))
     yield f"**{plain(sentence)}**"
+    beside = gains(run)
+    if beside is not None:
+        yield plain(beside.sentence)
+        yield table(beside.table)
     if run.verdict is not None:
         yield bullets(run.verdict.warnings)
         yield table(view.verdict_table(run))
@@ -49,10 +54,10 @@ def _parts(run: Run) -> Iterable[str]:
             yield f"To train from now on:\n\n{block(training)}"
         if run.command:
             yield f"To reproduce this run:\n\n{block(view.wrapped(run.command))}"
-    gains = figures.waterfalls(run)
-    if gains:
+    waterfalls = figures.waterfalls(run)
+    if waterfalls:
         yield "## Where the gains come from"
-        yield from (_figure(one) for one in gains)
+        yield from (_figure(one) for one in waterfalls)
     front = figures.front(run)
     if front:
         yield f"## Quality against latency\n\n{plain(front.chart.description)}"

@@ -152,6 +152,7 @@ class Pass:
         facts: Further rows to show, each a label and a value.
         notes: Sentences to show, such as remarks and warnings.
         needs_s: If it was skipped for lack of time, about how many seconds it needs at least.
+        expected_s: What it was expected to take when it began; None if it was not begun.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Pass:
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     needs_s: float | None = None
+    expected_s: float | None = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from cellerate.report.effects import Tone
+from cellerate.report.quality import Metric
 from cellerate.report.svg import Chart
 
 NONE = "—"
@@ -78,6 +79,12 @@ def cells(*values: str | Cell) -> tuple[Cell, ...]:
     """Gives a row; empty texts become `NONE`."""
     found = (value if isinstance(value, Cell) else Cell(value) for value in values)
     return tuple(dataclasses.replace(cell, text=named(cell.text)) for cell in found)
+
+
+def metric_label(metric: Metric) -> str:
+    """The name of a quality, with its unit if the name does not contain it."""
+    name, unit = named(metric.name, "quality"), metric.unit
+    return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
 
 
 def table(

@@ -8,9 +8,10 @@ from typing import Any
 
 from cellerate import format as shown
 from cellerate.report.effects import Tone, effect, loss_in_words, loss_reach, reach
+from cellerate.report.gains import gains
 from cellerate.report.quality import Interval
 from cellerate.report.record import Candidate, Change, Pass, Run, TrainingStep, training_item
-from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, named, table
+from cellerate.report.tables import NONE, Cell, Figure, Table, cells, cut, metric_label, named, table
 
 _WIDE = 92  # characters per line of a command
 
@@ -77,9 +78,11 @@ def outcome(run: Run) -> tuple[str, Tone]:
 
 
 def verdict_table(run: Run) -> Table | None:
-    """Gives the table of the verdict's figures before and after."""
+    """Gives the table of the verdict's figures before and after, without those beside Keras that `gains` has."""
+    beside = gains(run)
     changes = run.verdict.rows if run.verdict else ()
-    return changes_table("Before and after, measured in this run", changes, _stream(run))
+    new = [one for one in changes if beside is None or not beside.contains(one)]
+    return changes_table("Before and after, measured in this run", new, _stream(run))
 
 
 def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> Table | None:
@@ -88,14 +91,8 @@ def changes_table(caption: str, changes: Sequence[Change], remark: str = "") -> 
     for change in changes:
         words, tone = effect(change)
         sign = {"good": "▲\N{NO-BREAK SPACE}", "bad": "▼\N{NO-BREAK SPACE}", "": ""}[tone]
-        rows.append(
-            cells(
-                change.label,
-                shown.quantity(change.before, change.unit),
-                shown.quantity(change.after, change.unit),
-                Cell(sign + words, tone=tone),
-            )
-        )
+        before, after = (shown.quantity(value, change.unit) for value in (change.before, change.after))
+        rows.append(cells(change.label, before, after, Cell(sign + words, tone=tone)))
     return table(caption, ("What", ">Before", ">After", "Change"), rows, remark, stacked=True)
 
 
@@ -191,11 +188,15 @@ def passes_table(run: Run) -> Table | None:
             cells(
                 Cell(one.title, note=one.name),
                 Cell(STATUS[one.status], note="kept" if one.kept else "", tone=tone),
-                shown.duration(one.seconds) if one.seconds else NONE,
+                Cell(shown.duration(one.seconds), note=_expected(one)) if one.seconds else NONE,
                 said or NONE,
             )
         )
     return table("Every stage of the run", ("Stage", "Status", ">Took", "What was found"), rows)
+
+
+def _expected(one: Pass) -> str:
+    return "" if one.expected_s is None else f"{shown.duration(one.expected_s)} expected"
 
 
 def pass_view(one: Pass, figures: tuple[Figure, ...]) -> PassView:
@@ -259,10 +260,9 @@ def _stream(run: Run) -> str:
 
 
 def metric_name(run: Run) -> str:
-    """Gives the name of the quality, with its unit if the name does not contain it."""
-    name, unit = named(run.metric.name, "quality"), run.metric.unit
-    name = name[:1].upper() + name[1:]
-    return f"{name} ({unit})" if unit and unit.lower() not in name.lower() else name
+    """Gives the name of the quality, with its unit, as a heading."""
+    name = metric_label(run.metric)
+    return name[:1].upper() + name[1:]
 
 
 def tested_table(run: Run) -> Table | None:

@@ -34,7 +34,8 @@ class OperationReport:
         multiplications: How many products of two numbers it sums up.
         seconds: What the first thread spends on it; None if another operation does it, or nothing was measured.
         share: Of the time of all.
-        share_of_peak: Its rate beside the machine's peak in this precision; None where it multiplies nothing.
+        share_of_peak: Its rate beside the machine's peak in this precision; None where it multiplies nothing,
+            and on the target "scalar", which has no peak.
     """
 
     name: str
@@ -59,7 +60,7 @@ class ProgramExplanation:
         inputs: The shape of each input of that call.
         seconds: The time of such a call, the median of `calls`.
         calls: How many were measured.
-        share_of_peak: The rate of all products beside the machine's peak.
+        share_of_peak: The rate of all products beside the machine's peak; None on the target "scalar".
         operations: In the order they run.
     """
 
@@ -134,7 +135,8 @@ def explain(
         times.append(time.perf_counter() - start)
     reason = _why_not(anatomy)
     on_core = native.why_unavailable() is None
-    peak = native.measure_peak(precision) if on_core else None
+    # Plain C++ is as fast as the compiler makes each loop, that of the peak too: it is no bound for the others.
+    peak = native.measure_peak(precision) if on_core and native.target() != "scalar" else None
     seconds = float(np.median(times))
     operations = tuple(_operations(anatomy, precision, batch, len(times), peak))
     products = sum(one.multiplications for one in operations)

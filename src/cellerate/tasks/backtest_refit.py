@@ -13,7 +13,8 @@ from cellerate.data.series_scaler import SeriesScaler
 from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.tasks.intervals import calibrate
-from cellerate.tasks.series import series_loss
+from cellerate.tasks.linear_start import LinearStart, has_linear_map
+from cellerate.tasks.series import series_loss, series_metrics
 from cellerate.tasks.series_batches import count_windows, series_sources
 from cellerate.tasks.series_errors import SeriesForecaster
 from cellerate.training.loop import train
@@ -75,6 +76,9 @@ class Refit:
         if covariates.scaling is not None:
             covariates = dataclasses.replace(covariates, scaling=SeriesScaler.fit(split.train, scaler))
         source, validation = series_sources(network, split, options, scaler, self._settings.seed, covariates)
+        start = None
+        if has_linear_map(network):
+            start = LinearStart(split.train, options, settings.quantiles, scaler, covariates)
         told = {"scaler": scaler.to_config()}
         told |= {} if covariates.plain else {"covariates": covariates.to_config()}
         record = TaskRecord("series", self._payload | told)
@@ -85,7 +89,9 @@ class Refit:
                 output=Path(folder, "fold.keras"),
                 save=lambda trained, path: save_model(trained, path, record),
                 loss=series_loss(options.loss, settings.quantiles),
+                metrics=series_metrics(settings.quantiles, validation),
                 settings=self._settings,
+                begin=start,
                 validation=validation,
             )
         if result.status == "interrupted":

@@ -66,8 +66,8 @@ class Baselines:
         season = season_rows(season, train.data)
         scales = in_sample_errors(train, season or 1)
         linear = None
-        if why_not_linear is None and too_large(len(train.data.target_columns), window, horizon):
-            why_not_linear = "with such a window and so many targets it would take too much memory"
+        if why_not_linear is None and too_large(window, horizon):
+            why_not_linear = "with such a window it would take too much memory"
         if why_not_linear is None and train.bounds:
             linear = fit_linear(train, window, horizon, scales)
         if linear is None and why_not_linear is None:

@@ -74,6 +74,8 @@ class Exported:
         tried: Where it was tried, and on what.
         quality: How good it is at its task; None if nobody asked.
         elsewhere: What OpenVINO makes of an ONNX file, in words; "" if it is not installed.
+        largest_pair: The largest sum of two products that the weights of an int8 ONNX file allow. Processors without
+            VNNI add two in 16 bits, up to 32767; a file that allows more is not kept. None for other files.
     """
 
     path: Path
@@ -86,6 +88,7 @@ class Exported:
     tried: str
     quality: Quality | None = None
     elsewhere: str = ""
+    largest_pair: int | None = None
 
 
 def export(
@@ -105,8 +108,9 @@ def export(
         model: A Keras model, its file, or a `.cell` file. It is not changed.
         output: The file; for "savedmodel" a folder, in which the model becomes the next version: 1, 2, ...
         to: The format: "onnx", "savedmodel" for TensorFlow and TensorFlow Serving, or "litert".
-        precision: "float32"; for "onnx" also "int8", weights of 8 bits by ONNX Runtime's dynamic quantisation; for
-            "litert" also "float16", and "int8" by its dynamic range: one scale a matrix.
+        precision: "float32"; for "onnx" also "int8", weights of 8 bits, one scale a column, by ONNX Runtime's dynamic
+            quantisation, in ranges that every processor multiplies exactly; for "litert" also "float16", and "int8"
+            by its dynamic range: one scale a matrix.
         stateful: Whether the states of the LSTMs go in and out, so that a long sequence can be given in parts: two
             inputs and two outputs more for each LSTM. In a SavedModel it is the signature "step", which is there
             in any case if the model allows it; a LiteRT model then takes one step.
@@ -145,25 +149,26 @@ def export(
 
 
 def _onnx(cell: Cell, target: Path, precision: str, stateful: bool, judge: "_Judge") -> Exported:
-    from cellerate.exports.onnx import OnnxRuntime, onnx_model, quantise
+    from cellerate.exports.onnx import OnnxRuntime, onnx_model
+    from cellerate.exports.onnx_int8 import proved_pair
     from cellerate.exports.openvino_trial import tried_in_openvino
     from cellerate.exports.trials import deviation, sizes_of, trials_of
 
     program = _stateful(cell.program) if stateful else cell.program
     trials = trials_of(program)
-    written = onnx_model(program, sizes_of(program, trials), _metadata(cell))
+    sizes, pair = sizes_of(program, trials), None
     with atomic_write(target) as beside:
-        beside.write_bytes(written.SerializeToString())
-        found = deviation(trials, OnnxRuntime(beside).run)
-        _check_error(found, _TOLERANCE["onnx"])
-        if precision == "int8":
-            quantise(beside)
+        # int8 rounds what float32 has shown to be right.
+        for each in dict.fromkeys(("float32", precision)):
+            beside.write_bytes(onnx_model(program, sizes, _metadata(cell), each).SerializeToString())
             found = deviation(trials, OnnxRuntime(beside).run)
-            _check_error(found, _NARROW)
+            _check_error(found, _TOLERANCE["onnx"] if each == "float32" else _NARROW)
+        if precision == "int8":
+            pair = proved_pair(beside)
         elsewhere = tried_in_openvino(beside, trials)
         quality = _judged(judge, OnnxRuntime(beside).run, program, "ONNX Runtime")
     made = _exported(target, "onnx", precision, program, found, "ONNX Runtime", quality)
-    return dataclasses.replace(made, elsewhere=elsewhere)
+    return dataclasses.replace(made, elsewhere=elsewhere, largest_pair=pair)
 
 
 def _litert(

@@ -2,13 +2,13 @@
 
 It is NLinear: the last value is subtracted from the window, one linear map gives the horizon, and the last value is
 added again. Where NLinear is trained by gradient descent, this is the least squares solution, in one pass over the
-training windows and float64.
+training windows and float64. `tasks.linear_start` begins a forecaster with it.
 
 Source: Zeng, Chen, Zhang & Xu 2023, "Are Transformers Effective for Time Series Forecasting?".
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -21,8 +21,10 @@ MOST_WINDOWS = 200_000
 _RIDGE = 1e-3
 # What its matrices may hold: 512 MiB.
 _MOST_NUMBERS = 1 << 26
-# Windows are taken together up to so many numbers.
-_NUMBERS_AT_ONCE = 1 << 21
+# With more targets they share one map: in a model, each map of a target is an operation of its own once it is packed.
+_MOST_OWN = 1000
+# Windows are taken together up to so many numbers: 2 MB stay in a cache.
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,24 +32,28 @@ class NLinear:
     """A fitted linear forecast; each target is forecast from its own past.
 
     Attributes:
-        coefficients: (targets, window + 1, horizon); the last row is the constant, in units of the series' scale.
+        coefficients: (targets, window + 1, horizon), or (1, window + 1, horizon) if all targets share one map; the last
+            row is the constant, in the units that it was fitted in.
+        windows: The number of windows that it was fitted on.
     """
 
     coefficients: np.ndarray
+    windows: int
 
-    def forecast(self, past: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def forecast(self, past: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Continues windows.
 
         Args:
             past: (B, window, targets) in the units of the data.
-            scale: (B, targets) the scale of the series that each window is of; see `fit_linear`.
+            units: (B, targets) those of the constant, by the series that each window is of; see `fit_linear`.
 
         Returns:
             (B, horizon, targets) in the units of the data.
         """
         last = past[:, -1:]
-        made = np.einsum("bwt,twh->bht", past - last, self.coefficients[:, :-1], optimize=True)
-        return last + made + self.coefficients[:, -1].T * scale[:, None]
+        each = np.broadcast_to(self.coefficients, (past.shape[2], *self.coefficients.shape[1:]))
+        made = np.einsum("bwt,twh->bht", past - last, each[:, :-1], optimize=True)
+        return last + made + each[:, -1].T * units[:, None]
 
 
 def scale_or_one(scales: np.ndarray) -> np.ndarray:
@@ -55,13 +61,24 @@ def scale_or_one(scales: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(scales), scales, 1.0)
 
 
-def too_large(targets: int, window: int, horizon: int) -> bool:
+def too_large(window: int, horizon: int) -> bool:
     """Whether the matrices of a fit would take more memory than a baseline is worth."""
-    return targets * (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
+    return (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
+
+
+def shares_map(targets: int, window: int, horizon: int) -> bool:
+    """Return True if all targets have the same map, because there are too many for each to have its own."""
+    return targets > _MOST_OWN or targets * (window + 1) * (window + 1 + horizon) > _MOST_NUMBERS
 
 
 def fit_linear(
-    part: SeriesPart, window: int, horizon: int, scales: Mapping[str, np.ndarray]
+    part: SeriesPart,
+    window: int,
+    horizon: int,
+    scales: Mapping[str, np.ndarray],
+    units: Mapping[str, np.ndarray] | None = None,
+    *,
+    shared: bool | None = None,
 ) -> NLinear | None:
     """Fits the linear forecast on the windows of a training part.
 
@@ -71,47 +88,83 @@ def fit_linear(
         horizon: Rows it forecasts.
         scales: (targets,) for each series, as `metrics.in_sample_errors` gives them: so that a series of large
             numbers counts no more than one of small ones. What is not known counts as 1.
+        units: (targets,) for each series, what the constant is a multiple of; None takes the scales.
+        shared: Whether all targets have one map; None decides as `shares_map`.
 
     Returns:
         The forecast; None if the part has fewer windows than two.
     """
     data = part.data
-    targets = list(data.target_columns)
-    spans = [(first, last) for first, last in part.spans(window) if last - first >= window + horizon]
-    every = WindowIndex(np.array(spans).reshape(-1, 2), window + horizon, 1)
-    if every.count < 2:
+    targets = len(data.target_columns)
+    if shared is None:
+        shared = shares_map(targets, window, horizon)
+    windows = TargetWindows(part, window, horizon, MOST_WINDOWS)
+    if windows.count < 2:
         return None
-    numbers = np.unique(np.linspace(0, every.count - 1, min(every.count, MOST_WINDOWS)).astype(np.int64))
-    starts = every.starts(numbers)
-    places = np.searchsorted([first for first, _, _ in data.segments], starts, side="right") - 1
-    unknown = np.full(len(targets), np.nan)
-    scale = np.array([scale_or_one(scales.get(name, unknown)) for _, _, name in data.segments])[places]
-    moments = np.zeros((len(targets), window + 1, window + 1))
-    products = np.zeros((len(targets), window + 1, horizon))
-    reader = open_rows(data.values)
-    some = max(1, _NUMBERS_AT_ONCE // ((window + horizon) * len(targets)))
-    begin = 0
-    while begin < len(starts):
-        # Windows that begin within so many rows: what is read stays small, however far apart they are.
-        end = int(np.searchsorted(starts, starts[begin] + some, side="left"))
-        end = min(end, begin + some)
-        first = int(starts[begin])
-        rows = np.empty(
-            (int(starts[end - 1]) + window + horizon - first, data.values.shape[1]), data.values.dtype
-        )
-        reader.read(first, rows)
-        values = np.ascontiguousarray(rows[:, targets].T, np.float64)
-        whole = np.lib.stride_tricks.sliding_window_view(values, window + horizon, axis=1)[
-            :, starts[begin:end] - first
-        ]
-        cut = (whole - whole[..., window - 1 : window]) / scale[begin:end].T[..., None]
-        inputs = np.concatenate([cut[..., :window], np.ones((*cut.shape[:2], 1))], axis=-1)
+    scale = windows.by_series(scales)
+    constant = np.ones_like(scale) if units is None else windows.by_series(units) / scale
+    maps = 1 if shared else targets
+    moments = np.zeros((maps, window + 1, window + 1))
+    products = np.zeros((maps, window + 1, horizon))
+    for some, values in windows.read():
+        last = values[..., window - 1 : window]
+        cut = (values - last) / scale[some].T[..., None]
+        inputs = np.concatenate([cut[..., :window], constant[some].T[..., None]], axis=-1)
+        ahead = cut[..., window:]
+        if shared:
+            inputs, ahead = inputs.reshape(1, -1, window + 1), ahead.reshape(1, -1, horizon)
         moments += inputs.swapaxes(1, 2) @ inputs
-        products += inputs.swapaxes(1, 2) @ cut[..., window:]
-        begin = end
+        products += inputs.swapaxes(1, 2) @ ahead
     penalty = _RIDGE * np.trace(moments[:, :-1, :-1], axis1=1, axis2=2) / window + 1e-12
     diagonal = np.arange(window)
     moments[:, diagonal, diagonal] += penalty[:, None]
     # The last value, less itself, is always 0, and a series that never changes has nothing else: the penalty keeps
     # both solvable.
-    return NLinear(np.linalg.solve(moments, products))
+    return NLinear(np.linalg.solve(moments, products), windows.count)
+
+
+class TargetWindows:
+    """The targets of windows of a training part, read in float64 and in bounded memory.
+
+    Args:
+        part: The part.
+        window: Rows of the past.
+        horizon: Rows after it.
+        most: Of more windows, so many evenly spaced ones.
+
+    Attributes:
+        count: The number of windows.
+    """
+
+    def __init__(self, part: SeriesPart, window: int, horizon: int, most: int) -> None:
+        self._data, self._span = part.data, window + horizon
+        spans = [(first, last) for first, last in part.spans(window) if last - first >= self._span]
+        every = WindowIndex(np.array(spans).reshape(-1, 2), self._span, 1)
+        numbers = np.unique(np.linspace(0, every.count - 1, min(every.count, most)).astype(np.int64))
+        self.count = len(numbers)
+        self._starts = every.starts(numbers) if self.count else numbers
+
+    def by_series(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(windows, targets) of the series of each window; 1 for what is not known."""
+        segments = self._data.segments
+        unknown = np.full(len(self._data.target_columns), np.nan)
+        places = np.searchsorted([first for first, _, _ in segments], self._starts, side="right") - 1
+        return np.array([scale_or_one(values.get(name, unknown)) for _, _, name in segments])[places]
+
+    def read(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Some windows at a time: which, and their values (targets, B, window + horizon)."""
+        targets, starts = list(self._data.target_columns), self._starts
+        stored = self._data.values
+        reader = open_rows(stored)
+        some = max(1, _NUMBERS_AT_ONCE // (self._span * len(targets)))
+        begin = 0
+        while begin < len(starts):
+            # Windows that begin within so many rows: what is read stays small, however far apart they are.
+            end = min(begin + some, int(np.searchsorted(starts, starts[begin] + some, side="left")))
+            first = int(starts[begin])
+            rows = np.empty((int(starts[end - 1]) + self._span - first, stored.shape[1]), stored.dtype)
+            reader.read(first, rows)
+            values = np.ascontiguousarray(rows[:, targets].T, np.float64)
+            whole = np.lib.stride_tricks.sliding_window_view(values, self._span, axis=1)
+            yield slice(begin, end), whole[:, starts[begin:end] - first]
+            begin = end

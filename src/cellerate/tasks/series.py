@@ -8,16 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.calendar_features import make_calendar
+from cellerate.data.batches import BatchSource
 from cellerate.data.covariates import NO_COVARIATES, Covariates
 from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
-from cellerate.data.series_scaler import SeriesScaler
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
-from cellerate.models.forecast import build_forecast_model
-from cellerate.models.losses import QuantileLoss
+from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.runtime.calibrating import Intervals
 from cellerate.runtime.forecasting import Example, ForecastSettings, reading_arguments
@@ -25,7 +23,8 @@ from cellerate.runtime.intervals import Calibration
 from cellerate.runtime.series_ends import row_times
 from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.intervals import calibrate, judge_intervals
-from cellerate.tasks.series_batches import check_series_model, count_windows, known_series, series_sources
+from cellerate.tasks.linear_start import LinearStart, has_linear_map
+from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import (
     JudgedPart,
     SeriesForecaster,
@@ -34,12 +33,14 @@ from cellerate.tasks.series_errors import (
     series_names,
     trained_on,
 )
+from cellerate.tasks.series_network import build_network, covariates_of, identity_of, series_of
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
 from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
+from cellerate.training.stretches import ErrorByStretch
 
 # Settings of reading, which a packed series has of its own.
 _PACKED_SETTINGS = (
@@ -183,31 +184,35 @@ def train_on_series(
     if isinstance(model, str | Path):
         network, _ = load_model(model)
     else:
-        network = model or _build(split.train, options, architecture, training.seed)
+        network = model or build_network(split.train, options, architecture, training.seed)
     # A model that is not built has none.
     by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
-    covariates = _covariates(data, split, options, scaler, by_id=by_id)
+    covariates = covariates_of(data, split, options, scaler, by_id=by_id)
     check_series_model(network, data, options, quantiles, covariates)
     source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
     payload = {
         "options": _plain_options(options, data),
         "quantiles": list(quantiles),
         "scaler": scaler.to_config(),
-        "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(_names(data))},
+        "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(series_of(data))},
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
         **({} if covariates.plain else {"covariates": covariates.to_config()}),
     }
+    start = None
+    if model is None and has_linear_map(network):
+        start = LinearStart(split.train, options, quantiles, scaler, covariates)
     result = train(
         network,
         source,
         output=output,
+        begin=start,
         save=lambda trained, path: save_model(trained, path, TaskRecord("series", payload)),
         loss=series_loss(options.loss, quantiles),
-        metrics=[] if quantiles else [keras.metrics.MeanAbsoluteError(name="mae")],
+        metrics=series_metrics(quantiles, validation),
         settings=training,
         validation=validation,
         identity={
-            **({} if model is not None else _identity(architecture)),
+            **({} if model is not None else identity_of(architecture)),
             "window": options.window,
             "horizon": options.horizon,
             "batch_size": options.batch_size,
@@ -258,6 +263,12 @@ def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:
     return losses[name]()
 
 
+def series_metrics(quantiles: Sequence[float], validation: BatchSource | None) -> list[keras.metrics.Metric]:
+    """The mean absolute error of a forecaster: that of the middle one of its quantiles, if it has any."""
+    place = middle_place(quantiles) if quantiles else None
+    return [ErrorByStretch(1 if validation is None else len(validation), place)]
+
+
 def _open(
     options: SeriesOptions,
     reading: Callable[[int, int], None] | None = None,
@@ -306,59 +317,6 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     }
 
 
-def _build(
-    part: SeriesPart, options: SeriesOptions, architecture: ForecastArchitecture, seed: int
-) -> keras.Model:
-    data, settings = part.data, dataclasses.asdict(architecture)
-    quantiles = settings.pop("quantile")
-    calendar = make_calendar(options.calendar, options.holidays, data.times, data.form.zone)
-    width = 0 if calendar is None else calendar.width
-    if architecture.series_embedding and len(_names(data)) < 2:
-        raise ConfigError(
-            "series_embedding is for several series, and the data hold one: name the column that tells series apart "
-            "(series_column), or leave series_embedding out."
-        )
-    inside = all(column in data.feature_columns for column in data.target_columns)
-    # The model cannot continue a target that it does not see.
-    settings["residual"] = settings["residual"] and inside
-    targets, seen = range(len(options.target)), data.feature_columns
-    places = [seen.index(column) for column in data.target_columns] if inside else targets
-    known = [data.feature_names.index(name) for name in options.future]
-    return build_forecast_model(
-        options.window,
-        len(data.feature_columns) + width,
-        options.horizon,
-        len(data.target_columns),
-        target_columns=list(places),
-        quantiles=list(quantiles) or None,
-        absolute=[*known, *range(len(data.feature_columns), len(data.feature_columns) + width)],
-        future=len(options.future) + width,
-        series=max(1, len(known_series(part, options))),
-        seed=seed,
-        **settings,
-    )
-
-
-def _covariates(
-    data: SeriesData, split: SeriesSplit, options: SeriesOptions, scaler: Scaler, *, by_id: bool
-) -> Covariates:
-    """What the model sees beside the features; `by_id` if it has an input for the id of the series."""
-    return Covariates(
-        tuple(options.future),
-        make_calendar(options.calendar, options.holidays, data.times, data.form.zone),
-        known_series(split.train, options) if by_id else None,
-        SeriesScaler.fit(split.train, scaler) if options.scaling == "series" else None,
-    )
-
-
-def _identity(architecture: ForecastArchitecture) -> dict[str, Any]:
-    """What tells one architecture from another; a run that began before there were embeddings goes on."""
-    settings = dataclasses.asdict(architecture)
-    if not settings["series_embedding"]:
-        del settings["series_embedding"]
-    return settings
-
-
 def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tuple[Example, ...]:
     options, data = series_model.options, part.data
     forecaster = series_model.forecaster
@@ -391,7 +349,3 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
         data, forecaster.settings, lambda some: forecaster.forecast_at(data, some), newest=False
     )
     return tuple(found) if around is None else around.around(found)
-
-
-def _names(data: SeriesData) -> list[str]:
-    return list(dict.fromkeys(series for _, _, series in data.segments))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cellerate.data.calendar_features import CalendarPart as Calendar
-from cellerate.data.calendar_features import check_calendar
+from cellerate.data.calendar_parts import CalendarPart as Calendar
+from cellerate.data.calendar_parts import check_calendar
 from cellerate.data.decoding import check_codec
 from cellerate.errors import ConfigError
 from cellerate.settings import check_choice, check_counts, check_number
@@ -247,7 +247,8 @@ class ForecastArchitecture:
         dropout: Dropout on the outputs of each layer.
         quantile: Quantiles to forecast instead of one value, each above 0 and below 1.
         residual: Whether the model reads and forecasts changes from the last observed values.
-        linear: Whether a linear map of the window is added to what the LSTM forecasts; with residual only.
+        linear: Whether a linear map of each target's window, which begins and stays as NLinear's, is added to what the
+            LSTM forecasts; with residual only.
         series_embedding: Size of the vector that stands for each series, from which the model learns what is its own;
             without it, all series are alike to the model.
     """

@@ -77,9 +77,14 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
     values = f"{found['model']:.4g} against {found['baseline']:.4g}"
     share = abs(100 * found["change"])
     amount = f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %"
+    if share < 0.05:
+        return (
+            f"As good as the best baseline, {label}: {figure} {values}. To do better, try: {', '.join(hints)}, more "
+            "training, a smaller model."
+        )
     if found["beats_baselines"]:
         return f"Better than every baseline: {figure} {amount} below that of {label} ({values})."
-    worse = f"{amount} above" if 0.05 <= share < float("inf") else "not below"
+    worse = f"{amount} above" if share < float("inf") else "not below"
     if 100 <= share < float("inf"):
         worse = f"{found['change'] + 1:,.1f} times"
     return (

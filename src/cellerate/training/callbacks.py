@@ -4,6 +4,7 @@ Everything that must happen between two batches happens here. No callback may ma
 every step.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import keras
 
+from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
@@ -19,6 +21,7 @@ from cellerate.training.display import Display
 from cellerate.training.optimizers import current_learning_rate
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
+from cellerate.training.stretches import ErrorByStretch, clearly_better
 
 _LOOK_EVERY_S = 0.2
 
@@ -35,12 +38,15 @@ class Progress:
         history: One record per epoch.
         curve: Rows of epoch, step and the mean loss of that epoch so far.
         best: The best value of the monitored loss, or None.
-        best_epoch: The epoch of `best`, from 1.
+        best_epoch: The epoch of `best`, from 1; 0 for the model before the first one.
         epoch_seconds: Seconds trained in the current epoch.
         seconds: Seconds trained in all.
         counters: The counters of Keras's own callbacks, by class name.
         finished: Why the run ended, if it reached its end.
         precision: The dtype policy of the run.
+        fixed: The names of layers that training leaves as they are.
+        first: The validation loss and metrics of the model before the first epoch, if it was judged.
+        first_by_stretch: Its error in each stretch of the validation part.
     """
 
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -52,6 +58,9 @@ class Progress:
     counters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     finished: str = ""
     precision: str = "float32"
+    fixed: list[str] = dataclasses.field(default_factory=list)
+    first: dict[str, float] = dataclasses.field(default_factory=dict)
+    first_by_stretch: list[float] = dataclasses.field(default_factory=list)
 
 
 class _Resumable:
@@ -110,6 +119,8 @@ class Conductor(keras.callbacks.Callback):
         identity: What the run is made of, for its checkpoints.
         processes: Those that train together. All look at the same batches and stop and save after the same; the first
             one's clock and any one's signal decide.
+        judge_first: Validation batches to judge the model on before the first epoch; None does not.
+        stretched: The metric that knows the error of each stretch of the validation part, if there is one.
     """
 
     def __init__(
@@ -128,6 +139,8 @@ class Conductor(keras.callbacks.Callback):
         begin_states: Callable[[], None],
         identity: dict[str, Any],
         processes: Processes,
+        judge_first: BatchSource | None = None,
+        stretched: ErrorByStretch | None = None,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -147,6 +160,8 @@ class Conductor(keras.callbacks.Callback):
         self._begin_states = begin_states
         self._identity = identity
         self._processes = processes
+        self._judge_first = judge_first
+        self._stretched = stretched
         self._resumed: Checkpoint | None = None
         self._cut: Checkpoint | None = None
         self._start = 0
@@ -182,7 +197,39 @@ class Conductor(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Starts the clock of the time limit, which counts training only."""
         if self._settings.max_seconds is not None and math.isinf(self._deadline):
-            self._deadline = time.perf_counter() + self._settings.max_seconds
+            # What it took to begin counts, too.
+            spent = 0.0 if self._resumed or self.progress.history else self.progress.seconds
+            self._deadline = time.perf_counter() + self._settings.max_seconds - spent
+        if self._judge_first is not None:
+            source, self._judge_first = self._judge_first, None
+            self._judge_start(source)
+
+    def _judge_start(self, source: BatchSource) -> None:
+        """Makes the model before the first epoch the best one so far."""
+        with contextlib.closing(KerasBatches(source)) as batches:
+            logs = self.model.evaluate(batches, callbacks=[self], verbose=0, return_dict=True)
+        self._processes.settle(self.model)
+        found = {f"val_{name}": float(value) for name, value in logs.items()}
+        self._display.message(f"before the first epoch: {self._monitor} {found[self._monitor]:.4f}")
+        if all(map(math.isfinite, found.values())):
+            self.progress.first, self.progress.best = found, found[self._monitor]
+            self.progress.first_by_stretch = self._by_stretch()
+            self._write(self._write_best)
+
+    def _is_best(self, logs: Mapping[str, float]) -> bool:
+        """Return True if an epoch's model is to be kept: the best so far, and clearly better than the first one."""
+        value, progress = logs[self._monitor], self.progress
+        best = math.isfinite(value) and (
+            progress.best is None or value < progress.best or self._monitor == "loss"
+        )
+        if not progress.first:
+            return best
+        best = best and clearly_better(logs, progress.first, self._by_stretch(), progress.first_by_stretch)
+        # Only the first process has what all have counted.
+        return bool(self._processes.of_first(best))
+
+    def _by_stretch(self) -> list[float]:
+        return [] if self._stretched is None else self._stretched.by_stretch()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Zeroes carried states, or restores those of an epoch that was cut short."""
@@ -259,10 +306,7 @@ class Conductor(keras.callbacks.Callback):
         stop, late, _ = self._agreed(time.perf_counter())
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
-        value = logs[self._monitor]
-        best = math.isfinite(value) and (
-            progress.best is None or value < progress.best or self._monitor == "loss"
-        )
+        best = self._is_best(logs)
         record: dict[str, Any] = {
             "epoch": epoch + 1,
             "steps": self.position.batch,
@@ -274,7 +318,7 @@ class Conductor(keras.callbacks.Callback):
             "best": best,
         }
         if best:
-            progress.best, progress.best_epoch = value, epoch + 1
+            progress.best, progress.best_epoch = logs[self._monitor], epoch + 1
             self._write(self._write_best)
         progress.history.append(record)
         progress.seconds += part_seconds

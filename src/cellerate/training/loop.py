@@ -15,25 +15,23 @@ import keras
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import remove_unfinished
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.carried_states import carried_states
 from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
+from cellerate.training.beginning import Begin, begun, checkpoint_to_resume, layers_held, progress_of
 from cellerate.training.callback_list import WhenDue, check_callbacks
 from cellerate.training.callbacks import (
     Conductor,
     EarlyStopping,
     Interrupted,
-    Progress,
     ReduceLROnPlateau,
 )
 from cellerate.training.checkpoint import (
     Checkpoint,
     Position,
     architecture_of,
-    check_identity,
     restore,
 )
 from cellerate.training.checkpoint_folder import CheckpointFolder
@@ -47,6 +45,7 @@ from cellerate.training.probe import end_probe, is_probe
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
+from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.telemetry import Sample, Telemetry
 from cellerate.training.trackers import check_trackers
 
@@ -61,10 +60,12 @@ class TrainingResult:
         model: The trained model: the best one, except after an interruption. Of several processes only the first
             one's is certain to be.
         status: Why the run ended.
-        output: The model file; after an interruption in the first epoch it does not exist yet.
+        output: The model file; after an interruption in the first epoch it does not exist yet, unless the model before
+            it was judged.
         folder: The run's folder: checkpoint, history, curve, TensorBoard files.
         history: One record per epoch, of this call and of those it resumed.
-        best_epoch: The epoch whose model is in `output`, from 1; 0 if there is none.
+        best_epoch: The epoch whose model is in `output`, from 1; 0 for the model before the first epoch, if it was
+            judged (`best` is then a number), or for none.
         best: The validation loss of that epoch, or its training loss if there are no validation data.
         seconds: Seconds of training, without validation.
         precision: The dtype policy of the training.
@@ -95,6 +96,7 @@ def train(
     settings: TrainingSettings,
     metrics: Sequence[Any] = (),
     validation: BatchSource | None = None,
+    begin: Begin | None = None,
     identity: Mapping[str, Any] | None = None,
     carry_states: bool = False,
     resume: bool = False,
@@ -118,6 +120,9 @@ def train(
         settings: How to train.
         metrics: Keras metrics, weighted if the source gives weights.
         validation: Batches whose loss decides which epoch is best; with None, the last epoch is.
+        begin: Gives the model of a new run better weights than random ones, such as a solution in closed form. That
+            model is judged on the validation data, too, and stays the best one unless an epoch is clearly better:
+            see `stretches.clearly_better`. The time counts as training.
         identity: What else a resumed run must have in common with this one.
         carry_states: Truncated backpropagation through time: the states of recurrent layers carry over from
             batch to batch, and start from zero each epoch. Needs a source whose rows continue in the same way.
@@ -167,17 +172,21 @@ def train(
             "model": architecture_of(model),
         }
         checkpoints = CheckpointFolder(folder, settings.keep_checkpoints)
-        checkpoint = _resumable(checkpoints, identity, settings, display) if resume else None
+        checkpoint = checkpoint_to_resume(checkpoints, identity, settings, display) if resume else None
         processes.check_same(identity, checkpoint.position if checkpoint is not None else None)
-        progress = _progress(checkpoint)
+        progress = progress_of(checkpoint)
         progress.finished = ""
+        told = ""
         if checkpoint is None:
+            told = begun(begin, model, progress, processes)
             progress.precision = _precision(model, source, loss, settings, display, processes)
         if progress.precision != "float32":
             model = with_dtype_policy(model, progress.precision)
         accelerate(model, settings.implementation)
         kernels = kernels_used(model, progress.precision)
-        display.message(kernels)
+        display.message(kernels + told)
+        fixing = held.enter_context(contextlib.ExitStack())
+        fixing.enter_context(layers_held(model, progress.fixed, fixed=True))
 
         states = carried_states(model, source.batch_size) if carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
@@ -205,7 +214,13 @@ def train(
             show_samples=sample_every is not None,
         )
         display = telemetry if processes.first else Display()
-        monitor = "val_loss" if validation is not None else "loss"
+        held_out = processes.share(validation) if validation is not None else None
+        monitor = "loss" if held_out is None else "val_loss"
+
+        def save_best() -> None:
+            with layers_held(model, progress.fixed, fixed=False):
+                save(model, output)
+
         conductor = Conductor(
             settings=settings,
             progress=progress,
@@ -215,11 +230,13 @@ def train(
             display=display,
             sample_every=sample_every,
             write_checkpoint=checkpoints.save,
-            write_best=lambda: save(model, output),
+            write_best=save_best,
             write_history=lambda: write_history(folder, progress.history, progress.curve),
             begin_states=states.reset if states else lambda: None,
             identity=dict(identity),
             processes=processes,
+            judge_first=held_out if told else None,
+            stretched=next((one for one in metrics if isinstance(one, ErrorByStretch)), None),
         )
         watching: list[keras.callbacks.Callback] = []
         if settings.patience is not None:
@@ -237,18 +254,18 @@ def train(
         plan = Plan(
             settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds
         )
-        with contextlib.ExitStack() as told:
+        with contextlib.ExitStack() as telling:
             if processes.first:
                 remove_unfinished(folder)
                 remove_unfinished(output)
-                told.enter_context(telemetry)
+                telling.enter_context(telemetry)
             display.start(plan)
             try:
                 with stop_signals(conductor, display):
                     stopped_early = _fit_parts(
                         trainer,
                         processes.share(source),
-                        processes.share(validation) if validation is not None else None,
+                        held_out,
                         settings.epochs,
                         own_callbacks,
                         watching,
@@ -270,11 +287,12 @@ def train(
                 progress.finished = status
                 conductor.save()
             telemetry.status = status
+        fixing.close()
         # What the first has written, all may read from here on.
         processes.wait()
         model = processes.own(model, settings.implementation)
         best_is_last = progress.best_epoch == len(progress.history)
-        if processes.first and status != "interrupted" and progress.best_epoch and not best_is_last:
+        if processes.first and status != "interrupted" and progress.best is not None and not best_is_last:
             model.load_weights(output)
         return TrainingResult(
             model=model,
@@ -358,27 +376,3 @@ def _precision(
     chosen = trials[processes.of_first(fastest)].policy
     display.message(f"precision: {chosen}")
     return chosen
-
-
-def _resumable(
-    checkpoints: CheckpointFolder, identity: Mapping[str, Any], settings: TrainingSettings, display: Display
-) -> Checkpoint | None:
-    checkpoint = checkpoints.newest(display.message)
-    if checkpoint is None:
-        return None
-    check_identity(checkpoint.identity, identity)
-    if checkpoint.position.epoch >= settings.epochs:
-        raise ConfigError(
-            f"this run has already trained {checkpoint.position.epoch} epochs: ask for more than that "
-            f"(epochs is {settings.epochs}) to go on."
-        )
-    return checkpoint
-
-
-def _progress(checkpoint: Checkpoint | None) -> Progress:
-    if checkpoint is None:
-        return Progress()
-    try:
-        return Progress(**checkpoint.progress)
-    except TypeError as error:
-        raise CheckpointError(f"the checkpoint is damaged ({error}). Leave resume=True out.") from error

@@ -87,6 +87,17 @@ class Processes:
         if self.several:
             self._bridge.replicate(trainer)
 
+    def array_of_first(self, array: np.ndarray) -> np.ndarray:
+        """The first process's array, in float32: on other processors the same sums may be rounded differently.
+
+        All must call it, with arrays of one shape.
+        """
+        array = np.ascontiguousarray(array, np.float32)
+        if not self.several:
+            return array
+        first = self._bridge.gathered(array.reshape(-1).view(np.int32))[0]
+        return np.asarray(first, np.int32).view(np.float32).reshape(array.shape)
+
     def settle(self, trainer: keras.Model) -> None:
         """Gives the first process what each has counted by itself, before it is saved or judged. All must call it."""
         if self.several:

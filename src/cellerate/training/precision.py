@@ -20,7 +20,8 @@ from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
 
 _TIMED_STEPS = 24
-_MIN_SPEEDUP = 1.05
+MIN_SPEEDUP = 1.05
+"""The factor by which another policy must be faster to be chosen."""
 _MAX_LOSS_RATIO = 1.01
 
 
@@ -80,7 +81,7 @@ def fastest_precision(trials: Sequence[PrecisionTrial]) -> PrecisionTrial:
         if trial.step_ms is None or trial.loss is None or base.step_ms is None or base.loss is None:
             continue
         holds = math.isfinite(trial.loss) and trial.loss <= base.loss * _MAX_LOSS_RATIO
-        if holds and trial.step_ms * _MIN_SPEEDUP <= base.step_ms and trial.step_ms < (chosen.step_ms or 0.0):
+        if holds and trial.step_ms * MIN_SPEEDUP <= base.step_ms and trial.step_ms < (chosen.step_ms or 0.0):
             chosen = trial
     return chosen
 

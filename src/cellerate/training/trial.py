@@ -19,8 +19,8 @@ from cellerate.measure import Timing, as_timing
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.settings import TrainingSettings
 
-_WARMUP_STEPS = 4
-_LEAST_STEPS, _MOST_STEPS = 8, 200
+_WARMUP_STEPS = 3
+_LEAST_STEPS, _MOST_STEPS = 4, 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def try_training(
 class Trainer:
     """A model that is compiled and warm, and trains as many steps as it is asked for, again and again.
 
-    Several of them can be timed in turns.
+    Several of them can be timed in turns. All begin with the weights that they were given, after the warm-up, too.
 
     Args:
         model: The model; it is compiled again, and its weights change.
@@ -86,9 +86,20 @@ class Trainer:
         self._model, self._source, self._epoch = model, source, 1
         optimizer = build_optimizer(settings, len(source), policy)
         model.compile(optimizer=optimizer, loss=loss, jit_compile=settings.jit_compile)
+        optimizer.build(model.trainable_variables)
+        self._start = [
+            (variable, np.array(variable)) for variable in (*model.variables, *optimizer.variables)
+        ]
         # The first steps compile; on TensorFlow only the first call of `fit` does.
         warmup = _fit(model, source, min(_WARMUP_STEPS, len(source)), epoch=0)
         self.step_s = float(np.diff(warmup.ends).min(initial=math.inf))
+        self.restart()
+
+    def restart(self) -> None:
+        """Goes back to the start: the weights, the seeds and the optimizer as they were, and the first batch."""
+        for variable, value in self._start:
+            variable.assign(value)
+        self._epoch = 1
 
     def turn(self, steps: int) -> Trial:
         """Trains for so many steps more, and times each."""

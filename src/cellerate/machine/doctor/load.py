@@ -1,6 +1,8 @@
 """Who else uses the processors while this runs: other processes, and other guests of a virtual machine's host."""
 
+import os
 import re
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -26,6 +28,15 @@ def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) ->
         return True
     spent = _spent(before, after, allowed)
     return spent["busy"] < _BUSY and spent["stolen"] < _STOLEN_NOW
+
+
+def busy_now() -> str:
+    """A line on the processors if other processes use them now; "" if they do not, or if that is not known."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    before = read(Path("/proc/stat"))
+    time.sleep(MOMENT_S)
+    found = check_load(Path("/"), before, read(Path("/proc/stat")), allowed)
+    return "; ".join(f"{one.found}: {one.cost}" for one in found if one.status == "problem")
 
 
 def check_load(

@@ -1,11 +1,13 @@
 """The base class of passes."""
 
 import abc
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from cellerate.errors import CellerateError
 from cellerate.optimization.context import Context
 from cellerate.report.record import Pass
+
+Quantity = Literal["training", "use", "size"]
 
 
 class NotNeededError(CellerateError):
@@ -20,6 +22,10 @@ class OptimizerPass(abc.ABC):
         title: The name in words.
         reads: The parts of the state it builds on: names from `State` and `Choices`.
         writes: The parts of the state it may change.
+        improves: What it may improve.
+        first: Whether it runs before all others.
+        always: Whether it runs however little time there is.
+        after: The passes that it builds on: where they run, they run before it.
         changes_model: Whether its candidates compute something other than the original does. Such a pass is
             left out of a run for training alone, and is kept only if the model chosen in the end has its
             change.
@@ -31,6 +37,10 @@ class OptimizerPass(abc.ABC):
     title: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
     writes: ClassVar[tuple[str, ...]]
+    improves: ClassVar[tuple[Quantity, ...]] = ()
+    first: ClassVar[bool] = False
+    always: ClassVar[bool] = False
+    after: ClassVar[tuple[str, ...]] = ()
     changes_model: ClassVar[bool] = False
     inherited: ClassVar[bool] = False
 
@@ -38,9 +48,21 @@ class OptimizerPass(abc.ABC):
     def cost_s(self, context: Context) -> float:
         """The seconds it takes at least; with less time left it is not started."""
 
-    def weight(self, context: Context) -> float:
-        """Its share of the time that is over once all have what they need at least; 0 if more time is of no use."""
-        return 0.0
+    def most_s(self, context: Context) -> float:
+        """The seconds after which more time is of no use to it."""
+        return self.cost_s(context)
+
+    def expected_s(self, context: Context, share_s: float) -> float:
+        """The seconds it will take, if it gets so many."""
+        return min(share_s, self.most_s(context))
+
+    def gain(self, context: Context) -> float:
+        """About the logarithm of the factor that it brings, by what is known of the machine and the model."""
+        return 0.1
+
+    def pointless(self, context: Context) -> str:
+        """Why it can bring nothing here, by what is known already; "" if it may bring something."""
+        return ""
 
     @abc.abstractmethod
     def run(self, context: Context) -> Pass:

@@ -1,16 +1,27 @@
-"""The baseline: the model as its user runs it today, in a process without any code of ours in it."""
+"""The baseline: the model as its user runs it today, in processes without any code of ours in them."""
 
+import math
 import time
 
 import keras
+import numpy as np
 
-from cellerate.optimization.clocks import TURNS, middle
+from cellerate.optimization.clocks import BRIEFLY_S
 from cellerate.optimization.context import ORIGINAL, Context
+from cellerate.optimization.hardware import measure_hardware
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.steps import training_step
+from cellerate.optimization.processes import Training, Way
 from cellerate.optimization.training import policy_of
-from cellerate.report.record import Candidate, Pass, Speed
+from cellerate.report.record import Candidate, Pass, Speed, TrainingStep
+
+SHARE = 1 / 6
+"""The share of the time budget that it may take, where the backend starts in less."""
+_FIGURE_SHARE, _STEPS_SHARE = (
+    0.05,
+    0.5,
+)  # of its time that is left, for a figure of use, and for steps of training
+_LEAST_STEPS, _MOST_STEPS, _MOST_S = 3, 100, 2.0
 
 
 class Baseline(OptimizerPass):
@@ -19,7 +30,19 @@ class Baseline(OptimizerPass):
     name = "baseline"
     title = "Baseline"
     reads = ("choices",)
-    writes = ("candidates", "judged", "training_steps", "explanation", "process_s", "judge_s")
+    writes = (
+        "candidates",
+        "judged",
+        "training_steps",
+        "explanation",
+        "apart",
+        "process_s",
+        "compile_s",
+        "judge_s",
+        "first_judge_s",
+        "bfloat16",
+        "units",
+    )
 
     def cost_s(self, context: Context) -> float:
         """Zero, as nothing works without it."""
@@ -27,30 +50,25 @@ class Baseline(OptimizerPass):
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
-        work, choices, listener = context.workload, context.state.choices, context.listener
-        began = time.perf_counter()
-        with context.probe() as probe:
-            context.state.explanation[:] = [tuple(row) for row in probe.ask("explain")]
-            context.state.process_s = time.perf_counter() - began
-            listener.note("judging the model on held-out data")
-            began = time.perf_counter()
-            judged = Judged(**probe.ask("judge", part="validation"))
-            context.state.judge_s = time.perf_counter() - began
-            listener.note("using it as Keras does")
-            turns = [[Speed(**one) for one in probe.ask("use", files=[], turns=TURNS)] for _ in range(TURNS)]
-            speeds = tuple(middle(found) for found in zip(*turns, strict=True))
+        work, state, listener = context.workload, context.state, context.listener
+        choices, policy = state.choices, policy_of(work.model)
+        listener.note("starting Keras in processes of its own")
+        way = Way("keras", policy, choices.batch_size, choices.length)
+        context.processes.prepare(way)
+        used = context.processes.keras()
+        state.process_s = context.processes.opened_s
+        (training,) = context.processes.trainings([way])
+        if not isinstance(training, Training):
+            raise training
+        state.compile_s = training.compile_s
+        state.explanation[:] = [tuple(row) for row in used.ask("explain")]
+        listener.note("using it as Keras does")
+        speeds = tuple(Speed(**one) for one in used.ask("use", files=[], seconds=_brief(context)))
         listener.note("training it as Keras does")
-        # A new process, so that the memory `predict` took does not count for training.
-        with context.probe() as probe:
-            step = training_step(
-                probe,
-                implementation="keras",
-                policy=policy_of(work.model),
-                batch_size=choices.batch_size,
-                length=choices.length,
-            )
+        step = _trained(context, training)
         choices.batch_size = step.batch_size
-        context.state.training_steps[:] = [step]
+        state.training_steps[:] = [step]
+        judged = _judged(context)
         candidate = context.add(
             Candidate(
                 id=ORIGINAL,
@@ -78,3 +96,39 @@ class Baseline(OptimizerPass):
                 f"{first.way}, a training step in {step.step_ms:.1f} ms on {keras.config.backend()}"
             ),
         )
+
+
+def _brief(context: Context) -> float:
+    """For how many seconds each figure of use is measured: the verdict times it again, beside what is chosen."""
+    return min(BRIEFLY_S, max(0.0, _FIGURE_SHARE * context.seconds_left()))
+
+
+def _trained(context: Context, training: Training) -> TrainingStep:
+    """Times as many steps of training as fit into a part of the time."""
+    seconds = min(_MOST_S, _STEPS_SHARE * max(0.0, context.seconds_left()))
+    fitting = int(seconds / training.step_s) if math.isfinite(training.step_s) else 0
+    return training.step([training.turn(min(max(fitting, _LEAST_STEPS), _MOST_STEPS), restart=True)])
+
+
+def _judged(context: Context) -> Judged:
+    """Judges the original on our kernels, after a look that Keras judges it alike; else in Keras."""
+    work, state, listener = context.workload, context.state, context.listener
+    listener.note("judging the model on held-out data")
+    used = context.processes.keras()
+    there = Judged(**used.ask("judge", part="validation", brief=True))
+    model, began = context.original(), time.perf_counter()
+    here = work.judge(model, "validation", brief=True)
+    state.first_judge_s = time.perf_counter() - began
+    apart = np.abs(np.subtract(here.values, there.values)) / max(abs(there.mean), 1e-9)
+    state.apart = float(np.max(apart))
+    if not context.kernels_are_right:
+        began = time.perf_counter()
+        judged = Judged(**used.ask("judge", part="validation"))
+        state.judge_s = time.perf_counter() - began
+        return judged
+    if measured := measure_hardware(model, state.training_steps[0].batch_size, work.length):
+        state.bfloat16, state.units = measured.bfloat16.ratios, measured.units
+    began = time.perf_counter()
+    judged = work.judge(model, "validation")
+    state.judge_s = time.perf_counter() - began
+    return judged

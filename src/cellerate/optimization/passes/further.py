@@ -17,11 +17,14 @@ LEAST_STEPS = 50
 
 # Trainings of a distilling, in those of the original: the student needs its teacher's forward pass besides.
 DISTILLING = 2.5
-# The share of the time left that trainings may take; the rest is for packing, judging and timing.
-_SHARE = 0.8
-_REST_S = 10.0
-# What passes before the first training begins.
-_START_S = 3.0
+# The share of the time left that steps may take: a machine is not always equally fast.
+_SHARE = 0.9
+# What passes before the first training begins; where a step takes milliseconds, that is many of them.
+_START_S = 1.0
+# Of the fewest steps, as preparing a training takes a moment of its time.
+_ENOUGH = 0.8
+# In how many stages of a training its model is judged, to keep the best.
+_STAGES = 4
 # With more time than planned for this many times as many steps, as in a later call with a larger budget, a
 # number decided before is given up.
 _MORE = 4
@@ -34,6 +37,11 @@ def step_s(context: Context) -> float:
     return min(step.step_ms for step in alike) / 1e3
 
 
+def least_steps(context: Context) -> int:
+    """The fewest steps of a training worth its name; no more than the settings ask for."""
+    return min(LEAST_STEPS, context.settings.steps)
+
+
 def trainings(context: Context, own: float) -> float:
     """How many trainings of the original a pass takes as long as, with the control if there is none yet."""
     return own + _controls(context)
@@ -41,7 +49,24 @@ def trainings(context: Context, own: float) -> float:
 
 def least_s(context: Context, own: float) -> float:
     """The seconds that so many of the shortest trainings take at least, with their control if there is none yet."""
-    return _START_S + _REST_S + LEAST_STEPS * step_s(context) * trainings(context, own) / _SHARE
+    return trainings_s(context, trainings(context, own), least_steps(context))
+
+
+def most_s(context: Context, own: float) -> float:
+    """The seconds that so many of the longest trainings take, with their control if there is none yet."""
+    return trainings_s(context, trainings(context, own), context.settings.steps)
+
+
+def trainings_s(context: Context, count: float, steps: int) -> float:
+    """The seconds that so many trainings of so many steps take."""
+    return _START_S + _around_s(context, count) + steps * step_s(context) * count / _SHARE
+
+
+def _around_s(context: Context, count: float) -> float:
+    """The seconds that so many trainings take beside their steps: compiling, judging, packing, timing."""
+    state = context.state
+    compiling = context.workload.shapes * state.compile_s + state.first_judge_s
+    return int(count) * (compiling + _STAGES * state.judge_s + context.consider_s())
 
 
 def further_steps(context: Context, now: float, later: float = 0.0) -> int:
@@ -55,29 +80,29 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
     Raises:
         OutOfTimeError: There is no time for a training worth its name.
     """
-    decided, left = context.state.further_steps, max(0.0, context.seconds_left() - _REST_S)
+    decided = context.state.further_steps
     if decided is not None:
-        needed = decided * step_s(context) * (now + _controls(context))
-        most = min(context.settings.steps, _fitting(context, _SHARE * left, now + later))
-        if needed <= left and most < _MORE * decided:
+        own = now + _controls(context)
+        needed = decided * step_s(context) * own
+        most = min(context.settings.steps, _fitting(context, now + later))
+        if needed <= context.seconds_left() - _around_s(context, own) and most < _MORE * decided:
             return decided
-    fitting = _fitting(context, _SHARE * left, now + later + 1)
-    if fitting < LEAST_STEPS:
-        if _fitting(context, _SHARE * left, now + 1) < LEAST_STEPS:
+    fitting, least = _fitting(context, now + later + 1), least_steps(context)
+    if fitting < least:
+        # Rather the next one alone than none.
+        if _fitting(context, now + 1) < _ENOUGH * least:
             raise OutOfTimeError(
-                f"there was no time for {LEAST_STEPS} steps of training and as many of a control",
+                f"there was no time for {least} steps of training and as many of a control",
                 least_s(context, now),
             )
-        # Rather the next one alone than none.
-        fitting = LEAST_STEPS
-    context.state.further_steps = min(context.settings.steps, fitting)
-    return context.state.further_steps
+        fitting = least
+    context.state.further_steps = fitting
+    return fitting
 
 
 def fine_tuning_steps(context: Context) -> int:
-    """Gives how many steps a quantised model may be trained: each of two precisions, and their control."""
-    left = max(0.0, context.seconds_left() - _REST_S)
-    return min(context.settings.steps, _fitting(context, 0.5 * left, 3))
+    """Gives how many steps a quantised model may be trained, and its control as many."""
+    return _fitting(context, 2)
 
 
 def plain_training(candidates: list[Candidate]) -> tuple[str, ...]:
@@ -104,5 +129,8 @@ def _controls(context: Context) -> int:
     return 0 if steps is not None and context.candidate(context.control_id(steps, LEARNING_RATE)) else 1
 
 
-def _fitting(context: Context, seconds: float, trainings: float) -> int:
-    return int(seconds / (max(trainings, 1) * step_s(context)))
+def _fitting(context: Context, trainings: float) -> int:
+    """Return the steps that each of so many trainings may have in the time left, at most those asked for."""
+    trainings = max(trainings, 1)
+    left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
+    return int(min(left / (trainings * step_s(context)), context.settings.steps))

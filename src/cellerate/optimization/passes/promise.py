@@ -36,9 +36,9 @@ class Promise:
 def hold(context: Context, chosen: Candidate) -> Promise:
     """Judges the chosen model, the original and a control on the test part; the figures become part of the state."""
     context.listener.note("judging it on the test part")
-    before = _judge(context, context.before)
+    before = judge_on_test_part(context, context.before)
     control = _control_of(context, chosen)
-    beside = None if control is None else _judge(context, control)
+    beside = None if control is None else judge_on_test_part(context, control)
     tested = [Tested(candidate=ORIGINAL, role="before", quality=interval(before))]
     warnings = []
     if control is not None and beside is not None:
@@ -48,7 +48,7 @@ def hold(context: Context, chosen: Candidate) -> Promise:
             warnings.append(better_buy(control, loss, "the test part"))
     broken = ""
     if chosen.id != ORIGINAL:
-        after = _judge(context, chosen)
+        after = judge_on_test_part(context, chosen)
         loss = context.loss(before, after)
         control_loss = context.loss(beside, after) if beside is not None and chosen.control else None
         broken, doubt = _held_against(context, chosen, loss, control_loss)
@@ -65,10 +65,14 @@ def hold(context: Context, chosen: Candidate) -> Promise:
     return Promise(tuple(tested), broken, (*warnings, *_seen_before(context, chosen)))
 
 
-def _judge(context: Context, one: Candidate) -> Judged:
-    """Judges a model as it is used: the original in Keras, a packed one from its file."""
+def judge_on_test_part(context: Context, one: Candidate) -> Judged:
+    """Judges a model as it is used, once: a packed one from its file, the others in Keras."""
+    if one.id in context.judged_now:
+        return context.state.tested[one.id]
+    context.judged_now.add(one.id)
     if one.file is None:
-        model = context.workload.model
+        # On our kernels, if they judge it as Keras does.
+        model = context.original() if context.kernels_are_right else context.workload.model
     elif one.file.endswith(".cell"):
         model = load(context.folder / one.file)
     else:

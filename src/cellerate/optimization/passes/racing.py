@@ -4,45 +4,30 @@ The speed of a machine changes while other programs run on it, so two timings fr
 than what they time. A race takes them side by side, and tells an order that its turns contradict from a difference.
 """
 
-import contextlib
 import dataclasses
-import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cellerate.format import milliseconds, times
 from cellerate.measure import Order, Timing, as_timing, order_of
-from cellerate.optimization.clocks import TURNS
+from cellerate.optimization import clocks
 from cellerate.optimization.context import Context
 from cellerate.optimization.probe_client import Probe, ProbeError
-from cellerate.optimization.training import policy_of, way_of
+from cellerate.optimization.processes import Training, Way
 from cellerate.report.record import Speed, TrainingStep
 
 TRAINING_TURNS = 6
-"""How many turns each training takes: one of them may be spoiled by other work."""
+"""The turns of each training: as few as give a sure order."""
+MORE_TURNS = 6
+"""The further turns where those contradict each other, which lets other work spoil two."""
+TURN_S = 0.3
 _NOISE = 1.5  # the times of one thing may differ by this factor
-_TURN_S = 0.3
-_LEAST_STEPS, _MOST_STEPS = 2, 50
+_LEAST_STEPS, _MOST_STEPS = 1, 50
 
 
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """A way to train.
-
-    Attributes:
-        implementation: The implementation of the LSTM layers.
-        policy: Keras's dtype policy.
-        batch_size: Rows per batch.
-        length: Time steps per row; None if the task has no choice of length.
-    """
-
-    implementation: str
-    policy: str
-    batch_size: int
-    length: int | None
-
-    def __str__(self) -> str:
-        return way_of(self.implementation, self.policy)
+Turn = tuple[list[Speed], list[Speed]]
+"""The speeds of the ways to use the original in one turn, and those of packed models in the same turn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +49,14 @@ class Timed:
         return Order(tuple(ratio * there / here for ratio in ratios))
 
 
+def race_s(context: Context, ways: int) -> float:
+    """About how many seconds so many ways of training take in their turns, once they are ready."""
+    slowest = max(step.step_ms for step in context.state.training_steps) / 1e3
+    return TRAINING_TURNS * ways * max(TURN_S, slowest)
+
+
 def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Timed | ProbeError]:
-    """Trains in several ways from the same weights, in turns.
+    """Trains in several ways from the same weights, in turns; in more turns where they contradict each other.
 
     Args:
         context: The context.
@@ -75,21 +66,34 @@ def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Tim
     Returns:
         What each took, or why it cannot be timed.
     """
+    context.listener.note(f"getting {len(ways)} ways of training ready")
+    ready = context.processes.trainings(ways)
+    if fresh := [one.compile_s for one in ready if isinstance(one, Training) and not one.raced]:
+        # What the next will take; the first of all took what Keras took.
+        context.state.compile_s = min(fresh)
+    racing = [_Racing(one) for one in ready if isinstance(one, Training)]
     context.listener.note(f"timing {len(ways)} ways of training in turns")
-    with contextlib.ExitStack() as stack:
-        trainings = [_Training(stack.enter_context(context.probe()), way) for way in ways]
-        for each in trainings:
-            each.probe.tell("trainer", name=name, **dataclasses.asdict(each.way))
-        for each in trainings:
-            each.get_ready()
-        slowest = max((each.about["step_s"] or 0.0 for each in trainings if not each.error), default=0.0)
-        # The same for all, so that all read the same batches.
-        steps = max(_LEAST_STEPS, min(_MOST_STEPS, int(_TURN_S / max(slowest, 1e-6))))
-        for turn in range(TRAINING_TURNS):
-            # There and back, so that whoever is last in one turn is first in the next.
-            for each in trainings if turn % 2 == 0 else reversed(trainings):
-                each.take_turn(name, steps)
-    return [each.error or each.timed(name) for each in trainings]
+    slowest = max((one.training.step_s for one in racing if one.training.step_s < float("inf")), default=0.0)
+    # The same for all, so that all read the same batches.
+    steps = max(_LEAST_STEPS, min(_MOST_STEPS, int(TURN_S / max(slowest, 1e-6))))
+    for turn in range(TRAINING_TURNS + MORE_TURNS):
+        # Looked at once more only: who looks after each turn finds an order in the end, where there is none.
+        if (turn == TRAINING_TURNS and _clear(racing)) or (turn >= TRAINING_TURNS and context.far_beyond()):
+            break
+        # There and back, so that whoever is last in one turn is first in the next.
+        for one in racing if turn % 2 == 0 else reversed(racing):
+            one.take_turn(steps)
+    for one in racing:
+        if one.error is not None:
+            context.processes.end(one.training.way)
+    raced = iter(racing)
+    return [next(raced).result(name) if isinstance(one, Training) else one for one in ready]
+
+
+def _clear(racing: Sequence["_Racing"]) -> bool:
+    """Return True if the turns agree how each contestant compares with the first."""
+    turns = [one.turns for one in racing if one.error is None]
+    return all(order_of(turns[0], other).certain for other in turns[1:])
 
 
 def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, TrainingStep] | None, list[str]]:
@@ -101,18 +105,12 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
     Raises:
         ProbeError: One of them cannot be timed.
     """
-    state, choices = context.state, context.state.choices
-    first = state.training_steps[0]
-    ways = [
-        Way("keras", policy_of(context.workload.model), first.batch_size, first.length),
-        Way(choices.implementation, choices.training_precision, choices.batch_size, choices.length),
-    ]
+    state = context.state
+    ways = [context.first_way, context.chosen_way]
     if ways[0] == ways[1]:
         return None, []
-    for name in dict.fromkeys(step.race for step in state.training_steps if step.race):
-        found = [_step_of(state.training_steps, name, way) for way in ways]
-        if found[0] is not None and found[1] is not None:
-            return (found[0], found[1]), []
+    if found := _raced(context, ways):
+        return found, []
     before, after = all_timed(race_trainings(context, "verdict", ways))
     state.training_steps += [before.step, after.step]
     order, doubt = before.order(after), []
@@ -122,6 +120,24 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
             "Run it again on a quiet machine."
         ]
     return (before.step, after.step), doubt
+
+
+def verdict_race_s(context: Context) -> float:
+    """The seconds that the verdict takes to time training as it was and as it was chosen so far."""
+    state, ways = context.state, [context.first_way, context.chosen_way]
+    if ways[0] == ways[1] or _raced(context, ways):
+        return 0.0
+    return state.process_s + state.compile_s + race_s(context, 2)
+
+
+def _raced(context: Context, ways: Sequence[Way]) -> tuple[TrainingStep, TrainingStep] | None:
+    """The steps of two ways to train in a race that both have taken part in; None if there was none."""
+    steps = context.state.training_steps
+    for name in dict.fromkeys(step.race for step in steps if step.race):
+        first, second = (_step_of(steps, name, way) for way in ways)
+        if first is not None and second is not None:
+            return first, second
+    return None
 
 
 def busy_machine(steps: Sequence[TrainingStep]) -> list[str]:
@@ -155,71 +171,56 @@ def all_timed(found: Sequence[Timed | ProbeError]) -> list[Timed]:
     return [one for one in found if isinstance(one, Timed)]
 
 
-class _Training:
-    """A contestant in its process."""
+class _Racing:
+    """A contestant of a race."""
 
-    def __init__(self, probe: Probe, way: Way) -> None:
-        self.probe, self.way = probe, way
-        self.about: dict[str, Any] = {}
+    def __init__(self, training: Training) -> None:
+        self.training = training
         self.error: ProbeError | None = None
         self._found: list[dict[str, Any]] = []
 
-    def get_ready(self) -> None:
-        try:
-            self.about = self.probe.answer()
-        except ProbeError as error:
-            self.error = error
-
-    def take_turn(self, name: str, steps: int) -> None:
+    def take_turn(self, steps: int) -> None:
         if self.error is not None:
             return
         try:
-            self._found.append(self.probe.ask("turn", name=name, steps=steps))
+            self._found.append(self.training.turn(steps, restart=not self._found))
+            self.training.raced = True
         except ProbeError as error:
             self.error = error
 
-    def timed(self, name: str) -> Timed:
-        turns = tuple(as_timing(found["seconds"]) for found in self._found)
-        whole = as_timing([seconds for turn in turns for seconds in turn.seconds])
-        losses = [found["loss"] for found in self._found]
-        step = TrainingStep(
-            way=str(self.way),
-            batch_size=self.about["batch_size"],
-            length=self.about["length"],
-            step_ms=1e3 * whole.median_s,
-            step_p20_ms=1e3 * whole.percentile_s(0.2),
-            step_p80_ms=1e3 * whole.percentile_s(0.8),
-            items_per_s=self.about["items"] / whole.median_s,
-            peak_memory_bytes=self._found[-1]["peak_memory_bytes"],
-            loss=None if None in losses else statistics.fmean(losses),
-            race=name,
-        )
-        return Timed(step, turns)
+    @property
+    def turns(self) -> tuple[Timing, ...]:
+        return tuple(as_timing(found["seconds"]) for found in self._found)
+
+    def result(self, name: str) -> Timed | ProbeError:
+        return self.error or Timed(self.training.step(self._found, name), self.turns)
 
 
-def race_uses(context: Context, files: Sequence[str]) -> tuple[list[list[Speed]], list[list[Speed]]]:
+def race_uses(context: Context, packed: Probe, files: Sequence[str], *, until: float) -> Iterator[Turn]:
     """Times the original in Keras and packed models in turns: Keras in one process, all that is packed in another.
 
     Args:
         context: The context.
+        packed: A process that has been told to open the packed models.
         files: The packed models.
+        until: By when, of `time.perf_counter`, twice as many turns as give a sure order must end to be taken.
 
-    Returns:
-        (ways, turns) of the original, and (files, turns) of the packed models.
+    Yields:
+        A turn: the speeds of the ways to use the original, and those of the packed models.
 
     Raises:
         ProbeError: One of the processes failed.
     """
-    turns: list[list[list[Speed]]] = [[], []]
-    with context.probe() as keras, context.probe() as packed:
-        asked: tuple[tuple[Probe, list[str]], ...] = ((keras, []), (packed, [str(file) for file in files]))
-        for probe, given in asked:
-            probe.tell("open", files=given)
-        for probe, _ in asked:
-            probe.answer()
-        for _ in range(TURNS):
-            for found, (probe, given) in zip(turns, asked, strict=True):
-                answer = probe.ask("use", files=given, turns=TURNS)
-                found.append([Speed(**one) for one in answer])
-    there, here = ([list(each) for each in zip(*found, strict=True)] for found in turns)
-    return there, here
+    keras = context.processes.keras()
+    packed.answer()
+    seconds = clocks.MEASURED_S / clocks.TURNS
+    began = time.perf_counter()
+    for turn in range(2 * clocks.TURNS):
+        now = time.perf_counter()
+        if turn == clocks.TURNS and now + (now - began) > until:
+            return
+        found = [
+            [Speed(**one) for one in probe.ask("use", files=list(given), seconds=seconds)]
+            for probe, given in ((keras, ()), (packed, files))
+        ]
+        yield found[0], found[1]

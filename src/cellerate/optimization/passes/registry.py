@@ -1,4 +1,6 @@
-"""The passes of `optimize` in order, one row each. A new pass is a file beside this one, and a row here.
+"""The passes of `optimize`, one row each. A new pass is a file beside this one, and a row here.
+
+In this order they are listed; they run by what each is worth (`optimization.budget`).
 
 A row gives its class as a string, because the command line offers the passes before Keras is imported.
 """
@@ -6,12 +8,13 @@ A row gives its class as a string, because the command line offers the passes be
 _HERE = "cellerate.optimization.passes"
 
 PASSES: dict[str, str] = {
+    "pack": f"{_HERE}.pack:Pack",
+    "quantize": f"{_HERE}.shrinking:Quantize",
     "kernels": f"{_HERE}.kernels:Kernels",
     "batch": f"{_HERE}.sweeps:BatchSize",
     "length": f"{_HERE}.sweeps:SequenceLength",
     "pipeline": f"{_HERE}.pipeline:Pipeline",
     "precision": f"{_HERE}.precision:Precision",
-    "quantize": f"{_HERE}.shrinking:Quantize",
     "prune": f"{_HERE}.shrinking:Prune",
     "distill": f"{_HERE}.shrinking:Distill",
 }

@@ -21,8 +21,10 @@ from cellerate.optimization.passes.further import (
     fine_tuning_steps,
     further_steps,
     least_s,
+    least_steps,
+    most_s,
     plain_training,
-    trainings,
+    trainings_s,
 )
 from cellerate.program import PRECISIONS
 from cellerate.report.effects import loss_in_words
@@ -35,67 +37,84 @@ _WITH_CONTROL = (
 
 
 class Quantize(OptimizerPass):
-    """The original in 16 and in 8 bits."""
+    """The original in 8 bits; where that loses too much, in 16 bits, and in 8 after a little training."""
 
     name = "quantize"
     title = "Quantise"
     reads = ("candidates", "judged")
-    writes = ("candidates", "judged", "choices")
+    writes = ("candidates", "judged", "choices", "consider_s")
+    improves = ("use", "size")
+    first = always = True
     changes_model = inherited = True
 
     def cost_s(self, context: Context) -> float:
-        """Two models to round, judge, pack, judge again and time."""
-        return 10 + 4 * context.state.judge_s
+        """A model to judge three times while it is rounded, and to pack."""
+        state = context.state
+        return 0.5 + state.first_judge_s + 3 * state.judge_s + context.consider_s()
 
-    def weight(self, context: Context) -> float:
-        """Both models may have to be trained, and a control."""
-        return 3.0
+    def most_s(self, context: Context) -> float:
+        """In 16 bits, too, and trained beside a control."""
+        return 2 * self.cost_s(context) + trainings_s(context, 2, context.settings.steps)
+
+    def expected_s(self, context: Context, share_s: float) -> float:
+        """As a rule 8 bits keep the quality without any training."""
+        return self.cost_s(context)
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         packed = context.candidate(PACKED)
         if packed is not None and packed.error:
             raise NotNeededError("the model cannot be packed, and only a packed model runs in 8 bits")
-        model, curves, facts = context.original(), [], []
-        found: list[Candidate] = []
-        # The same for both precisions, so that one control serves both.
-        steps = fine_tuning_steps(context)
-        for precision in PRECISIONS[1:]:
-            context.listener.note(precision)
-            rounded, record = quantize(
-                model,
-                context.training_data(model),
-                precision=precision,
-                gate=context.gate,
-                steps=steps,
-                learning_rate=GENTLE_RATE,
-                metric=context.workload.metric.name,
-                **context.training_arguments(model),
-            )
-            control = None
-            if record.details["kept"] == "fine-tuned":
-                control = context.control(steps, learning_rate=GENTLE_RATE, parts=STRETCHES, model=model)
-            found.append(
-                context.consider(
-                    precision, f"packed in {precision}", self.name, rounded, precision, control=control
-                )
-            )
+        found: dict[str, Candidate] = {}
+        curves, facts = [], []
+        attempts = [(precision, False) for precision in reversed(PRECISIONS[1:])]
+        attempts += [(precision, True) for precision, _ in attempts]
+        for precision, train in attempts:
+            if any(one.passes_gate for one in found.values()):
+                # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
+                break
+            steps = fine_tuning_steps(context) if train else 0
+            if train and steps < least_steps(context):
+                facts.append((precision, "there was no time to train it"))
+                break
+            candidate, record = self._rounded(context, precision, steps)
+            found[precision] = candidate
             curves += _losses(record, f"quantised to {precision}")
-            facts.append((precision, _in_words(found[-1]) + f"; weights {record.details['kept']}"))
-        passing = [candidate for candidate in found if candidate.passes_gate]
+            facts.append((precision, _in_words(candidate) + f"; weights {record.details['kept']}"))
+        made = list(found.values())
+        passing = [one for one in made if one.passes_gate]
         if passing:
-            # Of all precisions that keep the quality, the narrowest is the fastest and the smallest.
             context.state.choices.packed_precision = passing[-1].precision
         return Pass(
             name=self.name,
             title=self.title,
             status="done",
-            decision=_decision(context, passing[-1:], found),
+            decision=_decision(context, passing[-1:], made),
             kept=bool(passing),
             curves=tuple(curves),
-            facts=(*facts, *_facts(context, found)),
-            notes=_notes(context, found),
+            facts=(*facts, *_facts(context, made)),
+            notes=_notes(context, made),
         )
+
+    def _rounded(self, context: Context, precision: str, steps: int) -> tuple[Candidate, CompressionRecord]:
+        """Gives the model rounded to a precision, trained for so many steps if it loses too much without."""
+        context.listener.note(precision)
+        model = context.original()
+        rounded, record = quantize(
+            model,
+            context.training_data(model),
+            precision=precision,
+            gate=context.gate,
+            steps=steps,
+            learning_rate=GENTLE_RATE,
+            metric=context.workload.metric.name,
+            **context.training_arguments(model),
+        )
+        control = None
+        if record.details["kept"] == "fine-tuned":
+            control = context.control(steps, learning_rate=GENTLE_RATE, parts=STRETCHES, model=model)
+        title = f"packed in {precision}"
+        return context.consider(precision, title, self.name, rounded, precision, control=control), record
 
 
 class Prune(OptimizerPass):
@@ -104,22 +123,31 @@ class Prune(OptimizerPass):
     name = "prune"
     title = "Prune"
     reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged")
+    writes = ("candidates", "judged", "consider_s")
+    improves = ("use", "size")
+    after = ("kernels", "quantize")
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
         """At least a short training, and that of a control."""
         return least_s(context, 1)
 
-    def weight(self, context: Context) -> float:
+    def most_s(self, context: Context) -> float:
         """A training for each share of the units."""
-        return trainings(context, len(context.settings.keep))
+        return most_s(context, len(context.settings.keep))
+
+    def gain(self, context: Context) -> float:
+        """Half of the units is a quarter of the computing, if it is allowed."""
+        return 0.5
+
+    def pointless(self, context: Context) -> str:
+        """See `OptimizerPass.pointless`."""
+        layers = units_of(context.workload.model).layers
+        return "" if layers else "no LSTM layer of the model can have fewer units"
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         model = context.to_train()
-        if not units_of(model).layers:
-            raise NotNeededError("no LSTM layer of the model can have fewer units")
         found: list[Candidate] = []
         curves, facts, reason, needs_s = [], [], "", None
         shares = sorted(context.settings.keep)
@@ -195,16 +223,22 @@ class Distill(OptimizerPass):
     name = "distill"
     title = "Distil"
     reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged")
+    writes = ("candidates", "judged", "consider_s")
+    improves = ("use", "size")
+    after = ("kernels", "quantize")
     changes_model = True
 
     def cost_s(self, context: Context) -> float:
         """At least a short training of two models, and that of a control."""
         return least_s(context, DISTILLING)
 
-    def weight(self, context: Context) -> float:
-        """The trainings of both models."""
-        return trainings(context, DISTILLING)
+    def most_s(self, context: Context) -> float:
+        """Longer trainings of both models."""
+        return most_s(context, DISTILLING)
+
+    def gain(self, context: Context) -> float:
+        """Half of the weights, if it is allowed, which is rarer than with pruning."""
+        return 0.4
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
@@ -266,7 +300,7 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
     precision = context.state.choices.packed_precision
     now = next((one for one in whole if one.precision == precision), context.candidate(PACKED))
     if now is None:
-        raise NotNeededError("how fast the model is has to be known first: run the stage kernels too")
+        raise NotNeededError("how fast the model is has to be known first: run the stage pack, too")
     latency = now.speeds[0].latency_p50_ms
     # A step spends its time reading the weights, so its time is proportional to their number; that of the call
     # around it is not.
@@ -277,14 +311,21 @@ def _student(context: Context, teacher: keras.Model) -> tuple[keras.Model, float
             f"{milliseconds(goal)} are requested, and the model takes {milliseconds(latency)}"
         )
     wanted = teacher.count_params() * (computing - (latency - goal)) / computing
-    made = []
-    for sixteenths in range(2, 16):
+    # The more units, the more weights: half of those still possible go with each student that is built.
+    low, high = 2, 15
+    made: dict[int, keras.Model] = {}
+    while low <= high:
+        middle = (low + high) // 2
         # If rounding leaves a layer all its units, there is no student of this size.
         with contextlib.suppress(ModelError):
-            made.append(smaller(teacher, sixteenths / 16, seed=context.settings.seed))
+            made[middle] = smaller(teacher, middle / 16, seed=context.settings.seed)
+        if middle in made and made[middle].count_params() < wanted:
+            low = middle + 1
+        else:
+            high = middle - 1
     if not made:
         raise NotNeededError("no LSTM layer of the model can have fewer units")
-    return min(made, key=lambda one: abs(one.count_params() - wanted)), goal
+    return min(made.values(), key=lambda one: abs(one.count_params() - wanted)), goal
 
 
 def _losses(record: CompressionRecord, name: str) -> list[Curve]:

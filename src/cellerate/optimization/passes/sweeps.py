@@ -1,5 +1,6 @@
 """Batch size and sequence length: measures curves of speed and memory, and chooses from them."""
 
+import dataclasses
 from collections.abc import Callable
 
 from cellerate.format import duration, percent, short, times
@@ -8,8 +9,8 @@ from cellerate.machine.environment import available_memory_bytes
 from cellerate.models.rewrite import reinitialized
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.judging import paired_loss
-from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
-from cellerate.optimization.passes.racing import Way, all_timed, race_trainings
+from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.optimization.passes.racing import all_timed, race_s, race_trainings
 from cellerate.optimization.passes.steps import training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
@@ -32,21 +33,30 @@ class BatchSize(OptimizerPass):
     title = "Batch size"
     reads = ("choices", "training_steps")
     writes = ("choices", "training_steps")
+    improves = ("training",)
+    after = ("kernels",)
 
     def cost_s(self, context: Context) -> float:
-        """A process that compiles at least three sizes, and two that train with the old and the new one in turns."""
-        return 3 * context.state.process_s + 15
+        """A process that compiles at least four sizes."""
+        return context.state.process_s + 4 * _size_s(context)
 
-    def weight(self, context: Context) -> float:
-        """More time is for more sizes."""
-        return 1.0
+    def most_s(self, context: Context) -> float:
+        """Three more sizes, and two processes that train with the old and the new one in turns."""
+        return self.cost_s(context) + 3 * _size_s(context) + _turns_s(context)
+
+    def gain(self, context: Context) -> float:
+        """A quarter."""
+        return 0.2
+
+    def pointless(self, context: Context) -> str:
+        """See `OptimizerPass.pointless`."""
+        rows = context.workload.model.inputs[0].shape[0]
+        return "" if rows is None else f"the model is built for a batch of {rows}"
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         work, choices = context.workload, context.state.choices
         before = choices.batch_size
-        if work.model.inputs[0].shape[0] is not None:
-            raise NotNeededError(f"the model is built for a batch of {work.model.inputs[0].shape[0]}")
         free = available_memory_bytes()
         with context.probe() as probe:
 
@@ -62,7 +72,7 @@ class BatchSize(OptimizerPass):
                     timeout_s=max(30.0, context.seconds_left()),
                 )
 
-            kept_s = 2 * context.state.process_s + 8  # for the turns
+            kept_s = _turns_s(context)
             points, limit = sweep(measure, before, free, lambda: context.seconds_left() > kept_s)
         if not points:
             raise ProbeError(f"no batch fits: {limit}", memory=True)
@@ -151,12 +161,25 @@ class BatchSize(OptimizerPass):
         )
 
 
+def _size_s(context: Context) -> float:
+    """The seconds that a size takes, to compile and to be timed."""
+    return context.state.compile_s + _PROBE_S
+
+
+def _turns_s(context: Context) -> float:
+    """The seconds that the old and the new size take in turns."""
+    return context.state.process_s + context.state.compile_s + race_s(context, 2)
+
+
 def _in_turns(
     context: Context, now: TrainingStep, chosen: TrainingStep
 ) -> tuple[TrainingStep, TrainingStep, str]:
     """Times two batch sizes in turns; gives both, and why the second is not to be chosen, or ""."""
-    choices, policy = context.state.choices, policy_of(context.workload.model)
-    ways = [Way(choices.implementation, policy, one.batch_size, choices.length) for one in (now, chosen)]
+    policy = policy_of(context.workload.model)
+    ways = [
+        dataclasses.replace(context.chosen_way, policy=policy, batch_size=one.batch_size)
+        for one in (now, chosen)
+    ]
     try:
         old, new = all_timed(race_trainings(context, BatchSize.name, ways))
     except ProbeError as error:
@@ -258,6 +281,12 @@ def _item(context: Context) -> str:
     return training_item(context.workload.item)
 
 
+def _around_length_s(context: Context) -> float:
+    """The seconds that a length takes beside its steps: to be compiled, and to be judged."""
+    state = context.state
+    return state.compile_s + state.first_judge_s + state.judge_s
+
+
 class SequenceLength(OptimizerPass):
     """Trains briefly from new weights on rows half and twice as long, with the same number of characters per batch."""
 
@@ -265,23 +294,33 @@ class SequenceLength(OptimizerPass):
     title = "Sequence length"
     reads = ("choices",)
     writes = ("choices",)
+    improves = ("training",)
+    after = ("kernels", "batch")
     _CHARACTERS_S = 6.0  # seconds of training for each length
 
     def cost_s(self, context: Context) -> float:
-        """Three trainings of a few seconds, each compiled and judged."""
-        return 3 * (7 + context.state.judge_s)
+        """Three trainings of a second, each compiled and judged."""
+        return 3 * (1.0 + _around_length_s(context))
 
-    def weight(self, context: Context) -> float:
-        """More time is for more characters."""
-        return 1.0
+    def most_s(self, context: Context) -> float:
+        """Longer trainings."""
+        return self.cost_s(context) + 3 * (self._CHARACTERS_S - 1.0)
+
+    def gain(self, context: Context) -> float:
+        """Little: another length is rarely better by a hundredth."""
+        return 0.05
+
+    def pointless(self, context: Context) -> str:
+        """See `OptimizerPass.pointless`."""
+        if (length := context.state.choices.length) is None:
+            return "the length of a row belongs to the model"
+        dynamic = context.workload.model.inputs[0].shape[:2] == (None, None)
+        return "" if dynamic else f"the model is built for rows of {length}"
 
     def run(self, context: Context) -> Pass:
         """See `OptimizerPass.run`."""
         work, choices = context.workload, context.state.choices
-        if choices.length is None:
-            raise NotNeededError("the length of a row belongs to the model")
-        if work.model.inputs[0].shape[1] is not None or work.model.inputs[0].shape[0] is not None:
-            raise NotNeededError(f"the model is built for rows of {choices.length}")
+        assert choices.length is not None  # noqa: S101 (else it is pointless)
         settings = settings_of(work.record)
         tokens = choices.batch_size * choices.length
         steps, least_left = 0, 0.0
@@ -299,7 +338,8 @@ class SequenceLength(OptimizerPass):
             if not steps:
                 # All lengths get the same number of characters, chosen to fit into the time for one length.
                 speed = max(step.items_per_s for step in context.state.training_steps)
-                seconds = min(self._CHARACTERS_S, max(1.0, context.seconds_left() / 10))
+                each = context.seconds_left() / 3 - _around_length_s(context)
+                seconds = min(self._CHARACTERS_S, max(1.0, each))
                 steps = max(8, int(speed * seconds / tokens))
             try_training(
                 model, source, loss=work.loss(model), settings=settings, policy=policy_of(model), steps=steps

@@ -3,15 +3,17 @@
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Sequence
 
 from cellerate.files import atomic_write
 from cellerate.format import percent, times
-from cellerate.measure import Order
-from cellerate.optimization.clocks import middle
+from cellerate.optimization.clocks import TURNS, middle
 from cellerate.optimization.context import ORIGINAL, Context
+from cellerate.optimization.passes.choice import ALIKE, Turns, choosable, choose, front, order_in_turns, rate
 from cellerate.optimization.passes.loading import load_passes
-from cellerate.optimization.passes.promise import hold
+from cellerate.optimization.passes.promise import hold, judge_on_test_part
 from cellerate.optimization.passes.racing import busy_machine, race_uses, training_before_and_after
 from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
@@ -20,10 +22,6 @@ from cellerate.report.effects import effect, loss_in_words
 from cellerate.report.record import Candidate, Change, Speed, TrainingStep, Verdict, training_item
 
 _NAME = "optimized"
-_ALIKE = 1.05  # two speeds within this factor count as the same
-
-_Turns = Mapping[str, Sequence[Speed]]
-"""How fast each model was in each turn, by its id."""
 
 
 def verdict(context: Context) -> Verdict:
@@ -33,7 +31,7 @@ def verdict(context: Context) -> Verdict:
         OutputError: A file cannot be written.
     """
     state, settings = context.state, context.settings
-    turns: _Turns = {}
+    turns: Turns = {}
     warnings = []
     try:
         turns = _time_in_turns(context)
@@ -80,8 +78,11 @@ def verdict(context: Context) -> Verdict:
     )
 
 
-def _time_in_turns(context: Context) -> _Turns:
-    """Times the original and all packed models that may be chosen in turns; their speeds become those."""
+def _time_in_turns(context: Context) -> Turns:
+    """Times the original and all packed models that may be chosen in turns; their speeds become those.
+
+    While the process of the packed models opens them, the original is judged on the test part.
+    """
     candidates = context.state.candidates
     packed = [
         one
@@ -90,77 +91,49 @@ def _time_in_turns(context: Context) -> _Turns:
     ]
     if not packed:
         return {}
-    context.listener.note(f"timing {len(packed) + 1} models in turns")
     files = [str((context.folder / one.file).resolve()) for one in packed if one.file]
-    there, here = race_uses(context, files)
-    speeds = {ORIGINAL: tuple(map(middle, there))}
-    speeds |= {one.id: (middle(turns),) for one, turns in zip(packed, here, strict=True)}
+    with context.probe() as probe:
+        probe.tell("open", files=files)
+        judge_on_test_part(context, context.before)
+        context.listener.note(f"timing {len(packed) + 1} models in turns")
+        until = time.perf_counter() + context.spare_s
+        turns: dict[str, list[Speed]] = {one.id: [] for one in packed}
+        original: list[list[Speed]] = []
+        for there, here in race_uses(context, probe, files, until=until):
+            original.append(there)
+            for one, speed in zip(packed, here, strict=True):
+                turns[one.id].append(speed)
+            if len(original) == TURNS and _sure(context, {ORIGINAL: _first(original)} | turns):
+                break
+    speeds = {ORIGINAL: tuple(middle(each) for each in zip(*original, strict=True))}
+    speeds |= {name: (middle(each),) for name, each in turns.items()}
     candidates[:] = [dataclasses.replace(one, speeds=speeds.get(one.id, one.speeds)) for one in candidates]
-    return {ORIGINAL: there[0]} | {one.id: turns for one, turns in zip(packed, here, strict=True)}
+    return {ORIGINAL: _first(original)} | turns
 
 
-def choosable(candidates: Sequence[Candidate], objective: str) -> list[Candidate]:
-    """Gives the original and the models within the allowed loss; for training, only those not changed."""
-    # A control is to compare with. Who wants it wants `train`, and not a few steps of it.
-    passing = [one for one in candidates if (one.passes_gate or one.id == ORIGINAL) and not one.is_control]
-    if objective == "training":
-        changing = {name for name, kind in load_passes().items() if kind.changes_model}
-        passing = [one for one in passing if one.made_by not in changing]
-    return passing
+def _first(turns: Sequence[Sequence[Speed]]) -> list[Speed]:
+    """The speed of the first way to use the original in each turn."""
+    return [turn[0] for turn in turns]
 
 
-def choose(candidates: Sequence[Candidate], objective: str, turns: _Turns = {}) -> Candidate:  # noqa: B006 (read only)
-    """Gives the best of the models that can be chosen.
-
-    Args:
-        candidates: The models.
-        objective: As in the settings.
-        turns: How fast each was in each turn; where turns contradict each other, two count as equally fast.
-    """
-    passing = choosable(candidates, objective)
-
-    def small(one: Candidate) -> tuple[int, float]:
-        # Two students have the same size.
-        return one.file_bytes, one.worst_loss
-
-    if objective == "size":
-        return min(passing, key=small)
-    fastest = max(passing, key=lambda one: _rate(one.speeds[0], objective))
-    most = _rate(fastest.speeds[0], objective)
-
-    # Among those that another timing might order differently, the smallest.
-    def alike(one: Candidate) -> bool:
-        if _rate(one.speeds[0], objective) * _ALIKE >= most:
-            return True
-        order = _order(one, fastest, objective, turns)
-        return order is not None and not order.certain
-
-    return min(filter(alike, passing), key=small)
+def _sure(context: Context, turns: Turns) -> bool:
+    """Return True if the turns leave no doubt how each model compares with the fastest."""
+    objective = context.settings.objective
+    rates = {name: statistics.median(rate(one, objective) for one in each) for name, each in turns.items()}
+    fastest = max(rates, key=lambda name: rates[name])
+    orders = [order_in_turns(name, fastest, objective, turns) for name in turns if name != fastest]
+    return all(order is None or order.certain or order.factor < ALIKE for order in orders)
 
 
-def _rate(speed: Speed, objective: str) -> float:
-    if objective == "throughput":
-        return speed.throughput_per_s or speed.per_s
-    return 1 / speed.latency_p50_ms
-
-
-def _order(one: Candidate, other: Candidate, objective: str, turns: _Turns) -> Order | None:
-    """How much faster the other is in each turn; None if they were not timed in the same turns."""
-    if one.id not in turns or other.id not in turns:
-        return None
-    rates = ([_rate(speed, objective) for speed in turns[each.id]] for each in (one, other))
-    return Order(tuple(after / before for before, after in zip(*rates, strict=True)))
-
-
-def _doubt(context: Context, chosen: Candidate, turns: _Turns) -> list[str]:
+def _doubt(context: Context, chosen: Candidate, turns: Turns) -> list[str]:
     """Says that another model is faster in some turns only, if the choice depended on that."""
     objective = context.settings.objective
     if objective == "size":
         return []
     passing = choosable(context.state.candidates, objective)
-    fastest = max(passing, key=lambda one: _rate(one.speeds[0], objective))
-    order = _order(chosen, fastest, objective, turns)
-    if order is None or order.certain or order.factor < _ALIKE:
+    fastest = max(passing, key=lambda one: rate(one.speeds[0], objective))
+    order = order_in_turns(chosen.id, fastest.id, objective, turns)
+    if order is None or order.certain or order.factor < ALIKE:
         return []
     return [
         f"{fastest.title} was {times(order.factor)} as fast as {chosen.title}, but only {order.in_words}, which is "
@@ -168,21 +141,14 @@ def _doubt(context: Context, chosen: Candidate, turns: _Turns) -> list[str]:
     ]
 
 
-def front(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
-    """Gives the candidates, marking those that no other beats in both quality and latency; controls don't count."""
-    sign = -1 if higher_is_better else 1
+def keep_interim(context: Context) -> None:
+    """Puts the best model so far into its place, so that a run that is stopped leaves it there.
 
-    def beats(one: Candidate, other: Candidate) -> bool:
-        assert one.quality and other.quality  # noqa: S101 (all of them were judged)
-        mine = (sign * one.quality.value, one.speeds[0].latency_p50_ms)
-        its = (sign * other.quality.value, other.speeds[0].latency_p50_ms)
-        return mine != its and mine[0] <= its[0] and mine[1] <= its[1]
-
-    others = [one for one in candidates if not one.is_control]
-    return [
-        dataclasses.replace(one, on_front=not (one.is_control or any(beats(other, one) for other in others)))
-        for one in candidates
-    ]
+    It is chosen by the validation part and by brief timings; the verdict replaces it or removes it.
+    """
+    chosen = choose(context.state.candidates, context.settings.objective)
+    if chosen.id != ORIGINAL:
+        _copy(context, chosen)
 
 
 def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
@@ -329,9 +295,11 @@ def _credit(context: Context, chosen: Candidate) -> None:
         )
     for place, one in enumerate(state.passes):
         training = tuple(gain for gain in one.gains if gain.quantity == "training")
-        kept = one.kept
-        if one.name in kinds and kinds[one.name].changes_model:
+        kept, made_by = one.kept, kinds.get(one.name)
+        if made_by is not None and made_by.changes_model:
             kept = one.name in brought
+        elif made_by is not None and "training" not in made_by.improves:
+            kept = kept and one.name in brought
         state.passes[place] = dataclasses.replace(
             one, gains=(*training, *brought.get(one.name, ())), kept=kept
         )

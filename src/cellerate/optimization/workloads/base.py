@@ -58,6 +58,7 @@ class Workload(abc.ABC):
         metric: The measure of quality.
         batch_size: Rows per training batch by default in this task.
         length: Time steps per training row; None if the task has no choice of length.
+        shapes: How many shapes training batches have: each is compiled.
     """
 
     item: str
@@ -68,6 +69,7 @@ class Workload(abc.ABC):
     metric: Metric
     batch_size: int
     length: int | None = None
+    shapes: int = 1
 
     def __init__(self, model: keras.Model, record: TaskRecord, seed: int) -> None:
         self.model, self.record, self.seed = model, record, seed
@@ -85,6 +87,13 @@ class Workload(abc.ABC):
             DataError: The data do not fill one batch.
         """
 
+    def timed_source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
+        """Gives training batches of one shape, to time steps: another shape is compiled anew in the middle of them.
+
+        Arguments and errors are those of `source`.
+        """
+        return self.source(model, batch_size, length)
+
     @abc.abstractmethod
     def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
         """Gives the batches that each epoch of the model's training was validated on; None if there were none."""
@@ -94,12 +103,13 @@ class Workload(abc.ABC):
         """Gives the loss that training minimises."""
 
     @abc.abstractmethod
-    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """Judges a model on a part of the data, which is always the same.
 
         Args:
             model: The model.
             part: The part; only the verdict asks for "test".
+            brief: Whether to judge on the first batch of the part alone, to compare two ways to compute one model.
         """
 
     @abc.abstractmethod

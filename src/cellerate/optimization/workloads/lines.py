@@ -9,7 +9,7 @@ import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.line_files import read_lines
-from cellerate.data.lines import LineBatches, encode_batches
+from cellerate.data.lines import BOUND_MULTIPLE, LineBatches, encode_batches
 from cellerate.errors import ConfigError, DataError
 from cellerate.models.autoencoder import encoder_and_decoder
 from cellerate.models.storage import TaskRecord
@@ -85,6 +85,7 @@ class LineWorkload(Workload):
             self._batches[part] = [batches.batch(0, index) for index in range(len(batches))]
         self.fingerprint = " ".join(fingerprints)
         self.data = f"{len(lines):,} lines"
+        self.shapes = len(self._source(self._train, min(self.batch_size, len(self._train))).bounds)
 
         def source(part: Part, half: str) -> str:
             return (
@@ -102,9 +103,19 @@ class LineWorkload(Workload):
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
         """See `Workload.source`; `length` has no effect."""
+        return self._source(self._train, min(batch_size, len(self._train)))
+
+    def timed_source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
+        """See `Workload.timed_source`: lines of the median length, again and again where they fill no batch."""
+        steps = -(-np.maximum(1, list(map(len, self._train))) // BOUND_MULTIPLE)
+        middle = np.sort(steps)[len(steps) // 2]
+        lines = [line for line, bound in zip(self._train, steps, strict=True) if bound == middle]
         size = min(batch_size, len(self._train))
+        return self._source(lines * -(-size // len(lines)), size)
+
+    def _source(self, lines: list[str], batch_size: int) -> LineBatches:
         return LineBatches(
-            self._train, self._model.vocabulary, batch_size=size, seed=self.seed, **self._common
+            lines, self._model.vocabulary, batch_size=batch_size, seed=self.seed, **self._common
         )
 
     def validation(self, model: keras.Model, batch_size: int) -> BatchSource | None:
@@ -117,10 +128,10 @@ class LineWorkload(Workload):
         """The cross-entropy of the characters, line ends among them."""
         return line_loss()
 
-    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
-        for inputs, target, weight in self._batches[part]:
+        for inputs, target, weight in self._batches[part][: 1 if brief else None]:
             if isinstance(model, keras.Model):
                 logits: Any = model.predict_on_batch(inputs)
             else:

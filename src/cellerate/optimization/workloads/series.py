@@ -103,14 +103,14 @@ class SeriesWorkload(Workload):
         """Gives the loss the model was trained with."""
         return series_loss(self._options.loss, self._quantiles)
 
-    def judge(self, model: keras.Model | Predictor, part: Part) -> Judged:
+    def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """The mean absolute error of each window, in standard deviations of the training part.
 
         If quantiles are forecast, it is the error of the median.
         """
         targets = list(self._data.target_columns)
         found = []
-        for _, future, weight, origins in self._judged[part]:
+        for _, future, weight, origins in self._judged[part][: 1 if brief else None]:
             made = self._forecast(_predict(model), origins)
             point = made[..., self._middle()] if self._quantiles else made
             scale = self._forecaster.target_scale(self._data, origins)

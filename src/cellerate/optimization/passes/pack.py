@@ -1,0 +1,45 @@
+"""Pack: the same model in float32, run by the native core, checked to give the same predictions."""
+
+from cellerate.errors import ModelError
+from cellerate.format import percent, short
+from cellerate.optimization.context import PACKED, Context
+from cellerate.optimization.passes.base import OptimizerPass
+from cellerate.report.record import Pass
+
+
+def check_alike(context: Context) -> None:
+    """Raises `ModelError` if our kernels judge the original otherwise than Keras does."""
+    if not context.kernels_are_right:
+        raise ModelError(
+            f"the fused kernels judge the model {percent(context.state.apart)} apart from Keras on a stretch of the "
+            "held-out data, which is more than rounding: please report it, with the model"
+        )
+
+
+class Pack(OptimizerPass):
+    """Uses the model packed in float32."""
+
+    name = "pack"
+    title = "Pack"
+    reads = ("candidates", "judged", "apart")
+    writes = ("candidates", "judged", "consider_s")
+    improves = ("use",)
+    first = always = inherited = True
+
+    def cost_s(self, context: Context) -> float:
+        """A model to pack, to judge and to time."""
+        return context.consider_s()
+
+    def run(self, context: Context) -> Pass:
+        """See `OptimizerPass.run`."""
+        check_alike(context)
+        packed = context.consider(PACKED, "packed in float32", self.name, context.original(), "float32")
+        return Pass(
+            name=self.name,
+            title=self.title,
+            status="done",
+            decision=packed.error
+            or f"{short(packed.speeds[0].per_s)} {context.workload.item}/s in one native call",
+            kept=not packed.error,
+            facts=(("difference from Keras on held-out data", f"{context.state.apart:.2g} of its value"),),
+        )

@@ -1,0 +1,127 @@
+"""Runs the passes: which comes next, with how much time, and what becomes of one that fails."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+from cellerate.errors import in_a_line
+from cellerate.format import duration
+from cellerate.optimization.budget import fitting, verdict_s
+from cellerate.optimization.context import Context, OutOfTimeError
+from cellerate.optimization.passes import registry
+from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
+from cellerate.optimization.passes.baseline import SHARE, Baseline
+from cellerate.optimization.passes.loading import chosen_passes
+from cellerate.optimization.passes.verdict import keep_interim
+from cellerate.optimization.state import State, save_state
+from cellerate.report.record import Pass
+
+# What comes first may take so much of the budget, even if too little is left for the verdict then.
+_FIRST_SHARE = 0.4
+
+
+def run_passes(context: Context, began: float, before: float) -> list[str]:
+    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue."""
+    state, settings, listener = context.state, context.settings, context.listener
+    done = {one.name for one in state.passes if one.status == "done"}
+    chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
+    waiting = [one for one in chosen if one.name not in done]
+    names = [one.name for one in waiting]
+    listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
+    while waiting:
+        left = settings.time_budget - before - (time.perf_counter() - began)
+        one, share, spare = _next(context, waiting, left)
+        waiting.remove(one)
+        listener.begin(one.title)
+        started = time.perf_counter()
+        expected = None
+        if isinstance(one, Baseline):
+            context.give(None)
+            context.deadline = began + SHARE * settings.time_budget
+            found = _result(one, context)
+        elif share is None:
+            found = _without_time(one, context)
+        else:
+            share = max(share, one.cost_s(context))
+            expected = one.expected_s(context, share)
+            context.give(share, spare)
+            found = _result(one, context)
+        found = dataclasses.replace(
+            found,
+            seconds=time.perf_counter() - started,
+            expected_s=expected if found.status == "done" else None,
+        )
+        # Includes passes of an earlier call that chose others.
+        place = [Baseline.name, *registry.PASSES]
+        kept = [other for other in state.passes if other.name != one.name]
+        state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
+        state.seconds = before + time.perf_counter() - began
+        save_state(state, context.folder)
+        if found.kept:
+            keep_interim(context)
+        listener.end(found)
+    return names
+
+
+def _next(
+    context: Context, waiting: Sequence[OptimizerPass], left_s: float
+) -> tuple[OptimizerPass, float | None, float]:
+    """Return the stage that comes next, its seconds, and the seconds that no stage needs.
+
+    The seconds of the stage are None if there is no time for it, nor for those behind it. What is surest comes first,
+    and then what is not needed, which takes no time to say.
+    """
+    if isinstance(waiting[0], Baseline):
+        return waiting[0], None, 0.0
+    needed = [one for one in waiting if not one.pointless(context)]
+    chosen = fitting(context, needed, left_s)
+    spare = max(0.0, left_s - verdict_s(context) - sum(chosen.values()))
+    if first := next((one for one in needed if one.first), None):
+        most_s = math.inf if first.always else _FIRST_SHARE * context.settings.time_budget
+        cost_s = first.cost_s(context)
+        return first, chosen.get(first, cost_s if cost_s <= most_s else None), spare
+    if pointless := [one for one in waiting if one not in needed]:
+        return pointless[0], 0.0, spare
+    one, share = next(iter(chosen.items()), (needed[0], None))
+    return one, share, spare
+
+
+def _without_time(one: OptimizerPass, context: Context) -> Pass:
+    needs_s = one.cost_s(context)
+    reason = f"there was no time for it: it needs about {duration(needs_s)}"
+    return Pass(name=one.name, title=one.title, status="skipped", reason=reason, needs_s=needs_s)
+
+
+def _result(one: OptimizerPass, context: Context) -> Pass:
+    """Gives what a pass found, or why it found nothing. Errors of the baseline are raised: nothing works without it."""
+    if reason := one.pointless(context):
+        return Pass(name=one.name, title=one.title, status="skipped", reason=reason)
+    try:
+        with _as_it_was(context.state):
+            return one.run(context)
+    except NotNeededError as error:
+        return Pass(name=one.name, title=one.title, status="skipped", reason=str(error))
+    except OutOfTimeError as error:
+        return Pass(
+            name=one.name, title=one.title, status="skipped", reason=str(error), needs_s=error.needs_s
+        )
+    # A backend may raise anything; if one pass fails, the others can still work.
+    except Exception as error:
+        if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
+            raise
+        return Pass(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])
+
+
+@contextlib.contextmanager
+def _as_it_was(state: State) -> Iterator[None]:
+    """Undoes the choices of a pass that fails or is interrupted; the candidates it made stay valid."""
+    choices, steps = dataclasses.replace(state.choices), len(state.training_steps)
+    try:
+        yield
+    except BaseException:
+        state.choices = choices
+        del state.training_steps[steps:]
+        raise

@@ -1,0 +1,101 @@
+"""Where a run begins: with a model from elsewhere, such as a solution in closed form, or at a checkpoint."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from cellerate.errors import CheckpointError, ConfigError
+from cellerate.training.callbacks import Progress
+from cellerate.training.checkpoint import Checkpoint, check_identity
+from cellerate.training.checkpoint_folder import CheckpointFolder
+from cellerate.training.display import Display
+from cellerate.training.parallel import Processes
+from cellerate.training.settings import TrainingSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """The start of a model.
+
+    Attributes:
+        told: It in a few words, after "begins".
+        weights: The weights of layers, by their names, as `set_weights` takes them.
+        fixed: The names of layers that are solved for already. Training leaves them as they are; in the model's file
+            they are trainable like all others.
+    """
+
+    told: str
+    weights: Mapping[str, Sequence[np.ndarray]]
+    fixed: tuple[str, ...] = ()
+
+
+Begin: TypeAlias = Callable[[keras.Model], Beginning | None]
+"""Finds better weights for a new model than random ones; None if there are none. It does not change the model."""
+
+
+def begun(begin: Begin | None, model: keras.Model, progress: Progress, processes: Processes) -> str:
+    """Begins a new run. Returns what to say of it; "" if the model stays as it is."""
+    if begin is None:
+        return ""
+    clock = time.perf_counter()
+    found = begin(model)
+    if found is None:
+        return ""
+    for name, arrays in found.weights.items():
+        model.get_layer(name).set_weights([processes.array_of_first(one) for one in arrays])
+    progress.seconds = time.perf_counter() - clock
+    progress.fixed = [*found.fixed]
+    return f"; begins {found.told}"
+
+
+@contextlib.contextmanager
+def layers_held(model: keras.Model, names: Sequence[str], *, fixed: bool) -> Iterator[None]:
+    """A block in which some layers of a model are fixed, or in which they are not; afterwards they are the other."""
+    layers = [model.get_layer(name) for name in names]
+    for layer in layers:
+        layer.trainable = not fixed
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.trainable = fixed
+
+
+def checkpoint_to_resume(
+    checkpoints: CheckpointFolder, identity: Mapping[str, Any], settings: TrainingSettings, display: Display
+) -> Checkpoint | None:
+    """The newest checkpoint of a run; None if all are damaged.
+
+    Raises:
+        CheckpointError: It is of another run.
+        ConfigError: The run has been trained to its end.
+    """
+    checkpoint = checkpoints.newest(display.message)
+    if checkpoint is None:
+        return None
+    check_identity(checkpoint.identity, identity)
+    if checkpoint.position.epoch >= settings.epochs:
+        raise ConfigError(
+            f"this run has already trained {checkpoint.position.epoch} epochs: ask for more than that "
+            f"(epochs is {settings.epochs}) to go on."
+        )
+    return checkpoint
+
+
+def progress_of(checkpoint: Checkpoint | None) -> Progress:
+    """The progress of a run.
+
+    Raises:
+        CheckpointError: The checkpoint does not say it.
+    """
+    if checkpoint is None:
+        return Progress()
+    try:
+        return Progress(**checkpoint.progress)
+    except TypeError as error:
+        raise CheckpointError(f"the checkpoint is damaged ({error}). Leave resume=True out.") from error

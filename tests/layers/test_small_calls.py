@@ -1,0 +1,110 @@
+"""Small layers beside a busy program: accelerated training is not slower than Keras's own.
+
+Stock and accelerated steps are timed in turns, so that whatever the machine does meets both.
+"""
+
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.kernels import native
+from cellerate.layers import fused
+from cellerate.layers.accelerate import accelerate
+from cellerate.layers.explain import explain
+
+pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps]
+
+# What a median of so many pairs may be off by beside a busy program; what this test is for is a factor of two to five.
+NOISE = 1.1
+STEPS, PAIRS = 20, 40
+SHAPES = [
+    (1, 3, 1, (64, 32), "leaky_relu"),
+    (1, 30, 1, (64, 32), "leaky_relu"),
+    (1, 24, 1, (128,), "leaky_relu"),
+    (1, 100, 16, (128,), "tanh"),
+    (4, 30, 32, (64,), "tanh"),
+]
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Has another program on every core but one."""
+    cores = max(1, native.num_threads() - 1)
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    yield
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def forecaster(steps: int, features: int, units: tuple[int, ...], activation: str) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.LSTM(size, activation, return_sequences=n + 1 < len(units))
+        for n, size in enumerate(units)
+    ]
+    model = keras.Sequential([keras.Input((steps, features)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(1e-4), "mse")
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "steps", "features", "units", "activation"),
+    SHAPES,
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_keras(
+    busy, batch, steps, features, units, activation
+):
+    models = [forecaster(steps, features, units, activation) for _ in range(2)]
+    accelerate(models[1])
+    random = np.random.default_rng(0)
+    x = random.normal(size=(STEPS * batch, steps, features)).astype(np.float32)
+    y = random.normal(size=(STEPS * batch, 1)).astype(np.float32)
+
+    def seconds(model: keras.Model) -> float:
+        start = time.perf_counter()
+        model.fit(x, y, batch, epochs=1, shuffle=False, verbose=0)
+        return time.perf_counter() - start
+
+    for model in models * 2:
+        seconds(model)
+    ratios = []
+    for turn in itertools.cycle([(0, 1), (1, 0)]):
+        taken = {which: seconds(models[which]) for which in turn}
+        ratios.append(taken[1] / taken[0])
+        if len(ratios) == PAIRS:
+            break
+    assert statistics.median(ratios) <= NOISE, sorted(ratios)
+
+
+@pytest.mark.parametrize(("steps", "units"), [(3, 64), (7, 64), (8, 64), (3, 512)])
+def test_call_of_few_steps_runs_on_keras_where_that_is_faster(monkeypatch, steps, units):
+    model = forecaster(steps, 1, (units,), "tanh")
+    accelerate(model)
+    layer = model.layers[0]
+    short = keras.backend.backend() == "tensorflow" and steps < 8 and units < 512
+    conditions = {c.name: c for c in explain(model).layers[0].conditions}
+    assert ("time steps" in conditions) == short
+    calls = []
+    original = fused.bridge().run
+    monkeypatch.setattr(
+        fused.bridge(), "run", lambda *args, **named: calls.append(1) or original(*args, **named)
+    )
+    x = np.ones((1, steps, 1), np.float32)
+    layer(x)
+    assert bool(calls) == (not short)
+    # A named implementation is what was asked for.
+    accelerate(model, "cellerate-cpu")
+    calls.clear()
+    layer(x)
+    assert calls
+    assert "time steps" not in {c.name for c in explain(model).layers[0].conditions}

@@ -1,0 +1,95 @@
+"""Kernels: trained on beside Keras's, and chosen where turn after turn says that they are faster."""
+
+import json
+from collections.abc import Iterator
+from typing import ClassVar
+
+import keras
+import pytest
+
+from cellerate.models.storage import load_model, save_model
+
+from .conftest import HereProbe, answer_here, filled, optimized
+
+pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
+
+
+def test_layers_inside_a_bidirectional_are_fused(made, tmp_path):
+    model, record = load_model(made / "series.keras")
+    inputs = keras.Input(tuple(model.inputs[0].shape[1:]))
+    x = keras.layers.Bidirectional(keras.layers.LSTM(4))(inputs)
+    built = filled(keras.Model(inputs, keras.layers.Dense(2)(x)))
+    save_model(built, tmp_path / "b.keras", record)
+    found = optimized(
+        made,
+        tmp_path / "out",
+        "series",
+        "s.csv",
+        model=tmp_path / "b.keras",
+        only=["kernels"],
+    )
+    assert dict(found.passes[1].facts)["fused layers"] == "2"
+    # The baseline's, and those of the kernels' turns.
+    assert [(step.way, step.race) for step in found.training_steps] == [
+        ("Keras, float32", ""),
+        ("Keras, float32", "kernels"),
+        ("fused kernels, float32", "kernels"),
+    ]
+
+
+class Fused(HereProbe):
+    """Answers that a step on the fused kernels takes so many ms in each turn, and on Keras's 10."""
+
+    turns: ClassVar[list[float]] = []
+    left: ClassVar[Iterator[float]] = iter(())
+
+    def ask(self, kind, **options):
+        found = super().ask(kind, **options)
+        if kind == "trainer" and options["implementation"] != "keras":
+            Fused.left = iter(self.turns)
+        if kind == "turn":
+            found |= {"seconds": [(10.0 if "Keras" in options["name"] else next(Fused.left)) / 1e3]}
+        return found
+
+
+@pytest.mark.parametrize(
+    ("turns", "kept", "said"),
+    [
+        ([2.0] * 6, True, "a training step in 2.00 ms on them, in 10.0 ms on Keras's"),
+        # Six more, as of twelve two may contradict the others.
+        ([2.0] * 5 + [30.0] + [2.0] * 6, True, "a training step in 2.00 ms on them"),
+        ([12.5] * 6, False, "in 10.0 ms on Keras's, which stay"),
+        # A burst of other work in some turns only: faster by the median, and it means nothing.
+        ([2.0, 2.0, 2.0, 2.0, 30.0, 30.0] * 2, False, "they were faster in 8 of 12 turns, which is noise"),
+    ],
+    ids=["faster", "one spoiled turn", "slower", "noise"],
+)
+def test_kernels_are_for_training_only_where_they_are_faster_in_turn_after_turn(
+    made, tmp_path, monkeypatch, turns, kept, said
+):
+    answer_here(monkeypatch, Fused)
+    monkeypatch.setattr(Fused, "turns", turns)
+    found = optimized(made, tmp_path / "out", only=["kernels"])
+    # As many turns as it takes, and no more.
+    assert list(Fused.left) == []
+    assert said in found.passes[1].decision
+    gains = [gain for gain in found.passes[1].gains if gain.quantity == "training"]
+    assert len(gains) == kept
+    assert ("--implementation keras" in found.verdict.training) is not kept
+    assert any(row.quantity == "training" for row in found.verdict.rows) is kept
+
+
+def test_kernels_are_measured_on_batches_of_the_baseline_whatever_was_chosen_since(
+    made, tmp_path, here_probe
+):
+    out = tmp_path / "out"
+    optimized(made, out, only=["pipeline"])
+    state = json.loads((out / "state.json").read_text())
+    state["choices"]["batch_size"] = 32
+    (out / "state.json").write_text(json.dumps(state))
+    here_probe.asked.clear()
+    found = optimized(made, out, only=["kernels"])
+    # The verdict is on both: the way of the baseline, which is ready still, and what was chosen since.
+    assert [options["batch_size"] for kind, options in here_probe.asked if kind == "trainer"] == [8, 8, 32]
+    raced = [(step.race, step.batch_size) for step in found.training_steps[1:]]
+    assert raced == [("kernels", 8), ("kernels", 8), ("verdict", 8), ("verdict", 32)]

@@ -1,0 +1,171 @@
+"""Races: who takes turns with whom, how many, and what becomes of one that fails."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from cellerate.optimization import clocks
+from cellerate.optimization.listener import Listener
+from cellerate.optimization.passes import racing
+from cellerate.optimization.passes.racing import race_trainings, race_uses
+from cellerate.optimization.probe_client import ProbeError
+from cellerate.optimization.processes import Way
+from cellerate.report.record import TrainingStep
+from support.processes import Noted, usual
+
+pytestmark = pytest.mark.keras
+
+WAYS = [Way(implementation, "float32", 8, 10) for implementation in ("keras", "auto")]
+
+
+def raced(rule=usual, *, late=False, ways=WAYS, context=None):
+    """What a race gives, the names and options of its turns, and its processes."""
+    turns = []
+
+    def noting(number, kind, options):
+        if kind == "turn":
+            turns.append((number, options))
+        return rule(number, kind, options)
+
+    noted = Noted(noting)
+    context = context or SimpleNamespace(
+        processes=noted.processes(),
+        listener=Listener(),
+        state=SimpleNamespace(compile_s=99.0, process_s=0.0),
+        far_beyond=lambda: late,
+    )
+    return race_trainings(context, "race", ways), turns, noted, context
+
+
+def taking(*ratios):
+    """A rule by which the first takes a second for each step, and the second as many times less."""
+    left = list(ratios)
+
+    def rule(number, kind, options):
+        if kind == "turn":
+            return usual(number, kind, options) | {"seconds": [1.0 if number == 0 else 1.0 / left.pop(0)]}
+        return usual(number, kind, options)
+
+    return rule
+
+
+def test_a_race_is_there_and_back_from_the_same_weights_on_as_many_steps():
+    def rule(number, kind, options):
+        found = usual(number, kind, options)
+        # The slower of the two settles how many steps a turn has.
+        return found | {"step_s": (0.15, 0.05)[number]} if kind == "trainer" else found
+
+    found, turns, _, _ = raced(rule)
+    assert [number for number, _ in turns][:8] == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert [options["restart"] for _, options in turns] == [True, True] + [False] * (len(turns) - 2)
+    assert {options["steps"] for _, options in turns} == {2}
+    assert [one.step.race for one in found] == ["race"] * 2
+    assert [len(one.turns) for one in found] == [len(turns) // 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("ratios", "late", "turns", "certain"),
+    [
+        ((2.0,) * 6, False, 6, True),
+        ((0.5,) * 6, False, 6, True),
+        # Six contradict each other: as many more, and not only until they no longer do.
+        ((0.5, *(2.0,) * 11), False, 12, True),
+        ((0.5, 2.0) * 6, False, 12, False),
+        # One that has gone far beyond its time takes six.
+        ((0.5, 2.0) * 6, True, 6, False),
+    ],
+)
+def test_a_race_takes_more_turns_only_where_they_contradict_each_other(ratios, late, turns, certain):
+    found, _, _, _ = raced(taking(*ratios), late=late)
+    assert [len(one.turns) for one in found] == [turns, turns]
+    order = found[0].order(found[1])
+    assert order.ratios == pytest.approx(ratios[:turns])
+    assert order.certain is certain
+
+
+def test_a_contestant_that_fails_is_told_and_ended_and_the_others_go_on():
+    def rule(number, kind, options):
+        if kind == "turn" and number == 1 and len(turned) == 2:
+            return ProbeError("no memory left", memory=True)
+        turned.extend([number] * (kind == "turn" and number == 1))
+        return usual(number, kind, options)
+
+    turned = []
+    ways = [*WAYS, Way("auto", "mixed_bfloat16", 8, 10)]
+    found, turns, noted, context = raced(rule, ways=ways)
+    assert isinstance(found[1], ProbeError)
+    assert len(found[0].turns) == len(found[2].turns) >= 6
+    assert [number for number, _ in turns].count(1) == 3
+    assert noted.of("close") == [1]
+    # The others are ready for the next race, which begins with the model's weights again.
+    del turns[:]
+    race_trainings(context, "next", [ways[0], ways[2]])
+    assert noted.of("start") == [0, 1, 2]
+    assert [options["restart"] for _, options in turns][:4] == [True, True, False, False]
+
+
+def test_what_a_training_takes_to_compile_is_learnt_from_those_that_are_new():
+    def rule(number, kind, options):
+        found = usual(number, kind, options)
+        return found | {"compile_s": (7.0, 5.0, 3.0)[number]} if kind == "trainer" else found
+
+    _, _, _, context = raced(rule)
+    assert context.state.compile_s == 5.0
+    context.state.compile_s = 99.0
+    race_trainings(context, "again", WAYS)
+    assert context.state.compile_s == 99.0
+    race_trainings(context, "another", [WAYS[1], Way("auto", "mixed_bfloat16", 8, 10)])
+    assert context.state.compile_s == 3.0
+
+
+def test_verdict_needs_time_for_a_race_only_where_there_was_none():
+    state = SimpleNamespace(
+        training_steps=[TrainingStep("Keras, float32", 8, 10, 100.0, 1.0, 1.0, 1.0)],
+        process_s=2.0,
+        compile_s=3.0,
+    )
+    context = SimpleNamespace(state=state, first_way=WAYS[0], chosen_way=WAYS[0])
+    assert racing.verdict_race_s(context) == 0.0
+    context.chosen_way = WAYS[1]
+    assert racing.verdict_race_s(context) == pytest.approx(2.0 + 3.0 + 6 * 2 * 0.3)
+    state.training_steps += [
+        TrainingStep(str(way), 8, 10, 100.0, 1.0, 1.0, 1.0, race="kernels") for way in WAYS
+    ]
+    assert racing.verdict_race_s(context) == 0.0
+    # Each of another race is none of both.
+    state.training_steps[-1] = dataclasses.replace(state.training_steps[-1], race="batch")
+    assert racing.verdict_race_s(context) > 5.0
+
+
+def test_a_race_takes_about_as_long_as_it_was_said_to():
+    steps = [SimpleNamespace(step_ms=100.0), SimpleNamespace(step_ms=20.0)]
+    context = SimpleNamespace(state=SimpleNamespace(training_steps=steps))
+    assert racing.race_s(context, 2) == pytest.approx(6 * 2 * 0.3)
+    steps[0].step_ms = 2000.0
+    assert racing.race_s(context, 2) == pytest.approx(6 * 2 * 2.0)
+
+
+@pytest.mark.parametrize(("until", "most"), [(0.0, 6), (math.inf, 12)])
+def test_uses_are_timed_in_turns_that_take_as_long_together(until, most):
+    asked = []
+
+    def rule(number, kind, options):
+        if kind != "use":
+            return True
+        asked.append((number, options["files"], options["seconds"]))
+        return [vars(clocks.Speed(str(number), 1.0, 1.0, 1.0, None, 1))] * max(1, len(options["files"]))
+
+    noted = Noted(rule)
+    packed = noted.probe()
+    packed.start()
+    packed.tell("open", files=["a", "b"])
+    context = SimpleNamespace(processes=noted.processes())
+    turns = list(race_uses(context, packed, ["a", "b"], until=until))
+    # Keras in one process, what is packed in the other; a second in all at least.
+    each = clocks.MEASURED_S / clocks.TURNS
+    assert asked == [(1, [], each), (0, ["a", "b"], each)] * most
+    assert [[speed.way for speed in there] for there, _ in turns] == [["1"]] * most
+    assert [[speed.way for speed in here] for _, here in turns] == [["0", "0"]] * most
+    assert each * 6 == pytest.approx(clocks.MEASURED_S)
