@@ -38,8 +38,7 @@ class Pack(OptimizerPass):
             name=self.name,
             title=self.title,
             status="done",
-            decision=packed.error
-            or f"{short(packed.speeds[0].per_s)} {context.workload.item}/s in one native call",
+            decision=packed.error or f"{short(packed.speeds[0].per_s)} {context.workload.item}/s",
             kept=not packed.error,
             facts=(("difference from Keras on held-out data", f"{context.state.apart:.2g} of its value"),),
         )
