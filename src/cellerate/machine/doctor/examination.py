@@ -76,7 +76,7 @@ def examine(
 
     gpus_here = gpu.facts(environ=environ, root=root) if facts is None else facts
     backends = installed_backends() if backends is None else backends
-    allowed = _allowed() if allowed is None else allowed
+    allowed = load.allowed_processors() if allowed is None else allowed
     has_gpu = bool(gpus_here.devices) or gpus_here.driver is not None
     found = _Findings()
 
@@ -163,13 +163,6 @@ def _processors(root: Path, allowed: Collection[int], found: _Findings) -> proce
     except _UNREADABLE as error:
         found.add_failure(processors, error)
         return processors.Processors(len(allowed), len(allowed), len(allowed))
-
-
-def _allowed() -> Collection[int]:
-    """The logical processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
 
 
 def _soft_limits() -> tuple[int, int]:

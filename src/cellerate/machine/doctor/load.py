@@ -30,12 +30,18 @@ def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) ->
     return spent["busy"] < _BUSY and spent["stolen"] < _STOLEN_NOW
 
 
+def allowed_processors() -> Collection[int]:
+    """The numbers of the logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
 def busy_now() -> str:
     """A line on the processors if other processes use them now; "" if they do not, or if that is not known."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     before = read(Path("/proc/stat"))
     time.sleep(MOMENT_S)
-    found = check_load(Path("/"), before, read(Path("/proc/stat")), allowed)
+    found = check_load(Path("/"), before, read(Path("/proc/stat")), allowed_processors())
     return "; ".join(f"{one.found}: {one.cost}" for one in found if one.status == "problem")
 
 
