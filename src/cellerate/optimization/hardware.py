@@ -5,7 +5,7 @@ It tells which stages can bring nothing here, so that no time goes into finding 
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -48,7 +48,7 @@ def measure_hardware(model: keras.Model, batch_size: int, length: int | None) ->
     Returns:
         What was found; None if no LSTM layer runs on our kernels for the processor.
     """
-    layers = list(_lstm_layers(model))
+    layers = [layer for layer in fused_layers(model) if isinstance(layer, keras.layers.LSTM)]
     if not layers or native.why_unavailable() is not None:
         return None
     largest = max(layers, key=lambda layer: layer.units)
@@ -72,11 +72,12 @@ def measure_hardware(model: keras.Model, batch_size: int, length: int | None) ->
     return Hardware(order("float32", "bfloat16"), order("one thread", "float32"), sizes[1])
 
 
-def _lstm_layers(model: keras.Model) -> Iterator[keras.layers.LSTM]:
-    for found in find_over_time(model):
-        for layer in (found.layer, *inner_layers(found.layer)):
-            if isinstance(layer, keras.layers.LSTM) and is_accelerated(layer):
-                yield layer
+def fused_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return the recurrent layers of an accelerated model that run on our kernels, those inside wrappers too."""
+    recurrent = (
+        layer for found in find_over_time(model) for layer in (found.layer, *inner_layers(found.layer))
+    )
+    return [layer for layer in recurrent if is_accelerated(layer)]
 
 
 def _steps_of(seconds: float, batch: int, most: int, sizes: tuple[int, int]) -> int:

@@ -3,10 +3,9 @@
 import dataclasses
 
 from cellerate.format import milliseconds
-from cellerate.keras_graph.graph import find_over_time, inner_layers
-from cellerate.layers.accelerate import is_accelerated
 from cellerate.measure import Order
 from cellerate.optimization.context import Context
+from cellerate.optimization.hardware import fused_layers
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimization.passes.pack import check_alike
 from cellerate.optimization.passes.racing import Timed, all_timed, race_s, race_trainings
@@ -36,13 +35,7 @@ class Kernels(OptimizerPass):
         """See `OptimizerPass.run`."""
         state, choices = context.state, context.state.choices
         check_alike(context)
-        # For a Bidirectional, both inner layers too.
-        recurrent = [
-            one
-            for found in find_over_time(context.original())
-            for one in (found.layer, *inner_layers(found.layer))
-        ]
-        fused = [layer for layer in recurrent if is_accelerated(layer)]
+        fused = fused_layers(context.original())
         if not fused:
             raise NotNeededError("no layer of the model can be fused; `cellerate explain` says why")
         # On batches like the baseline's, whatever a pass of an earlier call has chosen since.
