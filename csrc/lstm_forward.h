@@ -65,7 +65,7 @@ class ForwardJob {
     if (plan_.vocabulary > 0) each(crew, plan_.threads, [this](int part) { project_table(part); });
     if (plan_.split_units) return run_units(crew, clock);
     each(crew, plan_.pieces, [&](int piece) {
-      // Of the first piece, whoever has it.
+      // Of the first piece, on any thread.
       const auto enter = [&](Phase phase) {
         if (piece == 0) clock.enter(phase);
       };

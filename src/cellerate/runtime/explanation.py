@@ -135,7 +135,7 @@ def explain(
         times.append(time.perf_counter() - start)
     reason = _why_not(anatomy)
     on_core = native.why_unavailable() is None
-    # Plain C++ is as fast as the compiler makes each loop, that of the peak too: it is no bound for the others.
+    # Plain C++ is as fast as the compiler makes each loop, that of the peak too, so the peak does not bound the others.
     peak = native.measure_peak(precision) if on_core and native.target() != "scalar" else None
     seconds = float(np.median(times))
     operations = tuple(_operations(anatomy, precision, batch, len(times), peak))

@@ -80,7 +80,7 @@ def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Tim
         # Looked at once more only: who looks after each turn finds an order in the end, where there is none.
         if (turn == TRAINING_TURNS and _clear(racing)) or (turn >= TRAINING_TURNS and context.far_beyond()):
             break
-        # There and back, so that whoever is last in one turn is first in the next.
+        # There and back, so that the contestant that is last in one turn is first in the next.
         for one in racing if turn % 2 == 0 else reversed(racing):
             one.take_turn(steps)
     for one in racing:
