@@ -135,6 +135,15 @@ def test_steps_without_time_for_a_training_and_a_control_are_refused(context, de
     assert further_steps(context, 1) == 50
 
 
+def test_steps_take_the_time_that_nothing_else_needs_where_the_share_is_used_up(context):
+    context.left = -3.0
+    assert fine_tuning_steps(context) == 0
+    with pytest.raises(OutOfTimeError):
+        further_steps(context, 1)
+    context.spare_s = 3.0 + 300 + 2 * REST
+    assert fine_tuning_steps(context) == further_steps(context, 1) == int(270 / 2 / 0.1)
+
+
 def test_a_pass_costs_its_training_and_that_of_a_control_that_is_not_there_yet(context):
     assert least_s(context, 1) == pytest.approx(START + 2 * REST + 50 * 0.1 * 2 / 0.9)
     context.state.further_steps = 300

@@ -106,9 +106,13 @@ class Context:
         """The rest of the time of the pass that is running; below 0 once it is used up."""
         return self.deadline - time.perf_counter()
 
+    def usable_s(self) -> float:
+        """The rest of the time of the running pass, and what nothing else needs."""
+        return self.seconds_left() + self.spare_s
+
     def far_beyond(self) -> bool:
         """Return True if the running pass has gone so far beyond its share that it must end."""
-        return self.share_s is not None and self.seconds_left() < -(_GRACE * self.share_s + self.spare_s)
+        return self.share_s is not None and self.usable_s() < -_GRACE * self.share_s
 
     def give(self, share_s: float | None, spare_s: float = 0.0) -> None:
         """Give the pass that begins now its time.

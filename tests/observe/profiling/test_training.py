@@ -59,7 +59,8 @@ def test_slow_loader_is_named_first_and_parts_add_up_to_the_step():
     assert "waits for batches" in found.changes[0].title
     assert found.bottleneck.startswith(found.changes[0].title)
     assert found.changes[0].gain > 0.5
-    assert found.step_ms > 150
+    # Of the three steps timed, the first may find its batch ready; the other two wait for theirs.
+    assert found.step_ms > 2 / 3 * 150
     assert sum(part.ms for part in found.parts) == pytest.approx(found.step_ms, rel=0.1)
     assert sum(part.share for part in found.parts) == pytest.approx(1, rel=0.1)
     names = {part.name: part for part in found.parts}

@@ -85,7 +85,7 @@ def further_steps(context: Context, now: float, later: float = 0.0) -> int:
         own = now + _controls(context)
         needed = decided * step_s(context) * own
         most = min(context.settings.steps, _fitting(context, now + later))
-        if needed <= context.seconds_left() - _around_s(context, own) and most < _MORE * decided:
+        if needed <= context.usable_s() - _around_s(context, own) and most < _MORE * decided:
             return decided
     fitting, least = _fitting(context, now + later + 1), least_steps(context)
     if fitting < least:
@@ -132,5 +132,5 @@ def _controls(context: Context) -> int:
 def _fitting(context: Context, trainings: float) -> int:
     """Return the steps that each of so many trainings may have in the time left, at most those asked for."""
     trainings = max(trainings, 1)
-    left = _SHARE * max(0.0, context.seconds_left() - _around_s(context, trainings))
+    left = _SHARE * max(0.0, context.usable_s() - _around_s(context, trainings))
     return int(min(left / (trainings * step_s(context)), context.settings.steps))
