@@ -30,7 +30,7 @@ Point kept_and_back(Activation kind, float x) {
     kept = Simd::load_bf16(narrow);
   }
   const auto back = function.at(kept);
-  return {back.value.v[0], back.slope.v[0]};
+  return {back.value[0], back.slope[0]};
 }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -110,7 +110,7 @@ TEST(a_gate_in_float_is_kept_as_it_is) {
       const auto activation = static_cast<Activation>(kind);
       const F y = activate(activation, set(x)), slope = derivative(activation, set(x), y);
       const Point found = kept_and_back<false>(activation, x);
-      CHECK(found.value == static_cast<double>(y.v[0]) && found.slope == static_cast<double>(slope.v[0]));
+      CHECK(found.value == static_cast<double>(y[0]) && found.slope == static_cast<double>(slope[0]));
     }
   });
 }

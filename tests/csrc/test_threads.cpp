@@ -276,7 +276,8 @@ TEST(set_thread_count_during_calls_disturbs_none) {
 }
 
 TEST(parallel_that_cannot_start_a_thread_runs_nothing_and_recovers) {
-  if (kSanitized) return;  // the sanitizers need the address space themselves
+  // The sanitizers and valgrind need the address space themselves.
+  if (kSanitized || std::getenv("UNDER_VALGRIND") != nullptr) return;
   CHECK(in_child([] {
     CHECK(meets(2));
     rlimit limit;
