@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 import types
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cellerate.optimization import workflow
 from cellerate.optimization.passes import shrinking, sweeps
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.state import load_state
 from cellerate.report.record import Verdict
 from support.rounding import allowed
 
@@ -246,6 +248,46 @@ def test_no_pass_judges_on_the_test_part_and_the_verdict_does_once_each(made, tm
     # The original, the control and the chosen model.
     assert [title for title, part in asked if part == "test"] == ["Verdict"] * 3
     assert {part for _, part in asked} == {"validation", "test"}
+
+
+def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monkeypatch):
+    from cellerate.optimization import context as contexts
+    from cellerate.optimization.workloads import text
+
+    monkeypatch.setattr(text, "_ROWS", 2)
+    monkeypatch.setattr(HereProbe, "opened", {})
+    judged, batches = text.TextWorkload.judge, []
+
+    def judge(work, model, part, *, brief=False):
+        if not isinstance(model, keras.Model):
+            if brief:
+                # As if a batch of a packed model took 4 ninths of what may be spent on all of them.
+                now[0] += contexts._JUDGING * 100_000.0 / 2.25
+            batches.append((part, 1 if brief else len(work.held_out[part])))
+        return judged(work, model, part, brief=brief)
+
+    now = [0.0]
+    monkeypatch.setattr(
+        contexts, "time", types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + now[0])
+    )
+    monkeypatch.setattr(text.TextWorkload, "judge", judge)
+    out, some = tmp_path / "out", {"max_quality_loss": 10.0, "keep": [0.5]}
+    found = optimized(made, out, only=["pack", "quantize"], **some)
+    # Five batches a part; the first packed model is looked at, and two of them can be judged in the time there is.
+    assert batches == [("validation", 1), ("validation", 2), ("validation", 2), ("test", 2)]
+    assert load_state(out, {}).judged_share == pytest.approx(0.45, rel=0.01)
+    # The first and the last, which has one window of ten characters in place of two.
+    assert found.metric.source.startswith("30 characters of the validation part")
+    # The original, too, or they could not be compared.
+    original, packed, _ = found.candidates
+    assert (original.loss, original.control_loss) == (None, None)
+    assert packed.loss.value == pytest.approx(0, abs=1e-5)
+    assert packed.quality.value == pytest.approx(original.quality.value, rel=1e-5)
+    # A later call goes on with the same.
+    batches.clear()
+    again = optimized(made, out, only=["pack", "quantize", "prune"], **some)
+    assert {count for part, count in batches} == {2}
+    assert again.metric == found.metric
 
 
 @pytest.fixture

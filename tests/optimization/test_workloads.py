@@ -1,5 +1,6 @@
 """What each task is to the optimizer: judged alike in Keras and packed, and as the task itself judges it."""
 
+import copy
 import shutil
 
 import keras
@@ -181,20 +182,41 @@ def test_lines_judge_is_the_token_accuracy_that_evaluate_says(work, made):
 
 @pytest.mark.parametrize("task", DATA)
 def test_a_brief_judgement_is_of_the_first_batch_alone(work, monkeypatch, task):
-    from cellerate.optimization.workloads import text
-
     one = work[task]
-    if task == "text":
-        monkeypatch.setattr(text, "_ROWS", 4)
-        first = one.judge(one.model, "validation").values[:4]
-    else:
-        batches = one._judged if task == "series" else one._batches
-        monkeypatch.setitem(batches, "validation", batches["validation"][:1])
-        first = one.judge(one.model, "validation").values
-        monkeypatch.setitem(batches, "validation", batches["validation"] * 2)
+    batches = one.held_out["validation"][:1]
+    if task == "text":  # windows alone are a batch, too
+        batches = [batches[0][:4]]
+    monkeypatch.setitem(one.held_out, "validation", batches)
+    first = one.judge(one.model, "validation").values
+    monkeypatch.setitem(one.held_out, "validation", batches * 2)
     whole, brief = (one.judge(one.model, "validation", brief=brief) for brief in (False, True))
     np.testing.assert_allclose(brief.values, first, rtol=ROUNDING)
     assert sum(brief.weights) < sum(whole.weights)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_a_model_is_judged_on_a_share_of_the_batches_spread_over_each_part(work, task):
+    one = work[task]
+    whole = dict(one.held_out)
+    # Batches that can be told apart by their identity: nine of one part, two of the other.
+    many = {
+        part: [copy.copy(whole[part][0]) for _ in range(count)]
+        for part, count in {"validation": 9, "test": 2}.items()
+    }
+    said = []
+    try:
+        one.hold_out(many)
+        for share, kept in ((1, range(9)), (0.4, (0, 4, 8)), (1e-9, (0,))):
+            one.judge_on(share)
+            found = [id(batch) for batch in one.held_out["validation"]]
+            assert found == [id(many["validation"][index]) for index in kept]
+            said.append(int(one.metric.source.split()[0].replace(",", "")))
+            weights = one.judge(one.model, "validation").weights
+            said.append(round(sum(weights)))
+        assert one.held_out["test"] == many["test"][:1]
+    finally:
+        one.hold_out(whole)
+    assert said == [9 * said[4], 9 * said[5], 3 * said[4], 3 * said[5], said[4], said[5]]
 
 
 @pytest.mark.parametrize("task", DATA)
@@ -228,7 +250,7 @@ def test_speeds_and_samples_of_keras_and_of_the_packed_model(work, quick, task):
             assert len(mine.truth) == len(mine.forecast) == HORIZON
             np.testing.assert_allclose(mine.forecast, its.forecast, rtol=1e-4, atol=1e-5)
         # Spread over the windows of a batch, but for those that fill it up.
-        batches = one._judged["validation"]
+        batches = one.held_out["validation"]
         _, future, weight, _ = batches[len(batches) // 2]
         last = int((weight > 0).sum()) - 1
         for found, row in zip(here.forecasts, (0, last // 2, last), strict=True):
@@ -361,7 +383,7 @@ def test_series_without_one_of_the_parts_splits_the_other_so_that_no_row_is_in_b
     used, first_targets = {}, {}
     for part in ("validation", "test"):
         seen = set()
-        for past, future, weight, _ in one._judged[part]:
+        for past, future, weight, _ in one.held_out[part]:
             for x, y, counts in zip(past, future, weight, strict=True):
                 if counts:
                     seen |= {rows[tuple(row)] for row in (*x, *y)}

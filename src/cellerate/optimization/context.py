@@ -31,7 +31,7 @@ from cellerate.optimization.training import policy_of
 from cellerate.optimization.workloads.base import Workload
 from cellerate.report.quality import Interval
 from cellerate.report.record import CONTROL, Candidate
-from cellerate.runtime.packed import load
+from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.packing import pack
 
 # Keras and the native core add in different orders: if the loss is 0, this much is rounding.
@@ -44,6 +44,8 @@ PACKED = "float32"
 """The id of the same model packed without loss of precision."""
 
 
+# The share of the budget that judging one model may take: those of the stages that always run are judged a dozen times.
+_JUDGING = 1 / 30
 # How far beyond its share of the time a pass may go on, as a share of that, before its training is stopped.
 _GRACE = 0.5
 # How long an answer of a process of a pass may take at least, even if the pass has less time.
@@ -242,6 +244,31 @@ class Context:
         value = self.workload.judge(accelerate(model), "validation").mean
         return -value if self.workload.metric.higher_is_better else value
 
+    def limit_judging(self, model: keras.Model | PackedModel) -> bool:
+        """Judges models on a share of the held-out data, if all of it takes this model too long.
+
+        Args:
+            model: A model that has been judged before, so that nothing is compiled for it.
+
+        Returns:
+            Whether the share is smaller now.
+        """
+        began = time.perf_counter()
+        self.workload.judge(model, "validation", brief=True)
+        batch_s = time.perf_counter() - began
+        whole_s = batch_s * max(map(len, self.workload.held_out.values()))
+        allowed_s = _JUDGING * self.settings.time_budget
+        if whole_s <= allowed_s:
+            return False
+        self.state.judged_share *= allowed_s / whole_s
+        self.workload.judge_on(self.state.judged_share)
+        return True
+
+    def _limited_by_the_first(self, packed: PackedModel) -> bool:
+        """A packed model is judged step by step, which may take longer than what the baseline judged."""
+        first = len(self.state.candidates) == 1
+        return first and self.kernels_are_right and self.limit_judging(packed)
+
     def candidate(self, name: str) -> Candidate | None:
         """The candidate with that id, or None if it was not made."""
         return next((one for one in self.state.candidates if one.id == name), None)
@@ -284,6 +311,9 @@ class Context:
             packed = load(stem.with_suffix(".cell"))
         except (BackendError, ModelError) as reason:
             error = f"it cannot be packed and runs on Keras: {reason}"
+        if packed is not None and self._limited_by_the_first(packed):
+            del self.state.judged[ORIGINAL]
+            self.add(self.before, work.judge(self.original(), "validation"))
         file = stem.with_suffix(".keras" if packed is None else ".cell")
         accelerate(model)
         uses = work.keras_uses(model) if packed is None else [work.packed_use(packed)]

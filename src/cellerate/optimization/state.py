@@ -49,6 +49,7 @@ class State:
         compile_s: About how many seconds it takes to compile a training there.
         judge_s: How many seconds it took to judge the original.
         first_judge_s: How many more it takes for a model that is judged for the first time, and is compiled for it.
+        judged_share: The share of the held-out data that models are judged on.
         consider_s: How many seconds it took last to pack a model, to judge it and to time it.
         bfloat16: How many times as fast the largest LSTM layer trains in bfloat16 as in float32 on our kernels, turn by
             turn; empty if that was not measured.
@@ -71,6 +72,7 @@ class State:
     compile_s: float = 2.0
     judge_s: float = 0.0
     first_judge_s: float = 0.0
+    judged_share: float = 1.0
     consider_s: float | None = None
     bfloat16: tuple[float, ...] = ()
     units: int = 0

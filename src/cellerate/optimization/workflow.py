@@ -246,6 +246,8 @@ def _open(
     if restart:
         _clear(folder)
     state = load_state(folder, identity)
+    if state is not None:
+        work.judge_on(state.judged_share)
     return work, state or State(identity=identity, choices=_first_choices(work, settings), started=_now())
 
 

@@ -33,6 +33,7 @@ class Baseline(OptimizerPass):
     writes = (
         "candidates",
         "judged",
+        "judged_share",
         "training_steps",
         "explanation",
         "apart",
@@ -128,6 +129,7 @@ def _judged(context: Context) -> Judged:
         return judged
     if measured := measure_hardware(model, state.training_steps[0].batch_size, work.length):
         state.bfloat16, state.units = measured.bfloat16.ratios, measured.units
+    context.limit_judging(model)
     began = time.perf_counter()
     judged = work.judge(model, "validation")
     state.judge_s = time.perf_counter() - began

@@ -22,7 +22,7 @@ class Pack(OptimizerPass):
     name = "pack"
     title = "Pack"
     reads = ("candidates", "judged", "apart")
-    writes = ("candidates", "judged", "consider_s")
+    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use",)
     first = always = inherited = True
 

@@ -45,7 +45,7 @@ class Quantize(OptimizerPass):
     name = "quantize"
     title = "Quantise"
     reads = ("candidates", "judged")
-    writes = ("candidates", "judged", "choices", "consider_s")
+    writes = ("candidates", "judged", "judged_share", "choices", "consider_s")
     improves = ("use", "size")
     first = always = True
     changes_model = inherited = True
@@ -126,7 +126,7 @@ class Prune(OptimizerPass):
     name = "prune"
     title = "Prune"
     reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged", "consider_s")
+    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use", "size")
     after = ("kernels", "quantize")
     changes_model = True
@@ -226,7 +226,7 @@ class Distill(OptimizerPass):
     name = "distill"
     title = "Distil"
     reads = ("candidates", "judged", "choices", "training_steps")
-    writes = ("candidates", "judged", "consider_s")
+    writes = ("candidates", "judged", "judged_share", "consider_s")
     improves = ("use", "size")
     after = ("kernels", "quantize")
     changes_model = True

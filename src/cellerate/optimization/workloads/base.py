@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import keras
+import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.models.storage import TaskRecord
@@ -56,6 +57,7 @@ class Workload(abc.ABC):
         data: The data, in words.
         fingerprint: A text that tells data apart.
         metric: The measure of quality.
+        held_out: The batches of each part that models are judged on.
         batch_size: Rows per training batch by default in this task.
         length: Time steps per training row; None if the task has no choice of length.
         shapes: How many shapes training batches have: each is compiled.
@@ -67,12 +69,31 @@ class Workload(abc.ABC):
     data: str
     fingerprint: str
     metric: Metric
+    held_out: dict[Part, list[Any]]
     batch_size: int
     length: int | None = None
     shapes: int = 1
 
     def __init__(self, model: keras.Model, record: TaskRecord, seed: int) -> None:
         self.model, self.record, self.seed = model, record, seed
+
+    def hold_out(self, batches: dict[Part, list[Any]]) -> None:
+        """Sets the batches to judge on, all of them."""
+        self._all_held_out = batches
+        self.judge_on(1.0)
+
+    def judge_on(self, share: float) -> None:
+        """Judges on a share of the batches from now on, spread over each part; on one batch at least."""
+        self.held_out = {}
+        for part, batches in self._all_held_out.items():
+            count = max(1, int(share * len(batches)))
+            chosen = np.unique(np.linspace(0, len(batches) - 1, count).astype(int))
+            self.held_out[part] = [batches[index] for index in chosen]
+        self.metric = self.measure()
+
+    @abc.abstractmethod
+    def measure(self) -> Metric:
+        """Gives the measure of quality, with words on the batches it is taken on."""
 
     @abc.abstractmethod
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:

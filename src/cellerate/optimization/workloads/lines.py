@@ -68,7 +68,7 @@ class LineWorkload(Workload):
                 f"of {len(lines):,} lines {len(held_out)} are held out to judge the model on; it takes two: give "
                 "more lines."
             )
-        self._held_out: dict[Part, list[str]] = {
+        self._held_out_lines: dict[Part, list[str]] = {
             "validation": held_out[:middle][:_MOST_LINES],
             "test": held_out[middle:][:_MOST_LINES],
         }
@@ -77,23 +77,30 @@ class LineWorkload(Workload):
             "padding": self._model.padding,
             "errors": "replace",
         }
-        self._batches, fingerprints = {}, []
-        for part, some in self._held_out.items():
+        batches_of: dict[Part, list[Any]] = {}
+        fingerprints = []
+        for part, some in self._held_out_lines.items():
             rows = min(_ROWS, len(some))
             batches = LineBatches(some, self._model.vocabulary, batch_size=rows, **self._common)
             fingerprints.append(batches.fingerprint())
-            self._batches[part] = [batches.batch(0, index) for index in range(len(batches))]
+            batches_of[part] = [batches.batch(0, index) for index in range(len(batches))]
         self.fingerprint = " ".join(fingerprints)
         self.data = f"{len(lines):,} lines"
         self.shapes = len(self._source(self._train, min(self.batch_size, len(self._train))).bounds)
+        self._seen = SEEN_BY_TRAINING[bool(told)]
+        self.hold_out(batches_of)
+
+    def measure(self) -> Metric:
+        """See `Workload.measure`."""
 
         def source(part: Part, half: str) -> str:
+            count = sum(int(weight.any(axis=1).sum()) for _, _, weight in self.held_out[part])
             return (
-                f"{len(self._held_out[part]):,} lines of the {part} part, each character predicted from those before "
-                f"it: the {half} half of the lines that are held out{SEEN_BY_TRAINING[bool(told)]}"
+                f"{count:,} lines of the {part} part, each character predicted from those before it: the {half} half "
+                f"of the lines that are held out{self._seen}"
             )
 
-        self.metric = Metric(
+        return Metric(
             name="token accuracy",
             unit="",
             higher_is_better=True,
@@ -131,7 +138,7 @@ class LineWorkload(Workload):
     def judge(self, model: keras.Model | Predictor, part: Part, *, brief: bool = False) -> Judged:
         """The share of characters in each line that are predicted correctly, given all characters before them."""
         shares, weights = [], []
-        for inputs, target, weight in self._batches[part][: 1 if brief else None]:
+        for inputs, target, weight in self.held_out[part][: 1 if brief else None]:
             if isinstance(model, keras.Model):
                 logits: Any = model.predict_on_batch(inputs)
             else:
@@ -158,7 +165,7 @@ class LineWorkload(Workload):
     def _inputs(self, rows: int) -> np.ndarray:
         """(rows, S) ids of lines of similar length: the first bucket that is neither the shortest nor the longest."""
         batches = encode_batches(
-            self._held_out["validation"],
+            self._held_out_lines["validation"],
             self._model.vocabulary,
             _ROWS,
             self._model.max_length,
@@ -172,7 +179,7 @@ class LineWorkload(Workload):
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """Lines reconstructed from their vectors; for a packed model, from the vectors it makes."""
-        lines = self._held_out["validation"][:_SAMPLES]
+        lines = self._held_out_lines["validation"][:_SAMPLES]
         known = line_model_of("the model", model, self.record)
         vectors = (
             packed.embed(lines, errors="replace")

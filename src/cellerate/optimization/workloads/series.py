@@ -68,23 +68,31 @@ class SeriesWorkload(Workload):
         self.batch_size = self._options.batch_size
         self.fingerprint = self._data.fingerprint
         self.data = f"{self._data.rows:,} rows of a series, {', '.join(self._data.target_names)} to forecast"
-        self._judged: dict[Part, list[Any]] = {}
-        sources: dict[Part, str] = {}
+        batches: dict[Part, list[Any]] = {}
+        self._parts: dict[Part, str] = {}
         for name, (part, words) in judged_parts(self._data, self._options).items():
             rows = min(_ROWS, count_windows(part, self._options))
             windows = raw_windows(part, self._options.window, self._options.horizon, rows)
             chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
-            self._judged[name] = [
+            batches[name] = [
                 (*windows.batch(0, int(index)), windows.origins(0, int(index))) for index in chosen
             ]
-            count = int(sum((weight > 0).sum() for _, _, weight, _ in self._judged[name]))
-            sources[name] = f"{count:,} windows of the {name} part{words}"
-        self.metric = Metric(
+            self._parts[name] = words
+        self.hold_out(batches)
+
+    def measure(self) -> Metric:
+        """See `Workload.measure`."""
+
+        def source(part: Part) -> str:
+            count = int(sum((weight > 0).sum() for _, _, weight, _ in self.held_out[part]))
+            return f"{count:,} windows of the {part} part{self._parts[part]}"
+
+        return Metric(
             name="mean absolute error",
             unit="standard deviations",
             higher_is_better=False,
-            source=sources["validation"],
-            test_source=sources["test"],
+            source=source("validation"),
+            test_source=source("test"),
         )
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
@@ -110,7 +118,7 @@ class SeriesWorkload(Workload):
         """
         targets = list(self._data.target_columns)
         found = []
-        for _, future, weight, origins in self._judged[part][: 1 if brief else None]:
+        for _, future, weight, origins in self.held_out[part][: 1 if brief else None]:
             made = self._forecast(_predict(model), origins)
             point = made[..., self._middle()] if self._quantiles else made
             scale = self._forecaster.target_scale(self._data, origins)
@@ -135,7 +143,7 @@ class SeriesWorkload(Workload):
         return Use("packed", lambda: model.predict(one), lambda: model.predict(many), _ROWS)
 
     def _inputs(self, rows: int) -> Inputs:
-        origins = self._judged["validation"][0][3]
+        origins = self.held_out["validation"][0][3]
         given: list[Inputs] = []
 
         def read(inputs: Inputs) -> np.ndarray:
@@ -156,7 +164,7 @@ class SeriesWorkload(Workload):
 
     def sample(self, model: keras.Model, packed: PackedModel | None) -> Sample:
         """Forecasts for windows spread over the validation part."""
-        batches = self._judged["validation"]
+        batches = self.held_out["validation"]
         past, future, weight, origins = batches[len(batches) // 2]
         rows = np.linspace(0, int((weight > 0).sum()) - 1, _SAMPLES).astype(int)
         made = self._forecast(_predict(packed or model), origins)

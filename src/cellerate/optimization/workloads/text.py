@@ -88,37 +88,40 @@ class TextWorkload(Workload):
         self._tails: dict[Part, np.ndarray] = {"validation": tail[:middle], "test": tail[middle:]}
         self.length = model.inputs[0].shape[1] or self._options.length
         self.fingerprint = self._text.fingerprint
-        unit = self.tokenizer.unit
         self.data = f"{self._text.characters:,} characters of text"
-        self._windows = self._held_out_windows()
         texts = {part: self.tokenizer.decode(ids) for part, ids in self._tails.items()}
         self._tokens_per_character = {
             part: len(ids) / max(1, len(texts[part])) for part, ids in self._tails.items()
         }
+        self._held_out_share = fraction
+        self.hold_out(self._held_out_windows())
+        text = texts["validation"]
+        start = text.find("\n") + 1
+        self._prompt = text[start : start + _PROMPT].strip() or text[:_PROMPT]
+
+    def measure(self) -> Metric:
+        """See `Workload.measure`."""
         seen = SEEN_BY_TRAINING[self._options.validation_fraction > 0]
 
         def source(part: Part, half: str) -> str:
-            windows = self._windows[part]
-            steps = len(windows[0]) - 1
-            tokens = len(windows) * (steps if predicts_every_step(model) else 1)
+            batches = self.held_out[part]
+            steps = len(batches[0][0]) - 1
+            tokens = sum(map(len, batches)) * (steps if predicts_every_step(self.model) else 1)
             return (
-                f"{tokens:,} {unit} of the {part} part, in windows of {steps}: the {half} half of the last "
-                f"{percent(fraction)} of the text{seen}"
+                f"{tokens:,} {self.tokenizer.unit} of the {part} part, in windows of {steps}: the {half} half of the "
+                f"last {percent(self._held_out_share)} of the text{seen}"
             )
 
-        self.metric = Metric(
+        return Metric(
             name="bits per character",
             unit="bits",
             higher_is_better=False,
             source=source("validation", "first"),
             test_source=source("test", "second"),
         )
-        text = texts["validation"]
-        start = text.find("\n") + 1
-        self._prompt = text[start : start + _PROMPT].strip() or text[:_PROMPT]
 
-    def _held_out_windows(self) -> dict[Part, list[np.ndarray]]:
-        """Ids to judge on: windows spread over each part, each predicted from its first id on."""
+    def _held_out_windows(self) -> dict[Part, list[list[np.ndarray]]]:
+        """Batches of ids to judge on: windows spread over each part, each predicted from its first id on."""
         assert self.length is not None  # noqa: S101 (set just before)
         whole = self.model.inputs[0].shape[1] is not None or not predicts_every_step(self.model)
         shortest = min(map(len, self._tails.values()))
@@ -127,11 +130,13 @@ class TextWorkload(Workload):
                 f"each half of the text that is held out has {shortest:,} {self.tokenizer.unit}: too few to judge a "
                 "model on. Give a longer text."
             )
-        length, found = min(self.length, shortest - 1), {}
+        length = min(self.length, shortest - 1)
+        found: dict[Part, list[list[np.ndarray]]] = {}
         for part, ids in self._tails.items():
             count = (len(ids) - 1) // length
             chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_WINDOWS)).astype(int))
-            found[part] = [np.asarray(ids[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
+            windows = [np.asarray(ids[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
+            found[part] = [windows[start : start + _ROWS] for start in range(0, len(windows), _ROWS)]
         return found
 
     def source(self, model: keras.Model, batch_size: int, length: int | None = None) -> BatchSource:
@@ -161,7 +166,8 @@ class TextWorkload(Workload):
 
         A packed model is judged step by step, as it generates, if it can generate.
         """
-        windows = self._windows[part][: _ROWS if brief else None]
+        batches = self.held_out[part][: 1 if brief else None]
+        windows = [window for batch in batches for window in batch]
         nats = (
             self._nats_packed(model, windows)
             if isinstance(model, PackedModel)
@@ -239,7 +245,7 @@ class TextWorkload(Workload):
         The first is the latency: what a caller waits for the next character. The second is the speed of a
         text, which needs no call for each of its characters.
         """
-        first = self._windows["validation"][0][None]
+        first = self.held_out["validation"][0][0][None]
         try:
             stepper = model.stepper()
         except (BackendError, ModelError):
