@@ -404,9 +404,10 @@ TEST(a_call_whose_worker_has_no_core_takes_the_time_of_one_thread) {
     CHECK(workers::make_workers_wait() == 1);
     // Other programs may have the processor for a while; one that waits for the worker waits in every call.
     double shared = layer->best_of(20);
-    for (int more = 0; more < 20 && shared >= 1.3 * alone; ++more)
+    // A sanitizer's checks take longer than the work.
+    for (int more = 0; more < 20 && shared >= 1.3 * alone && !kSanitized; ++more)
       shared = std::min(shared, layer->best_of(20));
-    CHECK(shared < 1.3 * alone);
+    CHECK(shared < 1.3 * alone || kSanitized);
     CHECK(layer->arrays == expected);
   }
   cellerate::set_thread_count(1);
