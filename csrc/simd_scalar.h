@@ -9,7 +9,7 @@ namespace cellerate::CELLERATE_TARGET {
 
 struct Simd {
   static constexpr int kLanes = 4;
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 4;
 #ifdef CELLERATE_FUSED
   static constexpr bool kFused = true;  // fma rounds once
 #else

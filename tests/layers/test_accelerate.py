@@ -470,5 +470,25 @@ def test_without_the_native_core_keras_runs_and_everything_says_so(
     assert "not installed" in str(explain(model))
 
 
+def test_a_core_without_vector_instructions_is_taken_where_keras_is_no_faster_or_by_name(
+    calls: list[Any],
+) -> None:
+    model, before = compiled(text_model()), native.target()
+    try:
+        native.set_target("scalar")
+        accelerate(model)
+        assert is_accelerated(lstm_of(model)) == (BACKEND == "torch")
+        accelerate(model, "cellerate-cpu")
+        assert is_accelerated(lstm_of(model))
+        model.predict_on_batch(IDS[:B])
+        assert calls
+        restore(model)
+        told = str(explain(model))
+        assert ("Keras's own code is faster" in told) == (BACKEND != "torch")
+    finally:
+        native.set_target(before)
+    assert "vector instructions" not in str(explain(accelerate(model)))
+
+
 def test_explanation_of_an_accelerated_model_is_plain_json() -> None:
     json.dumps(explain(accelerate(text_model())).to_dict())

@@ -32,12 +32,12 @@ def unfit(layer: Any, implementation: str, *, named: bool) -> str | None:
     Args:
         layer: Any `keras.layers.RNN`.
         implementation: "cellerate-cpu" or "cellerate-cuda".
-        named: Whether the user named it: then it runs even if it failed its own check.
+        named: Whether the user named it: then it runs even if it is slower here, or failed its own check.
     """
     if not isinstance(layer, LAYERS):
         return f"class: {type(layer).__name__}, where Cellerate has kernels for {KNOWN}"
     met = kernels_of(layer).fit_conditions(layer, implementation)
-    failed = next((c for c in met if not c.holds and not (named and c.name == fused.CHECK)), None)
+    failed = next((c for c in met if not c.holds and not (named and c.name in fused.BESIDE_NAMED)), None)
     return None if failed is None else f"{failed.name}: {failed.found}"
 
 
