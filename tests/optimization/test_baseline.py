@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from cellerate.kernels import native
 from cellerate.optimization import hardware, workflow
 from cellerate.optimization.clocks import BRIEFLY_S
 from cellerate.optimization.context import Context
@@ -72,7 +73,10 @@ def test_baseline_is_judged_on_our_kernels_after_a_look_that_keras_judges_alike(
     made, tmp_path, alone, here_probe
 ):
     out = tmp_path / "out"
-    optimized(made, out)
+    threads, found = native.num_threads(), optimized(made, out)
+    labels = [f"{threads} threads beside one"] if threads > 1 else []
+    assert [label for label, _ in found.passes[0].facts] == [*labels, "bfloat16 beside float32"]
+    assert all(value.startswith("an LSTM layer of 16 units trains ") for _, value in found.passes[0].facts)
     assert asked_of(here_probe, "judge") == [{"part": "validation", "brief": True}]
     state = load_state(out, {})
     assert 0 < state.apart < 1e-4

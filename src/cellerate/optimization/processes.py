@@ -49,7 +49,7 @@ class Training:
     Attributes:
         way: The way.
         probe: The process.
-        compile_s: How many seconds it took to compile and to warm up.
+        compile_s: How many seconds it took to compile and to warm up, with a processor of its own.
         step_s: About how many seconds a step takes; infinite if that is not known.
         items: Items (characters, windows, lines) of a batch.
         raced: Whether it has taken a turn of a race.

@@ -6,9 +6,10 @@ import time
 import keras
 import numpy as np
 
+from cellerate.kernels import native
 from cellerate.optimization.clocks import BRIEFLY_S
 from cellerate.optimization.context import ORIGINAL, Context
-from cellerate.optimization.hardware import measure_hardware
+from cellerate.optimization.hardware import Hardware, measure_hardware
 from cellerate.optimization.judging import Judged
 from cellerate.optimization.passes.base import OptimizerPass
 from cellerate.optimization.processes import Training, Way
@@ -69,7 +70,7 @@ class Baseline(OptimizerPass):
         step = _trained(context, training)
         choices.batch_size = step.batch_size
         state.training_steps[:] = [step]
-        judged = _judged(context)
+        judged, hardware = _judged(context)
         candidate = context.add(
             Candidate(
                 id=ORIGINAL,
@@ -96,6 +97,7 @@ class Baseline(OptimizerPass):
                 f"{candidate.quality.value:.4g} {work.metric.name}, {first.per_s:,.0f} {work.item}/s by "
                 f"{first.way}, a training step in {step.step_ms:.1f} ms on {keras.config.backend()}"
             ),
+            facts=_facts(hardware),
         )
 
 
@@ -111,8 +113,21 @@ def _trained(context: Context, training: Training) -> TrainingStep:
     return training.step([training.turn(min(max(fitting, _LEAST_STEPS), _MOST_STEPS), restart=True)])
 
 
-def _judged(context: Context) -> Judged:
-    """Judges the original on our kernels, after a look that Keras judges it alike; else in Keras."""
+def _facts(hardware: Hardware | None) -> tuple[tuple[str, str], ...]:
+    if hardware is None:
+        return ()
+    layer, threads = f"an LSTM layer of {hardware.units} units", native.num_threads()
+    found = {f"{threads} threads beside one": hardware.threads} if threads > 1 else {}
+    found["bfloat16 beside float32"] = hardware.bfloat16
+    return tuple((name, f"{layer} trains {order.reach} times as fast") for name, order in found.items())
+
+
+def _judged(context: Context) -> tuple[Judged, Hardware | None]:
+    """Judges the original on our kernels, after a look that Keras judges it alike; else in Keras.
+
+    Returns:
+        The quality, and the speed of the model's largest layer here, which is measured between the two.
+    """
     work, state, listener = context.workload, context.state, context.listener
     listener.note("judging the model on held-out data")
     used = context.processes.keras()
@@ -126,11 +141,11 @@ def _judged(context: Context) -> Judged:
         began = time.perf_counter()
         judged = Judged(**used.ask("judge", part="validation"))
         state.judge_s = time.perf_counter() - began
-        return judged
+        return judged, None
     if measured := measure_hardware(model, state.training_steps[0].batch_size, work.length):
         state.bfloat16, state.units = measured.bfloat16.ratios, measured.units
     context.limit_judging(model)
     began = time.perf_counter()
     judged = work.judge(model, "validation")
     state.judge_s = time.perf_counter() - began
-    return judged
+    return judged, measured
