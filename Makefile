@@ -79,7 +79,7 @@ endef
 PART = $(FAILED)/$@$(if $(LESSER), ($(LESSER)))
 begin = @echo "== $(1)$(if $(LESSER),$(comma) $(LESSER))" && mkdir -p $(FAILED) && : >'$(PART)'
 passed = @rm '$(PART)'
-PYTEST = FAILED_TESTS='$(PART)' $(BIN)/python -m pytest
+PYTEST = FAILED_TESTS='$(PART)' $(BIN)/python -m pytest --durations=12 --durations-min=2
 
 # The C++ tests; then one process for each backend and two for what needs no Keras, two at a time: most of their time
 # goes into what uses one core.

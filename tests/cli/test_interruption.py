@@ -108,7 +108,8 @@ def test_kill_in_the_middle_then_resume_has_the_very_same_curve(start_cellerate,
 
 @pytest.mark.slow
 def test_fifty_kills_at_any_moment_change_nothing(start_cellerate, cellerate, here, small):
-    words = ["--embedding", "4", "--units", "6", "--length", "6", "--batch-size", "8", "--dropout", "0.3"]
+    # Eight time steps, as above.
+    words = ["--embedding", "4", "--units", "6", "--length", "8", "--batch-size", "8", "--dropout", "0.3"]
     words += ["--validation-fraction", "0.1", "--epochs", "60", "--log-every", "7"]
     assert cellerate("train", "text", "t.txt", "-o", "whole.keras", *words, "-q")[0] == 0
     chance, folder, resume = random.Random(0), here / "killed.run", []
