@@ -271,21 +271,21 @@ def test_models_that_take_long_to_judge_are_judged_on_less(made, tmp_path, monke
         contexts, "time", types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + now[0])
     )
     monkeypatch.setattr(text.TextWorkload, "judge", judge)
-    out, some = tmp_path / "out", {"max_quality_loss": 10.0, "keep": [0.5]}
-    found = optimized(made, out, only=["pack", "quantize"], **some)
+    out, some = tmp_path / "out", {"max_quality_loss": 10.0}
+    found = optimized(made, out, only=["pack"], **some)
     # Five batches a part; the first packed model is looked at, and two of them can be judged in the time there is.
-    assert batches == [("validation", 1), ("validation", 2), ("validation", 2), ("test", 2)]
+    assert batches == [("validation", 1), ("validation", 2), ("test", 2)]
     assert load_state(out, {}).judged_share == pytest.approx(0.45, rel=0.01)
     # The first and the last, which has one window of ten characters in place of two.
     assert found.metric.source.startswith("30 characters of the validation part")
     # The original, too, or they could not be compared.
-    original, packed, _ = found.candidates
+    original, packed = found.candidates
     assert (original.loss, original.control_loss) == (None, None)
     assert packed.loss.value == pytest.approx(0, abs=1e-5)
     assert packed.quality.value == pytest.approx(original.quality.value, rel=1e-5)
     # A later call goes on with the same.
     batches.clear()
-    again = optimized(made, out, only=["pack", "quantize", "prune"], **some)
+    again = optimized(made, out, only=["pack", "quantize"], **some)
     assert {count for part, count in batches} == {2}
     assert again.metric == found.metric
 
