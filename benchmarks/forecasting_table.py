@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
 
-from cellerate.format import rounded, short
+from cellerate.format import percent, rounded, short
 
 Result = dict[str, Any]
 
@@ -94,7 +94,7 @@ def where_we_lose(result: Result) -> str:
         ours, other = next(filter(of_ours, order)), next(name for name in order if not of_ours(name))
         mine, theirs = mean_of(found[ours]), mean_of(found[other])
         if theirs < mine:
-            told = f"{WORDS[task]}, {horizon} hours ahead, by {mine / theirs - 1:.0%} to {_plain(other)}"
+            told = f"{WORDS[task]}, {horizon} hours ahead, by {percent(mine / theirs - 1)} to {_plain(other)}"
             lost.append((mine / theirs, told))
     who = f"Peers: {_versions(result)}."
     if not lost:

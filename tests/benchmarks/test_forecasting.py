@@ -246,8 +246,8 @@ def test_table_has_the_strongest_opponent_first_then_ours():
 def test_note_says_where_we_lose_and_by_how_much():
     result = planted_forecasts.forecasting()
     assert forecasting_table.where_we_lose(result) == (
-        "Cellerate loses in mean squared error on `OT` from itself, 24 hours ahead, by 11% to Darts, "
-        "`NLinearModel`; `OT` from itself, 96 hours ahead, by 9% to Darts, `NLinearModel`. "
+        "Cellerate loses in mean squared error on `OT` from itself, 24 hours ahead, by 11 % to Darts, "
+        "`NLinearModel`; `OT` from itself, 96 hours ahead, by 9.1 % to Darts, `NLinearModel`. "
         "Peers: darts 0.48.1, torch 2.13.0+cpu."
     )
     for one in result["records"]:
