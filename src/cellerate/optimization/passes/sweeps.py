@@ -44,6 +44,10 @@ class BatchSize(OptimizerPass):
         """Three more sizes, and two processes that train with the old and the new one in turns."""
         return self.cost_s(context) + 3 * _size_s(context) + _turns_s(context)
 
+    def expected_s(self, context: Context, share_s: float) -> float:
+        """As a rule four sizes show where the speed stops growing."""
+        return self.cost_s(context)
+
     def gain(self, context: Context) -> float:
         """A quarter."""
         return 0.2
