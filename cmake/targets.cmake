@@ -28,9 +28,9 @@ function(cellerate_add_target library name)
 endfunction()
 
 function(cellerate_add_targets library)
-  # Without vectors, -O3 unrolls these to twice their size.
-  cellerate_add_target(${library} scalar -O2)
-  cellerate_add_target(${library} fused -O2)
+  # Their vectors are written out, so that -O2 and -O3 only unroll them to two and three times their size.
+  cellerate_add_target(${library} scalar -Os)
+  cellerate_add_target(${library} fused -Os)
   if(CELLERATE_X86_64)
     set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma)
     cellerate_add_target(${library} avx2 -mavx2 -mfma -mf16c)

@@ -1,6 +1,7 @@
 """What `explain` says of a packed model: the plan, and times and shares that fit together."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cellerate.runtime.explanation._MEASURED_S", 0.01)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Two would wait for each other between operations, for as long as another program has a processor."""
+    before = native.num_threads()
+    native.set_num_threads(1)
+    yield
+    native.set_num_threads(before)
+
+
 def explained(model: PackedModel, *arguments: Any) -> tuple[ProgramExplanation, dict[str, Any]]:
     found = model.explain(*arguments)
     return found, {one.name: one for one in found.operations}
 
 
-def test_operations_and_their_shares_add_up() -> None:
+def test_operations_and_their_shares_add_up(one_thread: None) -> None:
     found, of = explained(packed(text_model(), "int8"), 16, 50)
     assert (found.precision, found.target, found.reason) == ("int8", native.target(), "")
     assert found.inputs == {"ids": (16, 50)}

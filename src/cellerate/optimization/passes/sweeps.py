@@ -38,11 +38,11 @@ class BatchSize(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """A process that compiles at least four sizes."""
-        return context.state.process_s + 4 * _size_s(context)
+        return context.state.process_s + 4 * (context.state.compile_s + _PROBE_S)
 
     def most_s(self, context: Context) -> float:
         """Three more sizes, and two processes that train with the old and the new one in turns."""
-        return self.cost_s(context) + 3 * _size_s(context) + _turns_s(context)
+        return self.cost_s(context) + 3 * (context.state.compile_s + _PROBE_S) + _turns_s(context)
 
     def expected_s(self, context: Context, share_s: float) -> float:
         """As a rule four sizes show where the speed stops growing."""
@@ -163,11 +163,6 @@ class BatchSize(OptimizerPass):
             + ((("memory free at the start", f"{free / 1e9:.1f} GB"),) if free else ()),
             notes=tuple(notes),
         )
-
-
-def _size_s(context: Context) -> float:
-    """The seconds that a size takes, to compile and to be timed."""
-    return context.state.compile_s + _PROBE_S
 
 
 def _turns_s(context: Context) -> float:
