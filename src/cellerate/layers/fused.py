@@ -95,7 +95,7 @@ def _installed(implementation: str) -> list[Condition]:
 def _slower_here(backend: str) -> list[Condition]:
     """The condition that fails where Keras's own code is faster than the core, as it has no vector instructions.
 
-    XLA's and TensorFlow's loops take 0.35 to 0.7 of its time there; torch's loop takes as long or longer.
+    XLA's and TensorFlow's loops take 0.35 to 0.55 of its time there; torch's loop takes longer.
     """
     if native.target() != "scalar" or backend == "torch":
         return []
