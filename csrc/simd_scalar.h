@@ -133,8 +133,7 @@ struct Simd {
   // The sum of the upper and the lower half of each word.
   static I sum_of_halves(Shorts x) { return ((I)((U)x << 16) >> 16) + ((I)x >> 16); }
 #ifdef CELLERATE_FUSED
-  // Out of line, as it is rare where fma calls it at all.
-  [[gnu::noinline]] static F each_fma(F a, F b, F c) {
+  static F each_fma(F a, F b, F c) {
     for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
   }

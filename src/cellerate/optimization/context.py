@@ -265,7 +265,7 @@ class Context:
         return True
 
     def _limited_by_the_first(self, packed: PackedModel) -> bool:
-        """A packed model is judged step by step, which may take longer than what the baseline judged."""
+        """Limits judging by the first packed model: step by step it may take longer than what the baseline judged."""
         first = len(self.state.candidates) == 1
         return first and self.kernels_are_right and self.limit_judging(packed)
 

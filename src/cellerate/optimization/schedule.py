@@ -71,8 +71,8 @@ def _next(
 ) -> tuple[OptimizerPass, float | None, float]:
     """Return the stage that comes next, its seconds, and the seconds that no stage needs.
 
-    The seconds of the stage are None if there is no time for it, nor for those behind it. What is surest comes first,
-    and then what is not needed, which takes no time to say.
+    Without time for any stage its seconds are None. The surest stages come first. Those that can bring nothing come
+    next, because saying so takes no time.
     """
     if isinstance(waiting[0], Baseline):
         return waiting[0], None, 0.0

@@ -8,7 +8,7 @@ from cellerate.optimization.context import Context
 from cellerate.optimization.hardware import fused_layers
 from cellerate.optimization.passes.base import NotNeededError, OptimizerPass
 from cellerate.optimization.passes.pack import check_alike
-from cellerate.optimization.passes.racing import Timed, all_timed, race_s, race_trainings
+from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, race_trainings
 from cellerate.optimization.passes.steps import step_gain
 from cellerate.report.record import Pass
 
@@ -25,7 +25,7 @@ class Kernels(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """A process that compiles, and some turns."""
-        return context.state.process_s + context.state.compile_s + race_s(context, 2)
+        return new_race_s(context, 2)
 
     def gain(self, context: Context) -> float:
         """Twice as fast, as a rule."""

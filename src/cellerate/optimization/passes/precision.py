@@ -7,7 +7,7 @@ from cellerate.format import milliseconds, times
 from cellerate.measure import Order
 from cellerate.optimization.context import Context
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.racing import Timed, all_timed, race_s, race_trainings
+from cellerate.optimization.passes.racing import Timed, all_timed, new_race_s, race_trainings
 from cellerate.optimization.passes.steps import step_gain
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import policy_of
@@ -32,8 +32,7 @@ class Precision(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """A process for each policy, which compiles it, and some turns."""
-        state, policies = context.state, len(_policies(context))
-        return (policies - 1) * (state.process_s + state.compile_s) + race_s(context, policies)
+        return new_race_s(context, len(_policies(context)))
 
     def gain(self, context: Context) -> float:
         """The gain of the largest layer in bfloat16, less a part, as a step has more than that layer."""

@@ -55,6 +55,12 @@ def race_s(context: Context, ways: int) -> float:
     return TRAINING_TURNS * ways * max(TURN_S, slowest)
 
 
+def new_race_s(context: Context, ways: int) -> float:
+    """About how many seconds such a race takes if all but one of the ways have to be compiled in new processes."""
+    state = context.state
+    return (ways - 1) * (state.process_s + state.compile_s) + race_s(context, ways)
+
+
 def race_trainings(context: Context, name: str, ways: Sequence[Way]) -> list[Timed | ProbeError]:
     """Trains in several ways from the same weights, in turns; in more turns where they contradict each other.
 
@@ -124,10 +130,10 @@ def training_before_and_after(context: Context) -> tuple[tuple[TrainingStep, Tra
 
 def verdict_race_s(context: Context) -> float:
     """The seconds that the verdict takes to time training as it was and as it was chosen so far."""
-    state, ways = context.state, [context.first_way, context.chosen_way]
+    ways = [context.first_way, context.chosen_way]
     if ways[0] == ways[1] or _raced(context, ways):
         return 0.0
-    return state.process_s + state.compile_s + race_s(context, 2)
+    return new_race_s(context, len(ways))
 
 
 def _raced(context: Context, ways: Sequence[Way]) -> tuple[TrainingStep, TrainingStep] | None:

@@ -10,7 +10,7 @@ from cellerate.models.rewrite import reinitialized
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.passes.base import OptimizerPass
-from cellerate.optimization.passes.racing import all_timed, race_s, race_trainings
+from cellerate.optimization.passes.racing import all_timed, new_race_s, race_trainings
 from cellerate.optimization.passes.steps import training_step
 from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.training import learning_rate_of, policy_of, settings_of
@@ -38,11 +38,11 @@ class BatchSize(OptimizerPass):
 
     def cost_s(self, context: Context) -> float:
         """A process that compiles at least four sizes."""
-        return context.state.process_s + 4 * (context.state.compile_s + _PROBE_S)
+        return context.state.process_s + 4 * _size_s(context)
 
     def most_s(self, context: Context) -> float:
         """Three more sizes, and two processes that train with the old and the new one in turns."""
-        return self.cost_s(context) + 3 * (context.state.compile_s + _PROBE_S) + _turns_s(context)
+        return self.cost_s(context) + 3 * _size_s(context) + new_race_s(context, 2)
 
     def expected_s(self, context: Context, share_s: float) -> float:
         """As a rule four sizes show where the speed stops growing."""
@@ -76,7 +76,7 @@ class BatchSize(OptimizerPass):
                     timeout_s=max(30.0, context.seconds_left()),
                 )
 
-            kept_s = _turns_s(context)
+            kept_s = new_race_s(context, 2)
             points, limit = sweep(measure, before, free, lambda: context.seconds_left() > kept_s)
         if not points:
             raise ProbeError(f"no batch fits: {limit}", memory=True)
@@ -165,9 +165,9 @@ class BatchSize(OptimizerPass):
         )
 
 
-def _turns_s(context: Context) -> float:
-    """The seconds that the old and the new size take in turns."""
-    return context.state.process_s + context.state.compile_s + race_s(context, 2)
+def _size_s(context: Context) -> float:
+    """The seconds that a size takes, to compile and to be timed."""
+    return context.state.compile_s + _PROBE_S
 
 
 def _in_turns(

@@ -29,6 +29,11 @@ SEEN_BY_TRAINING = {
 """What an original may know of data that were held out of its training, and of data that were not."""
 
 
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spread from the first to the last."""
+    return list(map(int, np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))))
+
+
 class Predictor(Protocol):
     """A model outside Keras: packed, or exported and in another runtime."""
 
@@ -86,8 +91,7 @@ class Workload(abc.ABC):
         """Judges on a share of the batches from now on, spread over each part; on one batch at least."""
         self.held_out = {}
         for part, batches in self._all_held_out.items():
-            count = max(1, int(share * len(batches)))
-            chosen = np.unique(np.linspace(0, len(batches) - 1, count).astype(int))
+            chosen = spread(len(batches), max(1, int(share * len(batches))))
             self.held_out[part] = [batches[index] for index in chosen]
         self.metric = self.measure()
 

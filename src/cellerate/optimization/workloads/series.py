@@ -15,7 +15,7 @@ from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload, spread
 from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample
 from cellerate.runtime.packed import PackedModel
@@ -73,10 +73,8 @@ class SeriesWorkload(Workload):
         for name, (part, words) in judged_parts(self._data, self._options).items():
             rows = min(_ROWS, count_windows(part, self._options))
             windows = raw_windows(part, self._options.window, self._options.horizon, rows)
-            chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_BATCHES)).astype(int))
-            batches[name] = [
-                (*windows.batch(0, int(index)), windows.origins(0, int(index))) for index in chosen
-            ]
+            chosen = spread(len(windows), _MOST_BATCHES)
+            batches[name] = [(*windows.batch(0, index), windows.origins(0, index)) for index in chosen]
             self._parts[name] = words
         self.hold_out(batches)
 

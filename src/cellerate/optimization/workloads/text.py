@@ -21,7 +21,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload, spread
 from cellerate.report.quality import Metric
 from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel
@@ -134,7 +134,7 @@ class TextWorkload(Workload):
         found: dict[Part, list[list[np.ndarray]]] = {}
         for part, ids in self._tails.items():
             count = (len(ids) - 1) // length
-            chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_WINDOWS)).astype(int))
+            chosen = spread(count, _MOST_WINDOWS)
             windows = [np.asarray(ids[k * length : (k + 1) * length + 1], np.int32) for k in chosen]
             found[part] = [windows[start : start + _ROWS] for start in range(0, len(windows), _ROWS)]
         return found
