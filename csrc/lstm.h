@@ -66,7 +66,8 @@ struct LstmInputs {
   bool go_backwards = false;
   bool return_sequences = true;
 
-  // Either x, or ids and embeddings; with these, row (b, t) of x is embeddings[ids[b, t]], and there is no dropout.
+  // Either x, or ids and embeddings; with these, row (b, t) of x is embeddings[ids[b, t]], and there is no dropout. A
+  // call with both gives the gradient of x in place of that of the embeddings; the values of x are then not read.
   const void* x = nullptr;            // (B, T, D)
   const int32_t* ids = nullptr;       // (B, T), each in [0, V)
   const float* embeddings = nullptr;  // (V, D)
@@ -98,7 +99,7 @@ struct LstmBackward : LstmInputs {
   const void* d_c_T = nullptr;
 
   void* d_x = nullptr;                  // (B, T, D), or null if not wanted
-  float* d_embeddings = nullptr;        // (V, D); wanted with ids
+  float* d_embeddings = nullptr;        // (V, D), or null if not wanted; with d_x it is not
   float* d_kernel = nullptr;            // (D, 4H)
   float* d_recurrent_kernel = nullptr;  // (H, 4H)
   float* d_bias = nullptr;              // (4H), or null without a bias

@@ -3,7 +3,7 @@
 // Time runs backwards in chunks. Within a chunk, each step turns dh and dc into the gradients dz of the four gates,
 // and dz·R^T is the dh of the step before. After a chunk, dx = dz·W^T and the gradients of the weights, [x h 1]^T·dz,
 // are one product each over all its rows. With lookups, dz is summed by id instead, and the small products with the
-// embeddings follow at the end.
+// embeddings follow at the end; unless dx is wanted, which then stands for the gradient of the embeddings.
 #pragma once
 
 #include <stdexcept>
@@ -48,7 +48,7 @@ class BackwardJob {
     const auto count = [](Index a, Index b) { return static_cast<size_t>(a * b); };
     const Index chunk_rows = chunk_ * rows_;
     recurrent_ = memory.take<float>(count(state_panels_ * gates_deep_, kWidth));
-    const bool wants_x = in_.d_x != nullptr || plan_.vocabulary > 0;
+    const bool wants_x = in_.d_x != nullptr || in_.d_embeddings != nullptr;
     if (wants_x) kernel_ = memory.take<float>(count(input_panels_ * plan_.unit_panels * kWidth, kWidth));
     if (in_.d_x != nullptr)
       d_x_ = {memory.take<float>(count(input_panels_ * chunk_rows, kWidth)), chunk_rows};
@@ -64,7 +64,10 @@ class BackwardJob {
     h_ = memory.take<float>(count(in_.recurrent_dropout != nullptr ? 4 : 1, h_gate_));
     if (plan_.vocabulary > 0) {
       d_table_ = {memory.take<float>(count(plan_.unit_panels * plan_.vocabulary, kWidth)), plan_.vocabulary};
-      d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)), plan_.vocabulary};
+      if (in_.d_embeddings != nullptr) {
+        d_embeddings_ = {memory.take<float>(count(input_panels_ * plan_.vocabulary, kWidth)),
+                         plan_.vocabulary};
+      }
       embeddings_ =
           memory.take<float>(static_cast<size_t>(packed_words<false>(plan_.inputs, plan_.vocabulary)));
     }
@@ -154,15 +157,17 @@ class BackwardJob {
     pack_gates_transposed<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, by_gate, recurrent_,
                                   share(state_panels_, index, plan_.threads));
     const Range inputs = share(input_panels_, index, plan_.threads);
-    if (plan_.vocabulary > 0) {
+    if (in_.d_x != nullptr) {
+      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
+                                    inputs);
+    } else if (in_.d_embeddings != nullptr) {
       pack_gates_transposed<false>(in_.kernel, plan_.inputs, plan_.units, false, kernel_, inputs);
+    }
+    if (plan_.vocabulary > 0) {
       const Range mine = plan_.panels_shared(index);
       for (Index panel = mine.begin; panel < mine.end; ++panel) {
         std::memset(d_table_.at(panel, 0), 0, static_cast<size_t>(plan_.vocabulary * kWidth) * sizeof(float));
       }
-    } else if (in_.d_x != nullptr) {
-      pack_gates_transposed<kPairs>(in_.kernel, plan_.inputs, plan_.units, in_.dropout != nullptr, kernel_,
-                                    inputs);
     }
     if (index == 0 && in_.mask != nullptr) first_unmasked(in_, first_);
     const Range rows = share(plan_.batch, index, plan_.threads);
@@ -520,6 +525,7 @@ class BackwardJob {
       }
       add_gates(sum, in_.d_bias, panel, true);
     }
+    if (in_.d_embeddings == nullptr) return;
     multiply<false>({d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels}, kernel_,
                     nullptr, d_embeddings_, ids, {0, input_panels_});
     for (Index id = ids.begin; id < ids.end; ++id) {
@@ -545,7 +551,7 @@ class BackwardJob {
   const bool usual_;
 
   float* recurrent_ = nullptr;  // R^T, packed
-  float* kernel_ = nullptr;     // W^T, packed; with lookups always floats
+  float* kernel_ = nullptr;     // W^T, packed; for the gradient of embeddings always floats
   Panels d_x_;                  // rows: (step of the chunk, row)
   Panels d_h_;                  // columns: units
   float* d_c_ = nullptr;        // [unit panel][row][kLanes]

@@ -30,9 +30,8 @@ void fill_options(Options options, LstmInputs& in) {
 void fill_inputs(Options options, Checker& arrays, LstmInputs& in) {
   fill_options(options, in);
   const bool lookup = arrays.has("ids");
-  if (lookup == arrays.has("x")) {
-    throw std::invalid_argument("expected either x or ids with embeddings, got " +
-                                std::string(lookup ? "both" : "neither"));
+  if (!lookup && !arrays.has("x")) {
+    throw std::invalid_argument("expected x, or ids with embeddings, got neither");
   }
   if (lookup && arrays.has("dropout")) {
     throw std::invalid_argument("dropout: expected none with ids; look the rows up and pass them as x");
@@ -41,6 +40,7 @@ void fill_inputs(Options options, Checker& arrays, LstmInputs& in) {
     in.ids = arrays.need<int32_t>("ids", "B T");
     in.embeddings = arrays.need<float>("embeddings", "V D");
     in.vocabulary = arrays.size('V', "vocabulary");
+    arrays.get<void>("x", "B T D");
   } else {
     in.x = arrays.need<void>("x", "B T D");
   }
@@ -85,9 +85,9 @@ Run prepare_backward(Options options, Checker& arrays) {
   call.d_outputs = arrays.get<void>("d_outputs", outputs_axes(call));
   call.d_h_T = arrays.get<void>("d_h_T", "B H");
   call.d_c_T = arrays.get<void>("d_c_T", "B H");
-  call.d_x = arrays.get<void>("d_x", "B T D");
-  call.d_embeddings = call.ids != nullptr ? arrays.need<float>("d_embeddings", "V D")
-                                          : arrays.get<float>("d_embeddings", "V D");
+  call.d_x = arrays.has("x") ? arrays.get<void>("d_x", "B T D") : nullptr;
+  call.d_embeddings =
+      call.ids != nullptr && !arrays.has("x") ? arrays.need<float>("d_embeddings", "V D") : nullptr;
   call.d_kernel = arrays.need<float>("d_kernel", "D 4H");
   call.d_recurrent_kernel = arrays.need<float>("d_recurrent_kernel", "H 4H");
   call.d_bias = arrays.get<float>("d_bias", "4H");

@@ -255,21 +255,22 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   backward.d_outputs = cotangents.data();
   backward.d_h_T = d_h.data();
   backward.d_c_T = d_c.data();
-  // Twice: what was saved must still be there.
+  // Twice: what was saved must still be there. A lookup gives the gradient of its table first, then that of its inputs.
   for (int round = 0; round < 2; ++round) {
     Stored d_x(storage, expected.x.size()), d_kernel(f32, expected.kernel.size());
     Stored d_recurrent(f32, expected.recurrent_kernel.size()), d_bias(f32, expected.bias.size());
     Stored d_h0(storage, expected.h0.size()), d_c0(storage, expected.c0.size()),
         d_rows(f32, embeddings.size());
-    backward.d_x = variant.lookup ? nullptr : d_x.data();
-    backward.d_embeddings = variant.lookup ? d_rows.floats() : nullptr;
+    const bool of_table = variant.lookup && round == 0;
+    backward.d_x = of_table ? nullptr : d_x.data();
+    backward.d_embeddings = of_table ? d_rows.floats() : nullptr;
     backward.d_kernel = d_kernel.floats();
     backward.d_recurrent_kernel = d_recurrent.floats();
     backward.d_bias = variant.bias ? d_bias.floats() : nullptr;
     backward.d_h0 = d_h0.data();
     backward.d_c0 = d_c0.data();
     cellerate::backward(backward);
-    if (variant.lookup) {
+    if (of_table) {
       Vector summed(embeddings.size());
       for (long n = 0; n < B * T * D; ++n) summed[ids[n / D] * D + n % D] += expected.x[n];
       near("d_embeddings", d_rows, summed, backward_limit);

@@ -542,6 +542,70 @@ def test_lstm_after_an_embedding_that_was_changed_since_equals_keras(when: str) 
     assert_close(outputs(), stock)
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_model_with_an_embedding_takes_the_steps_of_stock_keras(readers: int) -> None:
+    """TensorFlow gives an optimizer the rows of a batch unsummed, and Adam and clipnorm treat them apart."""
+
+    def trained(change: Callable[[keras.Model], Any]) -> list[np.ndarray]:
+        keras.utils.set_random_seed(5)
+        lstm = layers.LSTM(H, return_sequences=True)
+        reader = lstm if readers == 1 else layers.Bidirectional(lstm)
+        ids = keras.Input((T,), dtype="int32", batch_size=B)
+        model = keras.Model(ids, layers.Dense(V)(reader(layers.Embedding(V, D)(ids))))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01, clipnorm=0.5), loss)
+        change(model)
+        model.fit(np.tile(IDS, (20, 1)), np.tile(IDS, (20, 1)), batch_size=B, shuffle=False, verbose=0)
+        return [ops.convert_to_numpy(weight) for weight in model.weights]
+
+    stock = trained(lambda model: None)
+    for found, wanted in zip(trained(accelerate), stock, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    summed = trained(lambda model: accelerate(model, sum_embedding_gradients=True))
+    equal = np.allclose(summed[0], stock[0], rtol=1e-3, atol=1e-5)
+    assert equal is (BACKEND != "tensorflow")
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no gradient of a tensor within a function")
+@pytest.mark.parametrize("way", ["kept", "hook", "sought", "with-the-table"])
+def test_output_of_an_embedding_has_its_gradient_when_asked(way: str) -> None:
+    """Saliency maps and adversarial training ask for it."""
+    model = text_model(layers.LSTM(H))
+    table, lstm = model.layers[1], model.layers[2]
+    ids = ops.convert_to_tensor(IDS)
+
+    def gradients() -> list[np.ndarray]:
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                x = table(ids)
+                loss = ops.sum(lstm(x) ** 2)
+            found = tape.gradient(loss, [x, table.embeddings.value] if way == "with-the-table" else [x])
+        else:
+            import torch
+
+            x, found = table(ids), []
+            if way == "kept":
+                x.retain_grad()
+            elif way == "hook":
+                x.register_hook(found.append)
+            loss = ops.sum(lstm(x) ** 2)
+            sought = [x, table.embeddings.value] if way == "with-the-table" else [x]
+            if way in ("kept", "hook"):
+                loss.backward()
+                found = found or [x.grad]
+            else:
+                found = list(torch.autograd.grad(loss, sought))
+        return [ops.convert_to_numpy(ops.convert_to_tensor(gradient)) for gradient in found]
+
+    stock = gradients()
+    accelerate(model)
+    for found, wanted in zip(gradients(), stock, strict=True):
+        assert found.any()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
 class Block(layers.Layer):
     def __init__(self) -> None:
         super().__init__()

@@ -201,7 +201,7 @@ class _OnCore:
         del pieces
         if "reserve" in given:
             given = {**given, "reserve": given["reserve"].reshape(-1)[: self._reserve_bytes(given, 1)]}
-        wanted = {f"d_{name}": given[name] for name in self.operation.differentiable if name in given}
+        wanted = {f"d_{name}": given[name] for name in self.operation.with_gradients(given)}
         results = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in wanted.items()}
         return self._call("backward", given, results)
 

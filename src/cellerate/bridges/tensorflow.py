@@ -112,33 +112,32 @@ def run(
     Returns:
         Its results. First derivatives in reverse mode are defined for its differentiable arguments.
     """
-    names = list(arrays)
-    wanted = [name for name in operation.differentiable if name in arrays]
+    names, read = list(arrays), operation.read(arrays)
+    wanted = operation.with_gradients(arrays)
     dtype = operation.like(arrays).dtype
     shapes = operation.shapes(arrays, codes)
     keep = training and operation.sizes is not None
     kept_names = operation.kept if training else ()
 
-    def compute(values: Sequence[np.ndarray], keep: bool) -> dict[str, np.ndarray]:
-        return on_core.forward(operation, dict(zip(names, values, strict=True)), codes, keep=keep)
-
     def forward(*values: np.ndarray) -> list[np.ndarray]:
-        return list(compute(values, keep).values())
+        given = dict(zip(read, values, strict=True))
+        return list(on_core.forward(operation, given, codes, keep=keep).values())
 
     def backward(*values: np.ndarray) -> list[np.ndarray]:
-        given, rest = values[: len(names)], values[len(names) :]
+        given, rest = dict(zip(names, values, strict=False)), values[len(names) :]
         done = dict(zip(kept_names, rest, strict=False))
         if operation.kept and not done:
-            done = compute(given, True)
+            done = on_core.forward(operation, {name: given[name] for name in read}, codes)
         cotangents = dict(zip(operation.results, rest[len(kept_names) :], strict=True))
-        named = dict(zip(names, given, strict=True))
-        gradients = on_core.backward(operation, named, done, cotangents, codes)
+        gradients = on_core.backward(operation, given, done, cotangents, codes)
         return [gradients[name] for name in wanted]
 
     def compute_all(*tensors: Any) -> tuple[tuple[Any, ...], Callable[..., list[Any]]]:
         types = [*[dtype] * len(operation.results), *[tf.uint8] * keep]
         scope = tf.get_current_name_scope()
-        found = _called(forward, tensors, types)
+        found = _called(
+            forward, [one for name, one in zip(names, tensors, strict=True) if name in read], types
+        )
         done = dict(zip([*operation.results, *["reserve"] * keep], found, strict=True))
         for name, shape in shapes.items():
             done[name].set_shape(shape)

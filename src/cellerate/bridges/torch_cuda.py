@@ -110,7 +110,8 @@ def forward(call: Call, *, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torc
     units = call.shape[2]
     gates_last = _gates_last(call.need("kernel"), units)
     kernel, bias = gates_last.to(call.dtype), _bias(call)
-    ids, x = call.walked("ids"), call.walked("x")
+    ids = call.walked("ids")
+    x = call.walked("x") if ids is None else None
     if ids is not None:
         projected = _projected(call.need("embeddings").to(call.dtype), kernel, bias)
     elif (dropout := call["dropout"]) is not None:
@@ -149,8 +150,8 @@ def backward(
         d_c_T: The cotangent of c_T.
 
     Returns:
-        The gradient of each given argument, by its name: x or embeddings, kernel, recurrent_kernel, bias, h0, c0; of
-        the argument's type.
+        The gradient of each given argument, by its name: x or else embeddings, kernel, recurrent_kernel, bias, h0, c0;
+        of the argument's type.
     """
     plan, dtype = call.plan, call.dtype
     kept, results = _kept(call, reserve), _empty(call, plan.backward_results())
@@ -292,11 +293,13 @@ def _d_inputs(call: Call, d_projected: torch.Tensor) -> dict[str, torch.Tensor]:
     """The gradients of the input projection: x or embeddings, kernel and bias."""
     units = call.shape[2]
     d = d_projected.flatten(0, 1).flatten(1)
-    if call["ids"] is not None:
+    x, looked_up = call.walked("x"), call["ids"] is not None
+    if x is None:
         return _d_table(call, d)
-    x = call.walked("x")
-    assert x is not None  # noqa: S101 (there are no ids)
     kernel = _gates_last(call.need("kernel"), units).to(call.dtype)
+    if looked_up:
+        d_x = (d @ kernel.T).view(x.shape)
+        return {**_d_table(call, d), "x": d_x.flip(1) if call.options.go_backwards else d_x}
     found = {"bias": _gates_first(d.sum(0, dtype=torch.float32), units)}
     dropout = call["dropout"]
     if dropout is None:

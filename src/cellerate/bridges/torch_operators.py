@@ -85,7 +85,7 @@ def _define(
         operation: What they compute.
         key: For which of torch's devices.
         forward: Computes the `forward_results`, of which the reserve is empty unless it is to be kept.
-        backward: Computes the gradients of the differentiable arguments, without elements for absent ones.
+        backward: Computes the gradients of the differentiable arguments, without elements for those without one.
         results: What `forward` gives, not computed.
     """
     with _defining:
@@ -166,11 +166,11 @@ def _forward(operation: Operation, *given: Any) -> Any:
 
 
 def _gradients(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
-    """Empty tensors for the gradients; for an absent argument, one without elements."""
+    """Empty tensors for the gradients; for an argument without one, a tensor without elements."""
     named = {n: t for n, t in zip(operation.arguments, given, strict=False) if t is not None}
-    none = operation.like(named).new_empty(0)
+    none, wanted = operation.like(named).new_empty(0), operation.with_gradients(named)
     return tuple(
-        named[name].new_empty(named[name].shape) if name in named else none
+        named[name].new_empty(named[name].shape) if name in wanted else none
         for name in operation.differentiable
     )
 
@@ -178,8 +178,9 @@ def _gradients(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
 def _backward(operation: Operation, *given: Any) -> tuple[torch.Tensor, ...]:
     *tensors, codes = given
     results = _gradients(operation, *given)
-    there = {n for n, t in zip(operation.arguments, tensors, strict=False) if t is not None}
-    wanted = [r if n in there else None for n, r in zip(operation.differentiable, results, strict=True)]
+    there = {n: t for n, t in zip(operation.arguments, tensors, strict=False) if t is not None}
+    found = operation.with_gradients(there)
+    wanted = [r if n in found else None for n, r in zip(operation.differentiable, results, strict=True)]
     native.core().call(f"{operation.name}_backward", codes, _contiguous(tensors), wanted)
     return results
 
@@ -196,17 +197,42 @@ def _save(operation: Operation, ctx: Any, inputs: tuple[Any, ...], output: Any) 
 
 
 def _differentiate(operation: Operation, backward: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-    tensors = ctx.saved_tensors
+    given = dict(zip(operation.arguments, ctx.saved_tensors, strict=False))
+    rest = ctx.saved_tensors[len(given) :]
+    for source, through in operation.reached_through.items():
+        if (
+            given[source] is not None
+            and given[through] is not None
+            and not _asked(given[through], given[source])
+        ):
+            given[through] = None
     gradients = getattr(torch.ops.cellerate, backward)(
-        *tensors, *cotangents[: len(operation.results)], ctx.codes
+        *given.values(), *rest, *cotangents[: len(operation.results)], ctx.codes
     )
     named = dict(zip(operation.differentiable, gradients, strict=True))
-    given = dict(zip(operation.arguments, tensors, strict=False))
-    return (
-        *[named.get(name) if given[name] is not None else None for name in operation.arguments],
-        None,
-        None,
-    )
+    there = operation.with_gradients({name: one for name, one in given.items() if one is not None})
+    return *[named[name] if name in there else None for name in operation.arguments], None, None
+
+
+def _asked(through: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether the gradient of a tensor that was made of another one is used other than to lead back to that one.
+
+    It is if the tensor keeps its gradient or has a hook; or if torch does not go on to the source, since it then seeks
+    the gradients of given tensors, of which this may be one.
+    """
+    if not through.requires_grad:
+        return False
+    kept = through.is_leaf or through.retains_grad or through._backward_hooks
+    if kept or not source.requires_grad:
+        return True
+    node = torch.autograd.graph.get_gradient_edge(source).node
+    while node is not None and node.next_functions:
+        node = node.next_functions[0][0]
+    try:
+        return node is None or not torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        # The gradient of the source itself is sought, by torch.autograd.grad.
+        return True
 
 
 def _differentiate_twice(*_: Any) -> None:

@@ -34,6 +34,8 @@ class Operation:
         typed_by: The results have the dtype of the first of these arguments that is there.
         shapes: The shapes of the results, by name.
         batch_axes: The axis of the batch in each argument and result that has one.
+        reached_through: An argument has no gradient of its own in a call that gives the argument made of it, too:
+            the gradient of that one leads to it.
         saved: The results that backward reads.
         sizes: What the size of the reserve depends on, in the core's order; None for an algorithm that keeps nothing.
         check: Raises `ConfigError` for NumPy arrays that do not fit, in more words than the core.
@@ -46,6 +48,7 @@ class Operation:
     typed_by: tuple[str, ...]
     shapes: Callable[[Given, Codes], dict[str, tuple[Any, ...]]]
     batch_axes: Mapping[str, int]
+    reached_through: Mapping[str, str] = dataclasses.field(default_factory=dict)
     saved: tuple[str, ...] = ()
     sizes: Callable[[Given], tuple[int, ...]] | None = None
     check: Callable[[Given], None] = _accept
@@ -64,6 +67,19 @@ class Operation:
     def backward_arguments(self) -> tuple[str, ...]:
         """What backward reads, in the core's order: the arguments, what was kept, and the cotangents of the results."""
         return (*self.arguments, *self.kept, *[f"d_{name}" for name in self.results])
+
+    def with_gradients(self, given: Given) -> tuple[str, ...]:
+        """The arguments of a call whose gradients backward gives, in the core's order."""
+        return tuple(
+            name
+            for name in self.differentiable
+            if name in given and self.reached_through.get(name) not in given
+        )
+
+    def read(self, given: Given) -> tuple[str, ...]:
+        """The arguments of a call whose values are read; the others are there for their gradients only."""
+        unread = {through for source, through in self.reached_through.items() if source in given}
+        return tuple(name for name in given if name not in unread)
 
     def like(self, given: Given) -> Any:
         """The argument whose dtype the results have; None if it is absent."""
@@ -119,7 +135,7 @@ def backward(
     cotangents: Mapping[str, np.ndarray],
     codes: Codes = (),
 ) -> dict[str, np.ndarray]:
-    """The gradients of the differentiable arguments that are there, by name.
+    """The gradients of the arguments that are there and have one, by name.
 
     Args:
         operation: Which.
@@ -134,7 +150,7 @@ def backward(
     given = contiguous(given)
     reads = {**given, **{name: done[name] for name in operation.kept if name in done}}
     reads |= {f"d_{name}": array for name, array in contiguous(cotangents).items()}
-    found = {n: empty(given[n].shape, given[n].dtype) for n in operation.differentiable if n in given}
+    found = {n: empty(given[n].shape, given[n].dtype) for n in operation.with_gradients(given)}
     writes = {f"d_{name}": array for name, array in found.items()}
     names = [f"d_{name}" for name in operation.differentiable]
     _call("backward", operation, codes, reads, operation.backward_arguments, writes, names)

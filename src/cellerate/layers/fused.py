@@ -3,6 +3,7 @@
 This is what layers share; `fused_lstm` and whatever else `table` lists add what is special to one.
 """
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
@@ -227,8 +228,10 @@ def arrays_of(
     if training and 0.0 < cell.recurrent_dropout < 1.0:
         arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(next(iter(states.values()))))
     lookup = None if dropped else _found_lookup(sequences)
-    if lookup is not None and _worth_a_table(*lookup):
-        arrays["ids"], arrays["embeddings"] = _row_numbers(*lookup), weight(lookup[1])
+    if lookup is not None and _worth_a_table(lookup.ids, lookup.table):
+        arrays["ids"], arrays["embeddings"] = _row_numbers(lookup.ids, lookup.table), weight(lookup.table)
+        if not lookup.summed:
+            arrays["x"] = ops.cast(sequences, dtype)
     else:
         x = ops.cast(sequences, dtype)
         if dropped:
@@ -256,16 +259,37 @@ def masked_output_of(layer: Any) -> str:
     return "zero" if layer.zero_output_for_mask else start
 
 
-def look_up(layer: layers.Embedding, call: Callable[[Any], Any], inputs: Any) -> Any:
-    """What an Embedding returns, with a note of ids and table for an LSTM that receives it unchanged."""
+@dataclasses.dataclass(frozen=True)
+class _Lookup:
+    """What `look_up` notes on a tensor: how it was made."""
+
+    ids: Any
+    table: Any
+    summed: bool
+    changes: tuple[int | None, ...]
+
+
+def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, inputs: Any) -> Any:
+    """What an Embedding returns, with a note of ids and table for an LSTM that receives it unchanged.
+
+    Args:
+        layer: The layer.
+        call: Keras's own `call` of this layer.
+        summed: Whether an LSTM gives the table its gradient at once, with the rows summed that it reads several times.
+            Otherwise it gives one to the returned tensor, as Keras does. On TensorFlow, optimizers then get the rows
+            unsummed, and Adam and clipnorm treat these otherwise than their sum.
+        inputs: The ids.
+    """
     inputs = ops.convert_to_tensor(inputs)
     outputs = call(inputs)
     if len(inputs.shape) == 2:
         table = stored(layer.embeddings)
         # The variable may be assigned to before the LSTM runs, so the note holds its value now. A TensorFlow variable
         # must be read for that.
-        tensors = (inputs, table.read_value() if hasattr(table, "read_value") else table)
-        set_tensor_attr(outputs, _LOOKUP, (tensors, _changes(outputs, *tensors)))
+        table = table.read_value() if hasattr(table, "read_value") else table
+        # JAX differentiates functions: there is no gradient of a tensor within one.
+        summed = summed or keras.backend.backend() == "jax"
+        set_tensor_attr(outputs, _LOOKUP, _Lookup(inputs, table, summed, _changes(outputs, inputs, table)))
     return outputs
 
 
@@ -289,13 +313,12 @@ def _drops_all(layer: Any, mask: Any) -> bool:
     return kernel == "cudnn" or kernel.endswith("-projected")
 
 
-def _found_lookup(sequences: Any) -> tuple[Any, Any] | None:
-    """The ids and the table that `look_up` noted on a tensor, if the note is still true."""
+def _found_lookup(sequences: Any) -> _Lookup | None:
+    """What `look_up` noted on a tensor, if it is still true."""
     found = get_tensor_attr(sequences, _LOOKUP)
-    if found is None:
+    if found is None or None in found.changes:
         return None
-    tensors, changes = found
-    return tensors if None not in changes and _changes(sequences, *tensors) == changes else None
+    return found if _changes(sequences, found.ids, found.table) == found.changes else None
 
 
 def _changes(*tensors: Any) -> tuple[int | None, ...]:

@@ -182,7 +182,7 @@ def train(
             progress.precision = _precision(model, source, loss, settings, display, processes)
         if progress.precision != "float32":
             model = with_dtype_policy(model, progress.precision)
-        accelerate(model, settings.implementation)
+        accelerate(model, settings.implementation, sum_embedding_gradients=True)
         kernels = kernels_used(model, progress.precision)
         display.message(kernels + told)
         fixing = held.enter_context(contextlib.ExitStack())

@@ -100,7 +100,7 @@ def gpu_visible() -> bool:
 def _try_policy(
     policy: str, model: keras.Model, source: BatchSource, *, loss: Any, settings: TrainingSettings
 ) -> PrecisionTrial:
-    copy = accelerate(with_dtype_policy(model, policy), settings.implementation)
+    copy = accelerate(with_dtype_policy(model, policy), settings.implementation, sum_embedding_gradients=True)
     try:
         trial = try_training(copy, source, loss=loss, settings=settings, policy=policy, steps=_TIMED_STEPS)
     # Backends raise different errors if their kernels lack a type (JAX: NotImplementedError and XLA errors;

@@ -46,6 +46,7 @@ class Case:
     dropout: bool = False
     recurrent_dropout: bool = False
     lookup: bool = False
+    x_beside: bool = False
     go_backwards: bool = False
     sequences: bool = True
     activation: str = "tanh"
@@ -89,6 +90,9 @@ class Case:
         if self.lookup:
             made["ids"] = rng.integers(0, VOCABULARY, (B, T)).astype(np.int32)
             made["embeddings"] = draw(VOCABULARY, D)
+            if self.x_beside:
+                # Only its gradient is wanted: its values are not read.
+                made["x"] = np.full((B, T, D), np.nan, self.dtype)
         else:
             made["x"] = draw(B, T, D, dtype=self.dtype)
         if self.levels:
@@ -149,7 +153,8 @@ def expected(case: Case) -> dict[str, np.ndarray]:
     if case.lookup:
         gradients["embeddings"] = np.zeros(embeddings.shape)
         np.add.at(gradients["embeddings"], ids, gradients["x"])
-    results = states(done) | {f"d_{name}": gradients[name] for name in gradients if name in case.arrays}
+    names = case.arrays.keys() - ({"embeddings"} if case.x_beside else set())
+    results = states(done) | {f"d_{name}": gradients[name] for name in gradients if name in names}
     return results if case.sequences else results | {"outputs": done.outputs[:, -1]}
 
 
@@ -206,6 +211,7 @@ VARIANTS = {
         "states": True,
     },
     "lookup": {"masked_output": "previous_state", "lookup": True, "states": True},
+    "x beside a lookup": {"lookup": True, "x_beside": True, "go_backwards": True},
     "last": {"masked_output": "zero", "sequences": False, "go_backwards": True},
 }
 SHAPES = [(1, 1, 1, 1), (1, 200, 3, 65), (8, 2, 1, 16), (2, 63, 40, 100), (8, 63, 33, 130), (37, 2, 65, 1)]
@@ -227,7 +233,7 @@ def test_results_of_a_shape_equal_the_oracle(target, case):
 
 def combinations() -> Iterator[Any]:
     names = ("bias", "states", "recurrent_dropout", "go_backwards", "sequences")
-    inputs = ({}, {"dropout": True}, {"lookup": True})
+    inputs = ({}, {"dropout": True}, {"lookup": True}, {"lookup": True, "x_beside": True})
     flags = [(False, True)] * len(names)
     for case, marks in marked(list(DTYPES), (None, *MASKED_OUTPUTS), range(len(inputs)), *flags):
         storage, masked_output, kind, *given = case
@@ -345,7 +351,7 @@ def test_gradients_where_no_step_counts_are_those_of_the_states_alone(masked_out
         seed=st.integers(0, 9),
         **dict.fromkeys(("bias", "states", "recurrent_dropout", "go_backwards", "sequences"), st.booleans()),
     ),
-    inputs=st.sampled_from([{}, {"dropout": True}, {"lookup": True}]),
+    inputs=st.sampled_from([{}, {"dropout": True}, {"lookup": True}, {"lookup": True, "x_beside": True}]),
     target=st.sampled_from(TARGETS),
     threads=st.integers(1, 3),
 )

@@ -152,9 +152,9 @@ def test_id_that_is_no_row_of_the_embeddings_is_refused(wrong):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        (DENSE | {"x": None}, "expected either x, or ids and embeddings"),
-        (DENSE | LOOKUP, "expected either x, or ids and embeddings"),
-        (LOOKUP | {"embeddings": None}, "expected either x, or ids and embeddings"),
+        (DENSE | {"x": None}, "expected x, or ids and embeddings"),
+        (DENSE | {"ids": LOOKUP["ids"]}, "expected x, or ids and embeddings"),
+        (LOOKUP | {"embeddings": None}, "expected x, or ids and embeddings"),
         (LOOKUP | {"dropout": DENSE["dropout"]}, "dropout: expected none with ids"),
     ],
 )

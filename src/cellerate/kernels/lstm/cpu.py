@@ -55,11 +55,11 @@ def _shapes(given: Given, codes: Codes) -> dict[str, tuple[int, ...]]:
 
 
 def _check(given: Given) -> None:
-    if "ids" in given and "embeddings" in given and "x" not in given:
+    if "ids" in given and "embeddings" in given:
         # The core refuses a dropout.
         validate_lookup(**{name: array for name, array in given.items() if name != "dropout"})
     elif "x" not in given or "ids" in given or "embeddings" in given:
-        raise ConfigError("expected either x, or ids and embeddings; pass the others as None")
+        raise ConfigError("expected x, or ids and embeddings; pass the others as None")
     else:
         validate(**given)
 
@@ -84,6 +84,7 @@ LSTM = Operation(
     typed_by=("x", "h0"),
     shapes=_shapes,
     batch_axes=BATCH_AXES,
+    reached_through={"embeddings": "x"},
     saved=("outputs",),
     sizes=lambda given: (*_sizes(given), int("mask" in given)),
     check=_check,
@@ -115,7 +116,10 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arrays of one layer, shaped and typed as `kernels.lstm.spec` says; either `x` or `ids`."""
+    """The arrays of one layer, shaped and typed as `kernels.lstm.spec` says: `x`, or `ids` and `embeddings`.
+
+    With all three, the gradient of `x` takes the place of that of `embeddings`, and the values of `x` are not read.
+    """
 
     kernel: np.ndarray
     recurrent_kernel: np.ndarray

@@ -22,6 +22,8 @@ Arguments, by Keras's names::
     ids                (B, T)     int32            the lookup's x is embeddings[ids]
     embeddings         (V, D)     float32
 
+With ids, x may be given for its gradient alone, which then takes the place of that of the embeddings.
+
 Results are outputs (B, T, H), h_T (B, H) and c_T (B, H). Where the mask is False, the states stay as they
 were, and the output of the step is one of `MASKED_OUTPUTS`:
 
@@ -225,6 +227,7 @@ def validate_lookup(
     kernel: Array,
     recurrent_kernel: Array,
     *,
+    x: Array | None = None,
     bias: Array | None = None,
     h0: Array | None = None,
     c0: Array | None = None,
@@ -240,6 +243,7 @@ def validate_lookup(
         embeddings: (V, D) float32.
         kernel: (D, 4H) float32.
         recurrent_kernel: (H, 4H) float32.
+        x: (B, T, D) of the dtype of h0, if its gradient is wanted in place of that of the embeddings, or None.
         bias: (4H,) float32, or None.
         h0: (B, H) float32 or bfloat16, the same dtype as c0, or None.
         c0: (B, H) float32 or bfloat16, the same dtype as h0, or None.
@@ -282,8 +286,9 @@ def _check_shapes_and_dtypes(arguments: dict[str, Any]) -> LstmShape:
 def _check_shapes(arguments: dict[str, Any]) -> LstmShape:
     """Checks in the order of `_RULES`, where recurrent_kernel defines H before other arguments need it."""
     sizes: dict[str, int] = {}
+    optional = (*_OPTIONAL, "x") if "ids" in arguments else _OPTIONAL
     for name in _RULES:
-        if name in arguments and (arguments[name] is not None or name not in _OPTIONAL):
+        if name in arguments and (arguments[name] is not None or name not in optional):
             _match(name, arguments[name], sizes)
     return LstmShape(batch=sizes["B"], steps=sizes["T"], inputs=sizes["D"], units=sizes["H"])
 
