@@ -125,36 +125,68 @@ constexpr float kInverseSqrt2Pi = 0.39894228040143267794f;
 inline float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
 
+constexpr bool is_plain_relu(const Activation& of) {
+  return of.parameters[0] == 0 && of.parameters[1] == std::numeric_limits<float>::infinity() &&
+         of.parameters[2] == 0;
+}
+// ReLU with any slope, maximum and threshold. Below a maximum, numbers between a negative threshold and 0 become 0.
+inline F relu_of(const Activation& of, F x) {
+  const F slope = set(of.parameters[0]), threshold = set(of.parameters[2]);
+  const float high = of.parameters[1];
+  const F above = high < std::numeric_limits<float>::infinity() ? clamp(x, 0.0f, high) : x;
+  return Simd::where_greater(x, threshold, above, Simd::mul(slope, Simd::sub(x, threshold)));
+}
+inline F relu_slope_of(const Activation& of, F x) {
+  const F zero = set(0.0f), one = set(1.0f), threshold = set(of.parameters[2]);
+  F above = one;
+  if (of.parameters[1] < std::numeric_limits<float>::infinity()) {
+    above = Simd::where_greater(x, set(of.parameters[1]), zero, Simd::where_greater(zero, x, zero, one));
+  }
+  const F below = Simd::where_greater(threshold, x, set(of.parameters[0]), zero);
+  return Simd::where_greater(x, threshold, above, below);
+}
+
+// What the approximation of GELU multiplies x by, (1 + tanh u) / 2, as the sigmoid of 2u: it loses nothing where tanh is
+// near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
+constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCubic = 0.044715f * kGeluScale;
+inline F gelu_factor(F x) {
+  return logistic(Simd::mul(x, Simd::fma(Simd::mul(x, x), set(kGeluCubic), set(kGeluScale))));
+}
+
 // Whether the derivative can be computed from the activation's value; if not, the pre-activation must be kept.
-constexpr bool derivative_from_value(Activation kind) {
-  switch (kind) {
+constexpr bool derivative_from_value(const Activation& of) {
+  switch (of) {
     case Activation::kLinear:
     case Activation::kTanh:
     case Activation::kSigmoid:
-    case Activation::kRelu:
     case Activation::kHardSigmoid:
-    case Activation::kElu:
-    case Activation::kCelu:
     case Activation::kSelu:
     case Activation::kExponential:
     case Activation::kRelu6:
-    case Activation::kLeakyRelu:
     case Activation::kSparseSigmoid:
     case Activation::kSeluFromAbove:
+      return true;
+    case Activation::kRelu:
+      return is_plain_relu(of);
+    // With a slope or an alpha above 0 the value has the sign of the pre-activation.
+    case Activation::kElu:
+    case Activation::kCelu:
+    case Activation::kLeakyRelu:
     case Activation::kLeakyReluFromAbove:
     case Activation::kCeluOfBothSides:
-      return true;
+      return of.parameters[0] > 0;
     default:
       return false;
   }
 }
 
 // The value of an activation other than tanh and sigmoid; out of line, so that the code for those two stays small.
-[[gnu::noinline]] inline F activate_other(Activation kind, F x) {
+[[gnu::noinline]] inline F activate_other(const Activation& of, F x) {
   const F zero = set(0.0f);
-  switch (kind) {
+  const float parameter = of.parameters[0];
+  switch (of) {
     case Activation::kRelu:
-      return Simd::max(zero, x);
+      return is_plain_relu(of) ? Simd::max(zero, x) : relu_of(of, x);
     case Activation::kHardSigmoid:
       return clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f);
     case Activation::kSoftplus:
@@ -162,9 +194,11 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kSoftsign:
       return Simd::div(x, Simd::add(set(1.0f), Simd::max(x, Simd::sub(zero, x))));
     case Activation::kElu:
+      return Simd::where_greater(x, zero, x, each_lane(x, [=](float v) { return parameter * expm1f(v); }));
     case Activation::kCelu:
     case Activation::kCeluOfBothSides:
-      return Simd::where_greater(x, zero, x, each_lane(x, [](float v) { return expm1f(v); }));
+      return Simd::where_greater(
+          x, zero, x, each_lane(x, [=](float v) { return parameter * expm1f(v / parameter); }));
     case Activation::kSelu:
     case Activation::kSeluFromAbove:
       return Simd::mul(
@@ -176,10 +210,11 @@ constexpr bool derivative_from_value(Activation kind) {
       return clamp(x, 0.0f, 6.0f);
     case Activation::kLeakyRelu:
     case Activation::kLeakyReluFromAbove:
-      return Simd::where_greater(x, zero, x, Simd::mul(x, set(0.2f)));
+      return Simd::where_greater(x, zero, x, Simd::mul(x, set(parameter)));
     case Activation::kSilu:
       return Simd::mul(x, logistic(x));
     case Activation::kGelu:
+      if (parameter != 0) return Simd::mul(x, gelu_factor(x));
       return each_lane(x, [](float v) { return 0.5f * v * erfcf(-v * kInverseSqrt2); });
     case Activation::kHardSilu:
       return Simd::mul(x, clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f));
@@ -191,18 +226,24 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kLogSigmoid:
       return each_lane(x, [](float v) { return -softplus(-v); });
     case Activation::kHardShrink:
-      return each_lane(x, [](float v) { return std::fabs(v) <= 0.5f ? 0.0f : v; });
+      return each_lane(x, [=](float v) { return std::fabs(v) <= parameter ? 0.0f : v; });
     case Activation::kSoftShrink:
-      return each_lane(x, [](float v) { return v > 0.5f ? v - 0.5f : v < -0.5f ? v + 0.5f : v - v; });
-    // A NaN is not beyond 0.5.
+      return each_lane(x, [=](float v) {
+        return v > parameter ? v - parameter : v < -parameter ? v + parameter : v - v;
+      });
+    // A NaN is not beyond the threshold.
     case Activation::kHardShrinkOfNumbers:
-      return each_lane(x, [](float v) { return std::fabs(v) > 0.5f ? v : 0.0f; });
+      return each_lane(x, [=](float v) { return std::fabs(v) > parameter ? v : 0.0f; });
     case Activation::kSoftShrinkOfNumbers:
-      return each_lane(x, [](float v) { return v > 0.5f ? v - 0.5f : v < -0.5f ? v + 0.5f : 0.0f; });
+      return each_lane(x, [=](float v) {
+        return v > parameter ? v - parameter : v < -parameter ? v + parameter : 0.0f;
+      });
     case Activation::kTanhShrink:
       return each_lane(x, [](float v) { return v - tanhf(v); });
     case Activation::kSquareplus:
-      return each_lane(x, [](float v) { return 0.5f * (v + sqrtf(v * v + 4.0f)); });
+      return each_lane(x, [=](float v) { return 0.5f * (v + sqrtf(v * v + parameter)); });
+    case Activation::kThreshold:
+      return Simd::where_greater(x, set(parameter), x, set(of.parameters[1]));
     case Activation::kSparsePlus:
       return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.25f * (v + 1) * (v + 1) : v; });
     case Activation::kSparseSigmoid:
@@ -214,12 +255,15 @@ constexpr bool derivative_from_value(Activation kind) {
 }
 
 // The derivative of an activation other than tanh and sigmoid.
-[[gnu::noinline]] inline F derivative_other(Activation kind, F x, F y) {
+[[gnu::noinline]] inline F derivative_other(const Activation& of, F x, F y) {
   const F zero = set(0.0f);
   const F one = set(1.0f);
-  switch (kind) {
+  const float parameter = of.parameters[0];
+  // What tells the side of 0: the value, where it has the sign of x.
+  const F side = derivative_from_value(of) ? y : x;
+  switch (of) {
     case Activation::kRelu:
-      return Simd::where_greater(y, zero, one, zero);
+      return is_plain_relu(of) ? Simd::where_greater(y, zero, one, zero) : relu_slope_of(of, x);
     case Activation::kHardSigmoid:
       return Simd::where_greater(y, zero, Simd::where_greater(one, y, set(1.0f / 6), zero), zero);
     case Activation::kSoftplus:
@@ -229,12 +273,15 @@ constexpr bool derivative_from_value(Activation kind) {
       return Simd::div(one, Simd::mul(d, d));
     }
     case Activation::kElu:
+      return Simd::where_greater(side, zero, one, Simd::add(y, set(parameter)));
     case Activation::kCelu:
-      return Simd::where_greater(y, zero, one, Simd::add(y, one));
+      return Simd::where_greater(side, zero, one, Simd::fma(y, set(1.0f / parameter), one));
     case Activation::kSelu:
       return Simd::where_greater(y, zero, set(kSeluScale), Simd::add(y, set(kSeluScale * kSeluAlpha)));
-    case Activation::kCeluOfBothSides:
-      return Simd::where_greater(y, zero, one, Simd::where_greater(zero, y, Simd::add(y, one), set(2.0f)));
+    case Activation::kCeluOfBothSides: {
+      const F below = Simd::fma(y, set(1.0f / parameter), one);
+      return Simd::where_greater(side, zero, one, Simd::where_greater(zero, side, below, set(2.0f)));
+    }
     case Activation::kSeluFromAbove:
       return Simd::where_greater(zero, y, Simd::add(y, set(kSeluScale * kSeluAlpha)), set(kSeluScale));
     case Activation::kExponential:
@@ -242,14 +289,18 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kRelu6:
       return Simd::where_greater(y, zero, Simd::where_greater(set(6.0f), y, one, zero), zero);
     case Activation::kLeakyRelu:
-      return Simd::where_greater(y, zero, one, set(0.2f));
+      return Simd::where_greater(side, zero, one, set(parameter));
     case Activation::kLeakyReluFromAbove:
-      return Simd::where_greater(zero, y, set(0.2f), one);
+      return Simd::where_greater(zero, side, set(parameter), one);
     case Activation::kSilu: {
       const F s = logistic(x);
       return Simd::mul(s, Simd::fma(x, Simd::sub(one, s), one));
     }
     case Activation::kGelu:
+      if (parameter != 0) {
+        const F s = gelu_factor(x), inner = Simd::fma(Simd::mul(x, x), set(3 * kGeluCubic), set(kGeluScale));
+        return Simd::fma(Simd::mul(x, Simd::mul(s, Simd::sub(one, s))), inner, s);
+      }
       return each_lane(x, [](float v) {
         return 0.5f * erfcf(-v * kInverseSqrt2) + v * kInverseSqrt2Pi * expf(-0.5f * v * v);
       });
@@ -271,11 +322,13 @@ constexpr bool derivative_from_value(Activation kind) {
     case Activation::kSoftShrink:
     case Activation::kHardShrinkOfNumbers:
     case Activation::kSoftShrinkOfNumbers:
-      return each_lane(x, [](float v) { return std::fabs(v) > 0.5f ? 1.0f : 0.0f; });
+      return each_lane(x, [=](float v) { return std::fabs(v) > parameter ? 1.0f : 0.0f; });
     case Activation::kTanhShrink:
       return each_lane(x, [](float v) { return tanhf(v) * tanhf(v); });
     case Activation::kSquareplus:
-      return each_lane(x, [](float v) { return 0.5f * (1 + v / sqrtf(v * v + 4.0f)); });
+      return each_lane(x, [=](float v) { return 0.5f * (1 + v / sqrtf(v * v + parameter)); });
+    case Activation::kThreshold:
+      return Simd::where_greater(x, set(parameter), one, zero);
     case Activation::kSparsePlus:
       return each_lane(x, [](float v) { return v <= -1 ? 0.0f : v < 1 ? 0.5f * (v + 1) : 1.0f; });
     case Activation::kSparseSigmoid:
@@ -288,23 +341,23 @@ constexpr bool derivative_from_value(Activation kind) {
 }
 
 // The activation's value.
-inline F activate(Activation kind, F x) {
-  if (kind == Activation::kTanh) return hyperbolic_tangent(x);
-  if (kind == Activation::kSigmoid) return logistic(x);
-  return activate_other(kind, x);
+inline F activate(const Activation& of, F x) {
+  if (of == Activation::kTanh) return hyperbolic_tangent(x);
+  if (of == Activation::kSigmoid) return logistic(x);
+  return activate_other(of, x);
 }
 // The same, and in `e` also e^-x for a sigmoid, and zero for others.
-inline F activate(Activation kind, F x, F& e) {
-  if (kind == Activation::kSigmoid) return logistic(x, e);
+inline F activate(const Activation& of, F x, F& e) {
+  if (of == Activation::kSigmoid) return logistic(x, e);
   e = set(0.0f);
-  return activate(kind, x);
+  return activate(of, x);
 }
 
-// The derivative at pre-activation x, where the value is y. If derivative_from_value(kind), x is not used.
-inline F derivative(Activation kind, F x, F y) {
-  if (kind == Activation::kTanh) return Simd::sub(set(1.0f), Simd::mul(y, y));
-  if (kind == Activation::kSigmoid) return Simd::mul(y, Simd::sub(set(1.0f), y));
-  return derivative_other(kind, x, y);
+// The derivative at pre-activation x, where the value is y. If derivative_from_value(of), x is not used.
+inline F derivative(const Activation& of, F x, F y) {
+  if (of == Activation::kTanh) return Simd::sub(set(1.0f), Simd::mul(y, y));
+  if (of == Activation::kSigmoid) return Simd::mul(y, Simd::sub(set(1.0f), y));
+  return derivative_other(of, x, y);
 }
 
 }  // namespace cellerate::CELLERATE_TARGET

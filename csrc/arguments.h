@@ -4,6 +4,7 @@
 // same mistakes with the same messages.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "activation.h"
 #include "types.h"
 
 namespace cellerate {
@@ -93,6 +95,19 @@ Enum option(const char* name, int64_t value, int64_t count = static_cast<int64_t
                                 ", got " + std::to_string(value));
   }
   return static_cast<Enum>(value);
+}
+// The same for an activation: its code, and the bits of its parameters.
+constexpr size_t kActivationOptions = 1 + Activation::kMostParameters;
+inline Activation activation_option(const char* name, std::span<const int64_t> values) {
+  if (values.size() != kActivationOptions) {
+    throw std::invalid_argument(std::string(name) + ": expected a code and " +
+                                std::to_string(Activation::kMostParameters) + " parameters");
+  }
+  Activation found = option<Activation::Kind>(name, values[0], Activation::kCount);
+  for (size_t n = 1; n < kActivationOptions; ++n) {
+    found.parameters[n - 1] = std::bit_cast<float>(static_cast<int32_t>(values[n]));
+  }
+  return found;
 }
 // The same for a bool.
 inline bool option(const char* name, int64_t value) { return option<bool>(name, value, 2); }

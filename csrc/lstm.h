@@ -6,47 +6,10 @@
 // `void` are of the type that `storage` says. Gates are in Keras's order i, f, c, o on an axis of 4H.
 #pragma once
 
+#include "activation.h"
 #include "types.h"
 
 namespace cellerate {
-
-// The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
-enum class Activation : int32_t {
-  kLinear,
-  kTanh,
-  kSigmoid,
-  kRelu,
-  kHardSigmoid,
-  kSoftplus,
-  kSoftsign,
-  kElu,
-  kSelu,
-  kExponential,
-  kRelu6,
-  kLeakyRelu,
-  kSilu,
-  kGelu,
-  kHardSilu,
-  kHardTanh,
-  kMish,
-  kCelu,
-  kLogSigmoid,
-  kHardShrink,
-  kSoftShrink,
-  kTanhShrink,
-  kSquareplus,
-  kSparsePlus,
-  kSparseSigmoid,
-  // These differ from the ones above at single points; cellerate.activations says where.
-  kSeluFromAbove,
-  kLeakyReluFromAbove,
-  kCeluOfBothSides,
-  kHardTanhOpen,
-  kSparseSigmoidBetween,
-  kHardShrinkOfNumbers,
-  kSoftShrinkOfNumbers,
-  kCount,
-};
 
 // The output of a masked step; the order is that of cellerate.kernels.lstm.spec.MASKED_OUTPUTS.
 enum class MaskedOutput : int32_t {

@@ -217,7 +217,7 @@ class BackwardJob {
     const auto* kept = reserve_.gates + position * kWidth;
     const auto gate = kUsual ? GateFunction<kPairs>(Activation::kSigmoid) : gate_;
     const auto candidate = kUsual ? GateFunction<kPairs>(Activation::kTanh) : candidate_;
-    const Activation activation = kUsual ? Activation::kTanh : in_.activation;
+    const Activation activation = kUsual ? Activation(Activation::kTanh) : in_.activation;
     const auto i = gate.at(Computed::load(kept)), f = gate.at(Computed::load(kept + kLanes));
     const auto g = candidate.at(Computed::load(kept + 2 * kLanes));
     const auto o = gate.at(Computed::load(kept + 3 * kLanes));

@@ -6,7 +6,16 @@
 namespace cellerate {
 namespace {
 
-constexpr const char* kOptions[] = {"activation", "recurrent_activation", "masked_output", "go_backwards",
+constexpr const char* kOptions[] = {"activation",
+                                    "its first parameter",
+                                    "its second parameter",
+                                    "its third parameter",
+                                    "recurrent_activation",
+                                    "its first parameter",
+                                    "its second parameter",
+                                    "its third parameter",
+                                    "masked_output",
+                                    "go_backwards",
                                     "return_sequences"};
 constexpr const char* kForwardArguments[] = {"x",  "ids", "embeddings", "kernel",  "recurrent_kernel", "bias",
                                              "h0", "c0",  "mask",       "dropout", "recurrent_dropout"};
@@ -19,11 +28,13 @@ constexpr const char* kBackwardResults[] = {"d_x",    "d_embeddings", "d_kernel"
 constexpr const char* kSizes[] = {"batch", "steps", "units", "masked"};
 
 void fill_options(Options options, LstmInputs& in) {
-  in.activation = option<Activation>("activation", options[0]);
-  in.recurrent_activation = option<Activation>("recurrent_activation", options[1]);
-  in.masked_output = option<MaskedOutput>("masked_output", options[2]);
-  in.go_backwards = option("go_backwards", options[3]);
-  in.return_sequences = option("return_sequences", options[4]);
+  in.activation = activation_option("activation", options.first(kActivationOptions));
+  options = options.subspan(kActivationOptions);
+  in.recurrent_activation = activation_option("recurrent_activation", options.first(kActivationOptions));
+  options = options.subspan(kActivationOptions);
+  in.masked_output = option<MaskedOutput>("masked_output", options[0]);
+  in.go_backwards = option("go_backwards", options[1]);
+  in.return_sequences = option("return_sequences", options[2]);
 }
 
 // The inputs that forward and backward share.

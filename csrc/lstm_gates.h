@@ -17,7 +17,7 @@ class GateFunction {
     F value, slope;
   };
 
-  explicit GateFunction(Activation kind) : kind_(kind), kept_as_(kept_as(kind)) {}
+  explicit GateFunction(const Activation& kind) : kind_(kind), kept_as_(kept_as(kind)) {}
 
   // The value at x, and in `e` what kept() needs in addition.
   F value(F x, F& e) const { return activate(kind_, x, e); }
@@ -59,7 +59,7 @@ class GateFunction {
     kFromEnds,  // for tanh: y up to 1/2 in size, and beyond that its distance from 1 or -1, signed, times kFar
   };
 
-  static KeptAs kept_as(Activation kind) {
+  static KeptAs kept_as(const Activation& kind) {
     if (kBfloat16) {
       switch (kind) {
         case Activation::kTanh:

@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "arguments.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -20,11 +21,12 @@ namespace {
 template <class T>
 using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 using Weights = std::optional<In<float>>;
+using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
 // op; inputs; rows, columns; kernel, recurrent_kernel, bias; activation, recurrent_activation, normalizer,
 // masked_output; go_backwards, return_sequences, ids, cell; number
 using Node =
     std::tuple<int, std::vector<int32_t>, std::tuple<int64_t, int64_t>, std::tuple<Weights, Weights, Weights>,
-               std::tuple<int, int, int, int>, std::tuple<bool, bool, bool, bool>, float>;
+               std::tuple<ActivationCodes, ActivationCodes, int, int>, std::tuple<bool, bool, bool, bool>, float>;
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
@@ -50,8 +52,8 @@ void make(CompiledProgram* self, const std::vector<Node>& nodes, const std::vect
     node.kernel = data_of(std::get<0>(arrays));
     node.recurrent_kernel = data_of(std::get<1>(arrays));
     node.bias = data_of(std::get<2>(arrays));
-    node.activation = static_cast<Activation>(std::get<0>(codes));
-    node.recurrent_activation = static_cast<Activation>(std::get<1>(codes));
+    node.activation = activation_option("activation", std::get<0>(codes));
+    node.recurrent_activation = activation_option("recurrent_activation", std::get<1>(codes));
     node.normalizer = static_cast<Normalizer>(std::get<2>(codes));
     node.masked_output = static_cast<MaskedOutput>(std::get<3>(codes));
     std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "arguments.h"
 #include "dispatch.h"
 #include "step_model.h"
 
@@ -22,8 +23,9 @@ template <class T>
 using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its parameters
 using Node = std::tuple<int, int64_t, int64_t, std::optional<In<float>>, std::optional<In<float>>,
-                        std::optional<In<float>>, int, int, float, bool>;
+                        std::optional<In<float>>, ActivationCodes, ActivationCodes, float, bool>;
 using Rules = std::tuple<double, int64_t, double, double, double, int64_t, uint64_t, uint64_t>;
 using Request = std::tuple<Rules, In<int32_t>, uint64_t, int64_t, In<int32_t>, std::optional<In<int32_t>>>;
 
@@ -42,8 +44,8 @@ void make(StepModel* self, const std::vector<Node>& nodes, int precision, int th
     node.kernel = data_of(std::get<3>(from));
     node.recurrent_kernel = data_of(std::get<4>(from));
     node.bias = data_of(std::get<5>(from));
-    node.activation = static_cast<Activation>(std::get<6>(from));
-    node.recurrent_activation = static_cast<Activation>(std::get<7>(from));
+    node.activation = activation_option("activation", std::get<6>(from));
+    node.recurrent_activation = activation_option("recurrent_activation", std::get<7>(from));
     node.epsilon = std::get<8>(from);
     node.masks_zero = std::get<9>(from);
   }

@@ -22,7 +22,8 @@ ORDER = [
     {"kernels"},
     {"machine"},
     {"format", "measure", "files", "program", "settings", "web"},
-    {"errors", "activations"},
+    {"activations"},
+    {"errors"},
     {"cellerate"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

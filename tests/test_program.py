@@ -105,7 +105,7 @@ def test_every_option_of_another_type_is_refused(op):
         ([SEQUENCES, lstm(inputs={"x": 0, "h0": 0})], "h0 and c0 must be given together"),
         ([SEQUENCES, lstm(arrays={})], "lstm has the arrays"),
         ([SEQUENCES, lstm(options={})], "lstm has the options"),
-        ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"activation": "softmax"})], "activation must be one of"),
+        ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"activation": "softmax"})], "activation: expected one of"),
         ([SEQUENCES, lstm(options=LSTM_OPTIONS | {"masked_output": "one"})], "masked_output must be one of"),
         ([SEQUENCES, Node("lstm_state", "state", {"lstm": 0}, {}, {"state": "h"})], "must read an lstm"),
         ([SEQUENCES, lstm(), Node("lstm_state", "state", {"lstm": 1}, {}, {"state": "x"})], "one of h, c"),

@@ -1,7 +1,18 @@
-"""The element-wise activations that Cellerate computes, in `.cell` files, on the CPU and on GPUs."""
+"""The element-wise activations that Cellerate computes, in `.cell` files, on the CPU and on GPUs.
 
+An activation is written as Keras calls it, `tanh`, or `leaky_relu(negative_slope=0.05)` where a parameter is not
+Keras's default.
+"""
+
+import functools
+import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import numpy as np
+
+from cellerate.errors import ConfigError
 
 ACTIVATIONS: tuple[str, ...] = (
     "linear",
@@ -29,12 +40,26 @@ ACTIVATIONS: tuple[str, ...] = (
     "squareplus",
     "sparse_plus",
     "sparse_sigmoid",
+    "threshold",
 )
-"""The activations the kernels know, by Keras's names and with its defaults.
+"""The activations the kernels know, by Keras's names. An activation's code is its index here."""
 
-An activation's code is its index here, so entries never move. Keras's `threshold` is missing because it has no
-defaults: a layer that names it cannot be called.
-"""
+PARAMETERS: Mapping[str, Mapping[str, float | None]] = MappingProxyType(
+    {
+        "relu": {"negative_slope": 0.0, "max_value": math.inf, "threshold": 0.0},
+        "elu": {"alpha": 1.0},
+        "leaky_relu": {"negative_slope": 0.2},
+        # 1 for the approximation by tanh.
+        "gelu": {"approximate": 0.0},
+        "celu": {"alpha": 1.0},
+        "hard_shrink": {"threshold": 0.5},
+        "soft_shrink": {"threshold": 0.5},
+        "squareplus": {"b": 4.0},
+        "threshold": {"threshold": None, "default_value": None},
+    }
+)
+"""The parameters of activations, by Keras's names, with Keras's defaults; None where there is none. A `max_value` of
+None in Keras is an infinite one here."""
 
 VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -58,16 +83,111 @@ it so). Kernels that train know them, by the codes that follow; `.cell` files ho
 KERNEL_ACTIVATIONS = (*ACTIVATIONS, *VARIANTS)
 """All that the kernels of layers know, by their codes."""
 
+MOST_PARAMETERS = max(map(len, PARAMETERS.values()))
+# A name, and a list of parameters in brackets or none.
+_WRITTEN = re.compile(r"(?P<name>[a-z_0-9]+)(?:\((?P<parameters>[a-z_]+=[^,()=]+(?:, [a-z_]+=[^,()=]+)*)\))?")
+
+
+def written(name: str, parameters: Mapping[str, float] = MappingProxyType({})) -> str:
+    """An activation with parameters as text, those left out that are the defaults; they are float32 numbers.
+
+    Example:
+        >>> written("leaky_relu", {"negative_slope": 0.05})
+        'leaky_relu(negative_slope=0.05)'
+    """
+    defaults = _defaults(name)
+    given = {n: _shortest(parameters[n]) for n in defaults if n in parameters}
+    other = {n: value for n, value in given.items() if value != defaults[n]}
+    return f"{name}({', '.join(f'{n}={value!r}' for n, value in other.items())})" if other else name
+
+
+@functools.lru_cache(maxsize=1024)
+def read(activation: str) -> tuple[str, Mapping[str, float]]:
+    """Return the name of an activation, one of `KERNEL_ACTIVATIONS`, and all its parameters.
+
+    Raises:
+        ConfigError: The text is not an activation, or not written as `written` writes it.
+
+    Example:
+        >>> name, parameters = read("leaky_relu(negative_slope=0.05)")
+        >>> name, dict(parameters)
+        ('leaky_relu', {'negative_slope': 0.05})
+    """
+    found = _WRITTEN.fullmatch(activation)
+    if found is None or found["name"] not in KERNEL_ACTIVATIONS:
+        raise ConfigError(expected(activation))
+    name, listed = found["name"], found["parameters"] or ""
+    try:
+        given = {key: float(value) for key, value in (one.split("=") for one in listed.split(", ") if one)}
+        every = {key: given.get(key, default) for key, default in _defaults(name).items()}
+        values = {key: value for key, value in every.items() if value is not None}
+        right = activation == written(name, given) and len(values) == len(every)
+        right = right and all(map(math.isfinite, given.values()))
+        right = right and not (name in ("celu", "celu_of_both_sides") and values["alpha"] <= 0)
+    except ValueError:
+        right = False
+    if not right:
+        parameters = ", ".join(_defaults(name)) or "none"
+        raise ConfigError(f"{activation!r}: expected {name} with numbers for its parameters: {parameters}.")
+    return name, MappingProxyType(values)
+
+
+def expected(activation: object) -> str:
+    """The sentence that refuses something that is not an activation."""
+    return (
+        f"expected one of {', '.join(ACTIVATIONS)}, with its parameters where they are not Keras's defaults, such as "
+        f"leaky_relu(negative_slope=0.05); got {activation!r}."
+    )
+
+
+def is_activation(activation: object) -> bool:
+    """Whether something is an activation as a `.cell` file may hold it."""
+    if not isinstance(activation, str):
+        return False
+    try:
+        return read(activation)[0] in ACTIVATIONS
+    except ConfigError:
+        return False
+
+
+def codes(activation: str) -> tuple[int, ...]:
+    """An activation as the native core takes it: its code, and its parameters as the bits of float32 numbers.
+
+    Raises:
+        ConfigError: See `read`.
+    """
+    name, parameters = read(activation)
+    bits = np.zeros(MOST_PARAMETERS, np.float32)
+    bits[: len(parameters)] = list(parameters.values())
+    return KERNEL_ACTIVATIONS.index(name), *map(int, bits.view(np.int32))
+
+
+def of_codes(codes: tuple[int, ...]) -> str:
+    """The inverse of `codes`."""
+    name = KERNEL_ACTIVATIONS[codes[0]]
+    values = np.array(codes[1:], np.int32).view(np.float32)
+    return written(name, dict(zip(_defaults(name), values, strict=False)))
+
 
 def on_backend(activation: str, backend: str) -> str:
-    """The name of an activation as a backend of Keras computes it, to the last single point.
+    """An activation as a backend of Keras computes it, to the last single point.
 
     Args:
-        activation: One of `ACTIVATIONS`.
+        activation: One of `ACTIVATIONS`, with its parameters.
         backend: "tensorflow", "jax" or "torch".
 
     Returns:
-        One of `KERNEL_ACTIVATIONS`.
+        The same, or one of `VARIANTS` with the same parameters.
     """
-    same = (name for name, (of, backends) in VARIANTS.items() if of == activation and backend in backends)
-    return next(same, activation)
+    name, parameters = read(activation)
+    same = (variant for variant, (of, backends) in VARIANTS.items() if of == name and backend in backends)
+    return written(next(same, name), parameters)
+
+
+def _shortest(value: float) -> float:
+    """The number with the fewest digits that is the same in float32."""
+    return float(str(np.float32(value)))
+
+
+def _defaults(name: str) -> Mapping[str, float | None]:
+    return PARAMETERS.get(VARIANTS[name][0] if name in VARIANTS else name, {})

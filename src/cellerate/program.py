@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cellerate.activations import ACTIVATIONS
+from cellerate import activations
 from cellerate.errors import ModelError
 
 MASKED_OUTPUTS = ("previous_output", "previous_state", "zero")
@@ -156,8 +156,18 @@ _LONGEST_NAME = 1 << 10
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _TUPLES = {"input": "shape", "reshape": "shape", "permute": "axes", "take": "indices"}
 
-# A dense or activation node also has these two beside the kernels' activations; both work over the last axis.
-OUTPUT_ACTIVATIONS = (*ACTIVATIONS, "softmax", "log_softmax")
+# A dense or activation node may also have these two beside the kernels' activations; both work over the last axis.
+NORMALIZERS = ("softmax", "log_softmax")
+
+
+def activation_of(activation: Option) -> tuple[str, Mapping[str, float]]:
+    """The name of an activation of a node, and its parameters.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    name = str(activation)
+    return (name, {}) if name in NORMALIZERS else activations.read(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +310,6 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
     options = node.options
     known = {
         "masked_output": MASKED_OUTPUTS,
-        "recurrent_activation": ACTIVATIONS,
-        "activation": ACTIVATIONS if node.op in RECURRENT else OUTPUT_ACTIVATIONS,
         "state": ("h", "c"),
         "dtype": ("float32", "int32"),
     }
@@ -310,6 +318,10 @@ def _check_values(node: Node, nodes: tuple[Node, ...]) -> None:
             raise ModelError(
                 f"{node.name}: {name} must be one of {', '.join(values)}; got {options[name]!r}."
             )
+    for name in ("activation", "recurrent_activation"):
+        normalizes = node.op not in RECURRENT and options.get(name) in NORMALIZERS
+        if name in options and not normalizes and not activations.is_activation(options[name]):
+            raise ModelError(f"{node.name}: {name}: {activations.expected(options[name])}")
     for name, value in options.items():
         for number in value if isinstance(value, tuple) else (value,):
             largest = _LARGEST_FLOAT if isinstance(number, float) else _LARGEST

@@ -107,7 +107,7 @@ TEST(a_gate_far_out_is_at_its_limit_and_a_nan_stays) {
 TEST(a_gate_in_float_is_kept_as_it_is) {
   for_points(20, [](float x) {
     for (int kind = 0; kind < static_cast<int>(Activation::kCount); ++kind) {
-      const auto activation = static_cast<Activation>(kind);
+      const auto activation = Activation(static_cast<Activation::Kind>(kind));
       const F y = activate(activation, set(x)), slope = derivative(activation, set(x), y);
       const Point found = kept_and_back<false>(activation, x);
       CHECK(found.value == static_cast<double>(y[0]) && found.slope == static_cast<double>(slope[0]));

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from ai_edge_litert import interpreter
 
-from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.program import Program
 from cellerate.runtime.engine import Engine
 from cellerate.runtime.stepping import stepping
+from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
 from support.programs import PROGRAMS, E, F, H, V, moves
 
@@ -71,7 +71,7 @@ def test_program_gives_the_same_in_litert_at_every_length(program: Any, batch: i
 def test_activations_of_dense_layers_give_the_same(tmp_path: Path) -> None:
     graph = Graph()
     wide = graph.affine(graph.input("x", -1, F), "wide", F, scale=4.0, offset=0.5)
-    outputs = {name: graph.dense(wide, name, F, 9, name) for name in (*ACTIVATIONS, "softmax", "log_softmax")}
+    outputs = {name: graph.dense(wide, name, F, 9, name) for name in (*IN_FILES, "softmax", "log_softmax")}
     assert error_of(graph.program(**outputs), tmp_path) <= ERROR
 
 

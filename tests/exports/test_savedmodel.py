@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellerate.activations import ACTIVATIONS
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.program import MASKED_OUTPUTS, Program
 from cellerate.runtime.engine import Engine
+from support.activation_names import IN_FILES
 from support.graphs import Graph, draw
 from support.programs import PROGRAMS, DrawnProgram, F, H, inputs_of, moves
 
@@ -82,12 +82,12 @@ def test_any_program_gives_the_same_in_tensorflow(data: st.DataObject, tmp_path_
 def test_activations_give_the_same(tmp_path: Path) -> None:
     graph = Graph()
     wide = graph.affine(graph.input("x", -1, F), "wide", F, scale=4.0, offset=0.5)
-    outputs = {name: graph.dense(wide, name, F, 9, name) for name in (*ACTIVATIONS, "softmax", "log_softmax")}
+    outputs = {name: graph.dense(wide, name, F, 9, name) for name in (*IN_FILES, "softmax", "log_softmax")}
     narrow = graph.affine(wide, "narrow", F, scale=0.1, offset=0.0)
     last = graph.add("crop", "last", {"x": narrow}, begin=-2, end=None)
     # In an LSTM, too, but of small numbers and for two steps: without a limit, what rounding leaves grows. An
     # exponential of exponentials is beyond all measure.
-    for name in set(ACTIVATIONS) - {"exponential"}:
+    for name in set(IN_FILES) - {"exponential"}:
         lstm = graph.lstm(last, f"{name} lstm", F, 3, activation=name, recurrent_activation=name)
         outputs[f"{name}_lstm"] = lstm
     program = graph.program(**outputs)

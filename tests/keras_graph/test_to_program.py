@@ -5,6 +5,7 @@ engine's results of the program.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from cellerate.activations import ACTIVATIONS
 from cellerate.errors import ModelError
 from cellerate.keras_graph.to_program import read_program, read_weights, why_not_packed
 from cellerate.kernels import native
@@ -22,8 +22,9 @@ from cellerate.layers.accelerate import accelerate, is_accelerated
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.text import build_text_model
-from cellerate.program import OUTPUT_ACTIVATIONS, Program
+from cellerate.program import NORMALIZERS, Program
 from cellerate.runtime.engine import Engine
+from support.activation_names import IN_FILES, in_keras
 
 pytestmark = [
     pytest.mark.keras,
@@ -142,7 +143,10 @@ CASES: dict[str, Chain] = {
     "relu-slope": layers.ReLU(negative_slope=0.1),
     "leaky-relu": layers.LeakyReLU(),
     "leaky-relu-0.2": layers.LeakyReLU(negative_slope=0.2),
+    "leaky-relu-2": layers.LeakyReLU(negative_slope=2.0),
+    "relu-all": layers.ReLU(max_value=0.5, negative_slope=0.1, threshold=0.25),
     "elu": layers.ELU(),
+    "elu-alpha": layers.ELU(alpha=2.0),
     "softmax": layers.Softmax(),
     "softmax-axis-2": layers.Softmax(axis=2),
     "layer-norm": layers.LayerNormalization(),
@@ -217,19 +221,35 @@ def test_program_of_a_layer_computes_what_keras_does(name: str) -> None:
 @pytest.mark.parametrize("kind", ["dense", "activation"])
 def test_program_of_every_activation_computes_what_keras_does(kind: str) -> None:
     make = {
-        "dense": lambda name: layers.Dense(4, activation=name, name=name),
-        "activation": lambda name: layers.Activation(name, name=name),
+        "dense": lambda function, name: layers.Dense(4, activation=function, name=name),
+        "activation": lambda function, name: layers.Activation(function, name=name),
     }[kind]
     x = keras.Input((None, F), name="x")
-    program = check(keras.Model(x, [make(name)(x) for name in OUTPUT_ACTIVATIONS]), series() * 3)
-    assert list(program.outputs) == list(OUTPUT_ACTIVATIONS)
+    names = [*IN_FILES, *NORMALIZERS]
+    made = [make(in_keras(name), re.sub(r"\W+", "_", name))(x) for name in names]
+    program = check(keras.Model(x, made), series() * 3)
+    found = [program.nodes[node].options.get("activation") for node in program.outputs.values()]
+    assert found[1:] == names[1:]
+
+
+def test_program_of_a_prelu_of_one_slope_is_a_leaky_relu() -> None:
+    x = keras.Input((T, F), name="x")
+    of_lstm, own = (layers.PReLU(keras.initializers.Constant(slope)) for slope in (0.3, 0.5))
+    model = keras.Model(x, own(layers.LSTM(3, activation=of_lstm)(x)))
+    model(series())  # makes the slopes of the one in the LSTM
+    program = read_program(model)
+    used = [node.options["activation"] for node in program.nodes if "activation" in node.options]
+    assert used == ["leaky_relu(negative_slope=0.3)", "leaky_relu(negative_slope=0.5)"]
 
 
 @pytest.mark.parametrize("which", ["activation", "recurrent_activation"])
 def test_program_of_an_lstm_of_every_activation_computes_what_keras_does(which: str) -> None:
     x = keras.Input((2, F), name="x")
     # Few steps and small numbers: the exponential of an exponential magnifies every rounding.
-    check(keras.Model(x, [layers.LSTM(3, **{which: name})(x) for name in ACTIVATIONS]), series(2, 2, F) / 4)
+    check(
+        keras.Model(x, [layers.LSTM(3, **{which: in_keras(name)})(x) for name in IN_FILES]),
+        series(2, 2, F) / 4,
+    )
 
 
 LSTMS: dict[str, dict[str, Any]] = {
@@ -346,7 +366,7 @@ def test_program_of_a_gru_or_simple_rnn_computes_what_keras_does(kind: str, name
 def test_program_of_a_gru_or_simple_rnn_of_every_option_computes_what_keras_does(
     kind: str, which: str
 ) -> None:
-    values = [False] if which == "use_bias" else ACTIVATIONS
+    values = [False] if which == "use_bias" else [in_keras(name) for name in IN_FILES]
     x = keras.Input((2, F), name="x")
     check(keras.Model(x, [RNNS[kind]({which: value})(x) for value in values]), series(2, 2, F) / 4)
 
@@ -806,7 +826,7 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         r"conv \(ConvLSTM1D\) is not a layer that can be packed\. Use",
     ),
     "lambda": (layers.Lambda(lambda x: x, name="code"), r"code \(Lambda\) .* Python code"),
-    "prelu": (layers.PReLU(name="learnt"), r"learnt \(PReLU\) "),
+    "prelu": (layers.PReLU("random_normal", shared_axes=[1], name="learnt"), r"learnt \(PReLU\) "),
     "subclass": (Doubled(3, name="twice"), r"twice \(Doubled\) overrides `call`. Use Dense itself"),
     "subclassed-model": (Subclassed(name="inside"), r"inside \(Subclassed\) is not a layer"),
     "quantised": (lambda x: quantised()(x), r"small \(Dense\) is quantised \(int8\)"),
@@ -814,9 +834,6 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         layers.Dense(3, activation=ops.sin, name="wave"),
         r"wave \(Dense\) has the activation 'sin'",
     ),
-    "elu": (layers.ELU(alpha=2.0), "has alpha=2"),
-    "relu": (layers.ReLU(threshold=1.0), "threshold=1"),
-    "leaky": (layers.LeakyReLU(negative_slope=2.0), "negative_slope=2"),
     "softmax-axis": (layers.Softmax(axis=1), "works along axis 1 of 3"),
     "softmax-mask": (lambda x: layers.Softmax()(x[..., :1], mask=ops.any(x != 0.0, axis=-1)), "given a mask"),
     "norm-axis": (layers.LayerNormalization(axis=1), "works along axis"),
@@ -879,7 +896,10 @@ def test_refusal_names_every_layer_with_its_path() -> None:
     inner = chain_of(layers.Lambda(lambda x: x, name="code"), layers.Dense(F), shape=(None, F))
     nested = keras.Model(inner.inputs[0], inner.outputs[0], name="nested")
     model = chain_of(
-        nested, layers.PReLU(name="learnt"), layers.Conv1D(2, 2, name="conv"), layers.Dense(2, name="last")
+        nested,
+        layers.PReLU("random_normal", name="learnt"),
+        layers.Conv1D(2, 2, name="conv"),
+        layers.Dense(2, name="last"),
     )
     with pytest.raises(ModelError) as caught:
         read_program(model)

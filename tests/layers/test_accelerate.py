@@ -355,8 +355,12 @@ def test_enable_leaves_what_it_cannot_run_and_named_refuses_it() -> None:
 UNFIT: dict[str, tuple[Callable[[], layers.LSTM], str]] = {
     "softmax": (lambda: layers.LSTM(4, activation="softmax"), "activation: softmax"),
     "glu": (lambda: layers.LSTM(4, recurrent_activation="glu"), "recurrent_activation: glu"),
-    "function": (lambda: layers.LSTM(4, activation=lambda x: x), "activation: <lambda>"),
-    "partial": (lambda: layers.LSTM(4, activation=functools.partial(ops.relu)), "activation: partial"),
+    "function": (lambda: layers.LSTM(4, activation=lambda x: x * ops.sin(x)), "activation: <lambda>"),
+    "partial": (lambda: layers.LSTM(4, activation=functools.partial(ops.sin)), "activation: partial"),
+    "layer-of-another-dtype": (
+        lambda: layers.LSTM(4, layers.ReLU(dtype="bfloat16"), dtype="float32"),
+        "activation: relu in bfloat16",
+    ),
     "float64": (lambda: layers.LSTM(4, dtype="float64"), "dtype: float64"),
     "cudnn": (lambda: layers.LSTM(4, use_cudnn=True), "use_cudnn=True"),
     "four-masks": (lambda: layers.LSTM(4, dropout=0.1, implementation=1), "implementation=1"),

@@ -548,13 +548,21 @@ def test_explain_of_an_accelerated_layer_names_the_native_core_and_its_target() 
     assert explain(restore(model)) == dataclasses.replace(explanation, layers=plain)
 
 
+def wave(x: Any) -> Any:
+    return x * keras.ops.sin(x)
+
+
 @pytest.mark.parametrize(
     ("layer", "name", "found"),
     [
         (lambda: layers.LSTM(4, activation="softmax"), "activation", "softmax"),
-        (lambda: layers.LSTM(4, recurrent_activation=lambda x: x), "recurrent_activation", "<lambda>"),
+        (
+            lambda: layers.LSTM(4, recurrent_activation=lambda x: x * keras.ops.sin(x)),
+            "recurrent_activation",
+            "<lambda>",
+        ),
     ],
-    ids=["softmax", "lambda"],
+    ids=["softmax", "function"],
 )
 def test_explain_of_a_layer_that_cannot_be_accelerated_says_why(layer: Any, name: str, found: str) -> None:
     report = only(explain(accelerate(model_of(layer()))))

@@ -4,6 +4,7 @@ Each test builds a model, measures it as Keras runs it, accelerates that very mo
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,12 +12,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from keras.src.activations import ALL_OBJECTS_DICT
 
 from cellerate.kernels.dense import DENSE
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 from cellerate.layers import cudnn_choice, fused
 from cellerate.layers.accelerate import accelerate, implementation_of, is_accelerated
+from support.activation_names import IN_FILES, in_keras
 
 pytestmark = [
     pytest.mark.keras,
@@ -283,7 +283,7 @@ def test_lstm_with_dropout_draws_anew_in_training_and_not_at_all_in_inference() 
     "name",
     [
         pytest.param(name, marks=[] if BACKEND == "torch" or name in FEW_ACTIVATIONS else pytest.mark.slow)
-        for name in sorted(set(ALL_OBJECTS_DICT) & set(ACTIVATIONS))
+        for name in IN_FILES
     ],
 )
 def test_lstm_of_each_activation_equals_keras(name: str) -> None:
@@ -297,12 +297,39 @@ def test_lstm_of_each_activation_equals_keras(name: str) -> None:
     }
 
     def build() -> keras.Model:
-        return model_of(layers.LSTM(H, name, **options), layers.LSTM(H, recurrent_activation=name, **options))
+        function = in_keras(name)
+        gates = layers.LSTM(H, recurrent_activation=function, **options)
+        return model_of(layers.LSTM(H, function, **options), gates)
 
     assert_accelerated_equals(build, data())
 
 
+ACTIVATION_LAYERS: dict[str, Callable[[], Any]] = {
+    "relu": lambda: layers.ReLU(negative_slope=0.05),
+    "relu-of-all": lambda: layers.ReLU(max_value=1.5, negative_slope=0.1, threshold=0.25),
+    "leaky": lambda: layers.LeakyReLU(),
+    "elu": lambda: layers.ELU(alpha=0.5),
+    "activation": lambda: layers.Activation("softsign"),
+    "partial": lambda: functools.partial(keras.activations.relu, negative_slope=0.1),
+    "lambda": lambda: lambda x: ops.gelu(x),  # by default the approximate one
+}
+
+
+@pytest.mark.parametrize("name", quick(ACTIVATION_LAYERS, "relu"))
+def test_lstm_whose_activation_is_a_layer_or_a_function_equals_keras(
+    name: str, calls: list[list[str]]
+) -> None:
+    def build() -> keras.Model:
+        activation = ACTIVATION_LAYERS[name]()
+        forward = layers.LSTM(H, activation, return_sequences=True)
+        return model_of(layers.Bidirectional(forward), layers.LSTM(H, activation))
+
+    assert_accelerated_equals(build, data())
+    assert calls
+
+
 AT_KINKS = ["selu", "leaky_relu", "celu", "elu", "relu6", "hard_tanh", "sparse_sigmoid", "hard_shrink"]
+AT_KINKS += ["leaky_relu(negative_slope=0.05)", "relu(negative_slope=0.1, max_value=2.0)", "celu(alpha=0.4)"]
 
 
 @pytest.mark.parametrize("name", quick(AT_KINKS, "leaky_relu"))
@@ -313,8 +340,9 @@ def test_lstm_of_rows_of_zeros_has_the_gradients_of_the_backend_at_a_kink(name: 
     def build() -> keras.Model:
         x, s = keras.Input((T, F), name="x"), keras.Input((H,), name="s")
         # A gate of 0 lets only the gradient of the last c through, and that of the forget gate takes a c before.
-        gates = layers.LSTM(H, recurrent_activation=name, **options)(x, initial_state=[s, s])
-        return keras.Model([x, s], [layers.LSTM(H, name, **options)(x), gates])
+        function = in_keras(name)
+        gates = layers.LSTM(H, recurrent_activation=function, **options)(x, initial_state=[s, s])
+        return keras.Model([x, s], [layers.LSTM(H, function, **options)(x), gates])
 
     assert_accelerated_equals(build, [data()[0] * MASK[..., None], np.ones((B, H), "float32")])
 

@@ -26,8 +26,8 @@ from cellerate.kernels.cuda import build, launch, sources
 from cellerate.kernels.cuda.kernel import SHARED_BYTES, Kernel
 from cellerate.kernels.decoder.cuda.plan import Generator
 from cellerate.kernels.lstm.cuda.plan import Variant
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 from cellerate.machine.environment import processors
+from support.activation_names import IN_KERNELS
 
 Answer = tuple[Any, ...]
 _SUCCESS = real_driver.CUresult.CUDA_SUCCESS
@@ -55,11 +55,9 @@ extern "C" int launch_kernel(const unsigned* grid, void*, void** arguments, void
 """
 
 _ACTIVATION = """
-#include <utility>
 using namespace cellerate::gpu;
-template <int kind>
+template <Activation kKind>
 void compute(const float* x, float* values, float* derivatives, int count) {
-  constexpr auto kKind = static_cast<Activation>(kind);
   for (int n = 0; n < count; ++n) {
     values[n] = activate<kKind, float>(x[n]);
     // As backward has it: from the value alone, where that is enough.
@@ -68,15 +66,15 @@ void compute(const float* x, float* values, float* derivatives, int count) {
 }
 extern "C" void tanh_of_cell(const float* c, float* values, float* slopes, int count) {
   for (int n = 0; n < count; ++n) {
-    const ValueAndSlope found = value_and_slope_of_cell<Activation::kTanh, Bfloat16>(c[n]);
+    const ValueAndSlope found = value_and_slope_of_cell<activation_of(Activation::kTanh), Bfloat16>(c[n]);
     values[n] = found.value;
     slopes[n] = found.slope;
   }
 }
-extern "C" void activation(int kind, const float* x, float* values, float* derivatives, int count) {
-  [&]<int... kinds>(std::integer_sequence<int, kinds...>) {
-    ((kinds == kind ? compute<kinds>(x, values, derivatives, count) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(Activation::kCount)>());
+extern "C" void activation(int place, const float* x, float* values, float* derivatives, int count) {
+  using Compute = void (*)(const float*, float*, float*, int);
+  const Compute of[] = {@EACH@};
+  of[place](x, values, derivatives, count);
 }
 """
 
@@ -153,11 +151,11 @@ def activation(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The values of an activation and its derivatives, as the kernels compute them for float32.
 
     Args:
-        name: One of `spec.ACTIVATIONS`.
+        name: One of `activation_names.IN_KERNELS`.
         x: (N,) float32.
     """
     results = np.empty_like(x), np.empty_like(x)
-    _activations().activation(ACTIVATIONS.index(name), *_addresses(x, *results), len(x))
+    _activations().activation(IN_KERNELS.index(name), *_addresses(x, *results), len(x))
     return results
 
 
@@ -174,7 +172,8 @@ def _addresses(*arrays: np.ndarray) -> list[ctypes.c_void_p]:
 
 @functools.cache
 def _activations() -> ctypes.CDLL:
-    return _library(sources.whole("lstm.cuh") + _ACTIVATION)
+    each = ", ".join(f"compute<{sources.activation(name)}>" for name in IN_KERNELS)
+    return _library(sources.whole("lstm.cuh") + _ACTIVATION.replace("@EACH@", each))
 
 
 def handles(variant: Variant, device: int = 0) -> tuple[int, int]:

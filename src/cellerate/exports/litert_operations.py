@@ -9,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from cellerate.errors import ModelError
 from cellerate.exports.litert_graph import LiteRtGraph, Value
-from cellerate.program import Node
+from cellerate.program import Node, activation_of
 
 Given = Mapping[str, Value]
 """What an operation reads: the name of an input → its tensor."""
@@ -37,9 +37,10 @@ def masks_refused(node: Node) -> ModelError:
     )
 
 
-def activate(graph: LiteRtGraph, name: str, x: Value) -> Value:
-    """An activation, one of `program.OUTPUT_ACTIVATIONS`."""
-    return x if name == "linear" else _ACTIVATIONS[name](graph, x)
+def activate(graph: LiteRtGraph, activation: str, x: Value) -> Value:
+    """An activation of a node, with its parameters."""
+    name, parameters = activation_of(activation)
+    return x if name == "linear" else _ACTIVATIONS[name](graph, x, **parameters)
 
 
 def product(graph: LiteRtGraph, x: Value, weight: Value, bias: Value) -> Value:
@@ -66,9 +67,11 @@ def _clip(graph: LiteRtGraph, x: Value, low: float, high: float) -> Value:
     return graph.binary("MINIMUM", graph.binary("MAXIMUM", x, low), high)
 
 
-def _where(graph: LiteRtGraph, op: str, x: Value, limit: float, yes: Value | float, no: Value) -> Value:
+def _where(
+    graph: LiteRtGraph, op: str, x: Value, limit: float, yes: Value | float, no: Value | float
+) -> Value:
     chosen = graph.add(op, [x, graph.constant(limit)], x.shape, dtype="bool")
-    yes = yes if isinstance(yes, Value) else graph.constant(yes)
+    yes, no = (one if isinstance(one, Value) else graph.constant(one) for one in (yes, no))
     return graph.add("SELECT_V2", [chosen, yes, no], x.shape)
 
 
@@ -76,6 +79,32 @@ def _softplus(graph: LiteRtGraph, x: Value) -> Value:
     # max(x, 0) + log(1 + e^-|x|), which overflows nowhere.
     small = graph.unary("EXP", graph.unary("NEG", graph.unary("ABS", x)))
     return graph.binary("ADD", graph.unary("RELU", x), graph.unary("LOG", graph.binary("ADD", small, 1.0)))
+
+
+def _relu(graph: LiteRtGraph, x: Value, negative_slope: float, max_value: float, threshold: float) -> Value:
+    if not negative_slope and not threshold and max_value == math.inf:
+        return graph.unary("RELU", x)
+    above = x if max_value == math.inf else _clip(graph, x, 0.0, max_value)
+    below = graph.binary("MUL", graph.binary("SUB", x, threshold), negative_slope)
+    return _where(graph, "GREATER", x, threshold, above, below)
+
+
+def _leaky_relu(graph: LiteRtGraph, x: Value, negative_slope: float) -> Value:
+    options = schema.LeakyReluOptionsT()
+    options.alpha = negative_slope
+    return graph.unary("LEAKY_RELU", x, options)
+
+
+def _celu(graph: LiteRtGraph, x: Value, alpha: float) -> Value:
+    below = graph.unary("ELU", graph.binary("DIV", graph.binary("MINIMUM", x, 0.0), alpha))
+    return graph.binary("ADD", graph.unary("RELU", x), graph.binary("MUL", below, alpha))
+
+
+def _elu(graph: LiteRtGraph, x: Value, alpha: float) -> Value:
+    if alpha == 1.0:
+        return graph.unary("ELU", x)
+    below = graph.binary("MUL", graph.unary("ELU", graph.binary("MINIMUM", x, 0.0)), alpha)
+    return graph.binary("ADD", graph.unary("RELU", x), below)
 
 
 def _softsign(graph: LiteRtGraph, x: Value) -> Value:
@@ -91,9 +120,9 @@ def _hard_sigmoid(graph: LiteRtGraph, x: Value) -> Value:
     return graph.binary("MUL", graph.unary("RELU6", graph.binary("ADD", x, 3.0)), 1 / 6)
 
 
-def _gelu(graph: LiteRtGraph, x: Value) -> Value:
+def _gelu(graph: LiteRtGraph, x: Value, approximate: float) -> Value:
     options = schema.GeluOptionsT()
-    options.approximate = False
+    options.approximate = bool(approximate)
     return graph.unary("GELU", x, options)
 
 
@@ -105,8 +134,8 @@ def _mish(graph: LiteRtGraph, x: Value) -> Value:
     return graph.binary("MUL", x, graph.unary("TANH", _softplus(graph, x)))
 
 
-def _squareplus(graph: LiteRtGraph, x: Value) -> Value:
-    root = graph.unary("SQRT", graph.binary("ADD", graph.binary("MUL", x, x), 4.0))
+def _squareplus(graph: LiteRtGraph, x: Value, b: float) -> Value:
+    root = graph.unary("SQRT", graph.binary("ADD", graph.binary("MUL", x, x), b))
     return graph.binary("MUL", graph.binary("ADD", x, root), 0.5)
 
 
@@ -126,31 +155,36 @@ def _softmax(graph: LiteRtGraph, x: Value) -> Value:
     return graph.unary("SOFTMAX", x, options)
 
 
-_ACTIVATIONS: Mapping[str, Callable[[LiteRtGraph, Value], Value]] = {
+_ACTIVATIONS: Mapping[str, Callable[..., Value]] = {
     "tanh": _named("TANH"),
     "sigmoid": _named("LOGISTIC"),
-    "relu": _named("RELU"),
+    "relu": _relu,
     "hard_sigmoid": _hard_sigmoid,
     "softplus": _softplus,
     "softsign": _softsign,
-    "elu": _named("ELU"),
+    "elu": _elu,
     "selu": _selu,
     "exponential": _named("EXP"),
     "relu6": _named("RELU6"),
-    "leaky_relu": _named("LEAKY_RELU", alpha=0.2),
+    "leaky_relu": _leaky_relu,
     "silu": _silu,
     "gelu": _gelu,
     "hard_silu": _named("HARD_SWISH"),
     "hard_tanh": _named("RELU_N1_TO_1"),
     "mish": _mish,
-    "celu": _named("ELU"),
+    "celu": _celu,
     "log_sigmoid": lambda graph, x: graph.unary("NEG", _softplus(graph, graph.unary("NEG", x))),
-    "hard_shrink": lambda graph, x: _where(graph, "LESS_EQUAL", graph.unary("ABS", x), 0.5, 0.0, x),
-    "soft_shrink": lambda graph, x: graph.binary("SUB", x, _clip(graph, x, -0.5, 0.5)),
+    "hard_shrink": lambda graph, x, threshold: _where(
+        graph, "LESS_EQUAL", graph.unary("ABS", x), threshold, 0.0, x
+    ),
+    "soft_shrink": lambda graph, x, threshold: graph.binary("SUB", x, _clip(graph, x, -threshold, threshold)),
     "tanh_shrink": lambda graph, x: graph.binary("SUB", x, graph.unary("TANH", x)),
     "squareplus": _squareplus,
     "sparse_plus": _sparse_plus,
     "sparse_sigmoid": _sparse_sigmoid,
+    "threshold": lambda graph, x, threshold, default_value: _where(
+        graph, "GREATER", x, threshold, x, default_value
+    ),
     "softmax": _softmax,
     "log_softmax": _named("LOG_SOFTMAX"),
 }

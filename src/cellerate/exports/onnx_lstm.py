@@ -13,20 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import TensorProto
 
+from cellerate import activations
 from cellerate.errors import ModelError
 from cellerate.exports.onnx_graph import RUNTIMES_OWN, OnnxGraph
 from cellerate.program import Node
 
-# ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta.
-_ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
+# ONNX's names, and what makes them Keras's: nothing, alpha, or alpha and beta; where they are parameters, their names.
+_ACTIVATIONS: dict[str, tuple[str, tuple[float | str, ...]]] = {
     "linear": ("Affine", (1.0, 0.0)),
     "tanh": ("Tanh", ()),
     "sigmoid": ("Sigmoid", ()),
     "relu": ("Relu", ()),
     "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
     "sparse_sigmoid": ("HardSigmoid", (0.5, 0.5)),
-    "elu": ("Elu", (1.0,)),
-    "leaky_relu": ("LeakyRelu", (0.2,)),
+    "elu": ("Elu", ("alpha",)),
+    "leaky_relu": ("LeakyRelu", ("negative_slope",)),
     "softplus": ("Softplus", ()),
     "softsign": ("Softsign", ()),
 }
@@ -183,13 +184,17 @@ def _node(
     return outputs, graph.add("Squeeze", h, ahead), graph.add("Squeeze", c, ahead)
 
 
-def _activation(node: Node, name: str) -> tuple[str, tuple[float, ...]]:
-    if name not in _ACTIVATIONS:
+def _activation(node: Node, activation: str) -> tuple[str, tuple[float, ...]]:
+    name, parameters = activations.read(activation)
+    if name == "relu" and activation == activations.written(name, {"threshold": parameters["threshold"]}):
+        return ("ThresholdedRelu", (parameters["threshold"],)) if parameters["threshold"] else ("Relu", ())
+    if name == "relu" or name not in _ACTIVATIONS:
         raise ModelError(
-            f"{node.name}: ONNX's LSTM has no activation {name!r}; it has {', '.join(_ACTIVATIONS)}. Train the model "
-            "with one of these."
+            f"{node.name}: ONNX's LSTM has no activation {activation!r}; it has {', '.join(_ACTIVATIONS)}, and relu "
+            "with a threshold. Train the model with one of these."
         )
-    return _ACTIVATIONS[name]
+    op, numbers = _ACTIVATIONS[name]
+    return op, tuple(parameters[number] if isinstance(number, str) else number for number in numbers)
 
 
 def _columns(array: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from cellerate.exports.onnx_graph import TO_THE_END, OnnxGraph
-from cellerate.program import Node
+from cellerate.program import Node, activation_of
 
 
 class Given(NamedTuple):
@@ -28,9 +28,10 @@ def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
     return str(_OPERATIONS[node.op](graph, node, given))
 
 
-def activate(graph: OnnxGraph, name: str, x: str) -> str:
-    """An activation, one of `program.OUTPUT_ACTIVATIONS`."""
-    return x if name == "linear" else str(_ACTIVATIONS[name](graph, x))
+def activate(graph: OnnxGraph, activation: str, x: str) -> str:
+    """An activation of a node, with its parameters."""
+    name, parameters = activation_of(activation)
+    return x if name == "linear" else str(_ACTIVATIONS[name](graph, x, **parameters))
 
 
 def _named(op: str, **attributes: Any) -> Callable[[OnnxGraph, str], str]:
@@ -49,7 +50,25 @@ def _where_below(graph: OnnxGraph, x: str, limit: float, below: str, otherwise: 
     return str(graph.add("Where", graph.add("Less", x, graph.number(limit)), below, otherwise))
 
 
-def _gelu(graph: OnnxGraph, x: str) -> str:
+def _where_above(graph: OnnxGraph, x: str, limit: float, above: str, otherwise: str) -> str:
+    return str(graph.add("Where", graph.add("Greater", x, graph.number(limit)), above, otherwise))
+
+
+def _relu(graph: OnnxGraph, x: str, negative_slope: float, max_value: float, threshold: float) -> str:
+    if not negative_slope and not threshold and max_value == math.inf:
+        return str(graph.add("Relu", x))
+    above = x if max_value == math.inf else _clip(graph, x, 0, max_value)
+    below = graph.add("Mul", graph.add("Sub", x, graph.number(threshold)), graph.number(negative_slope))
+    return _where_above(graph, x, threshold, above, below)
+
+
+def _gelu(graph: OnnxGraph, x: str, approximate: float) -> str:
+    if approximate:
+        # x times the sigmoid of 2u is x (1 + tanh u) / 2.
+        scale = 2 * math.sqrt(2 / math.pi)
+        curve = graph.add("Mul", graph.add("Mul", x, x), graph.number(0.044715 * scale))
+        inner = graph.add("Mul", x, graph.add("Add", curve, graph.number(scale)))
+        return str(graph.add("Mul", x, graph.add("Sigmoid", inner)))
     share = graph.add("Erf", graph.add("Mul", x, graph.number(1 / math.sqrt(2))))
     half = graph.add("Mul", x, graph.number(0.5))
     return str(graph.add("Mul", half, graph.add("Add", share, graph.number(1))))
@@ -59,17 +78,21 @@ def _hard_sigmoid(graph: OnnxGraph, x: str) -> str:
     return str(graph.add("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
 
-def _hard_shrink(graph: OnnxGraph, x: str) -> str:
-    small = graph.add("LessOrEqual", graph.add("Abs", x), graph.number(0.5))
+def _hard_shrink(graph: OnnxGraph, x: str, threshold: float) -> str:
+    small = graph.add("LessOrEqual", graph.add("Abs", x), graph.number(threshold))
     return str(graph.add("Where", small, graph.number(0), x))
 
 
-def _soft_shrink(graph: OnnxGraph, x: str) -> str:
-    return str(graph.add("Sub", x, _clip(graph, x, -0.5, 0.5)))
+def _soft_shrink(graph: OnnxGraph, x: str, threshold: float) -> str:
+    return str(graph.add("Sub", x, _clip(graph, x, -threshold, threshold)))
 
 
-def _squareplus(graph: OnnxGraph, x: str) -> str:
-    root = graph.add("Sqrt", graph.add("Add", graph.add("Mul", x, x), graph.number(4)))
+def _threshold(graph: OnnxGraph, x: str, threshold: float, default_value: float) -> str:
+    return _where_above(graph, x, threshold, x, graph.number(default_value))
+
+
+def _squareplus(graph: OnnxGraph, x: str, b: float) -> str:
+    root = graph.add("Sqrt", graph.add("Add", graph.add("Mul", x, x), graph.number(b)))
     return str(graph.add("Mul", graph.add("Add", x, root), graph.number(0.5)))
 
 
@@ -83,24 +106,24 @@ def _log_sigmoid(graph: OnnxGraph, x: str) -> str:
     return str(graph.add("Neg", _softplus(graph, graph.add("Neg", x))))
 
 
-_ACTIVATIONS: Mapping[str, Callable[[OnnxGraph, str], str]] = {
+_ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "tanh": _named("Tanh"),
     "sigmoid": _named("Sigmoid"),
-    "relu": _named("Relu"),
+    "relu": _relu,
     "hard_sigmoid": _hard_sigmoid,
     "softplus": _softplus,
     "softsign": _named("Softsign"),
-    "elu": _named("Elu"),
+    "elu": lambda graph, x, alpha: graph.add("Elu", x, alpha=alpha),
     "selu": _named("Selu", alpha=1.6732632423543772, gamma=1.0507009873554805),
     "exponential": _named("Exp"),
     "relu6": lambda graph, x: _clip(graph, x, 0, 6),
-    "leaky_relu": _named("LeakyRelu", alpha=0.2),
+    "leaky_relu": lambda graph, x, negative_slope: graph.add("LeakyRelu", x, alpha=negative_slope),
     "silu": lambda graph, x: graph.add("Mul", x, graph.add("Sigmoid", x)),
     "gelu": _gelu,
     "hard_silu": lambda graph, x: graph.add("Mul", x, _hard_sigmoid(graph, x)),
     "hard_tanh": lambda graph, x: _clip(graph, x, -1, 1),
     "mish": lambda graph, x: graph.add("Mul", x, graph.add("Tanh", _softplus(graph, x))),
-    "celu": _named("Elu"),
+    "celu": lambda graph, x, alpha: graph.add("Celu", x, alpha=alpha),
     "log_sigmoid": _log_sigmoid,
     "hard_shrink": _hard_shrink,
     "soft_shrink": _soft_shrink,
@@ -108,6 +131,7 @@ _ACTIVATIONS: Mapping[str, Callable[[OnnxGraph, str], str]] = {
     "squareplus": _squareplus,
     "sparse_plus": _sparse_plus,
     "sparse_sigmoid": _named("HardSigmoid", alpha=0.5, beta=0.5),
+    "threshold": _threshold,
     "softmax": _named("Softmax", axis=-1),
     "log_softmax": _named("LogSoftmax", axis=-1),
 }

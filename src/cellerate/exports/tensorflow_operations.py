@@ -1,11 +1,12 @@
 """Each operation of a program in TensorFlow's own operations, of which none is cuDNN's or XLA's."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from cellerate.program import Node
+from cellerate.program import Node, activation_of
 
 Given = Mapping[str, Any]
 """What an operation reads: the name of an input → its tensor; and of a weight → its variable."""
@@ -57,43 +58,60 @@ def lstm(node: Node, given: Given) -> tuple[Any, Any, Any]:
     return tf.transpose(outputs.stack(), [1, 0, 2]) if sequences else output, h, c
 
 
-def activate(name: str, x: Any) -> Any:
-    """An activation, one of `program.OUTPUT_ACTIVATIONS`."""
-    return _ACTIVATIONS[name](x)
+def activate(activation: str, x: Any) -> Any:
+    """An activation of a node, with its parameters."""
+    name, parameters = activation_of(activation)
+    return _ACTIVATIONS[name](x, **parameters)
 
 
 def _hard_sigmoid(x: Any) -> Any:
     return tf.clip_by_value(x / 6 + 0.5, 0.0, 1.0)
 
 
+def _relu(x: Any, negative_slope: float, max_value: float, threshold: float) -> Any:
+    if not negative_slope and not threshold:
+        return tf.nn.relu(x) if max_value == math.inf else tf.clip_by_value(x, 0.0, max_value)
+    above = x if max_value == math.inf else tf.clip_by_value(x, 0.0, max_value)
+    return tf.where(x > threshold, above, negative_slope * (x - threshold))
+
+
+def _gelu(x: Any, approximate: float) -> Any:
+    if approximate:
+        return tf.nn.gelu(x, approximate=True)
+    return 0.5 * x * (1 + tf.math.erf(x * 0.7071067811865476))
+
+
 def _sparse_plus(x: Any) -> Any:
     return tf.where(x < -1, tf.zeros_like(x), tf.where(x < 1, tf.square(x + 1) / 4, x))
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
+_ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "linear": lambda x: x,
     "tanh": tf.tanh,
     "sigmoid": tf.sigmoid,
-    "relu": tf.nn.relu,
+    "relu": _relu,
     "hard_sigmoid": _hard_sigmoid,
     "softplus": tf.math.softplus,
     "softsign": tf.math.softsign,
-    "elu": tf.nn.elu,
+    "elu": lambda x, alpha: tf.where(x > 0, x, alpha * tf.nn.elu(x)),
     "selu": tf.nn.selu,
     "exponential": tf.exp,
     "relu6": tf.nn.relu6,
-    "leaky_relu": lambda x: tf.nn.leaky_relu(x, 0.2),
+    "leaky_relu": lambda x, negative_slope: tf.where(x > 0, x, negative_slope * x),
     "silu": lambda x: x * tf.sigmoid(x),
-    "gelu": lambda x: 0.5 * x * (1 + tf.math.erf(x * 0.7071067811865476)),
+    "gelu": _gelu,
     "hard_silu": lambda x: x * _hard_sigmoid(x),
     "hard_tanh": lambda x: tf.clip_by_value(x, -1.0, 1.0),
     "mish": lambda x: x * tf.tanh(tf.math.softplus(x)),
-    "celu": tf.nn.elu,
+    "celu": lambda x, alpha: tf.where(x > 0, x, alpha * tf.nn.elu(tf.minimum(x, 0.0) / alpha)),
     "log_sigmoid": lambda x: -tf.math.softplus(-x),
-    "hard_shrink": lambda x: tf.where(tf.abs(x) <= 0.5, tf.zeros_like(x), x),
-    "soft_shrink": lambda x: x - tf.clip_by_value(x, -0.5, 0.5),
+    "hard_shrink": lambda x, threshold: tf.where(tf.abs(x) <= threshold, tf.zeros_like(x), x),
+    "soft_shrink": lambda x, threshold: x - tf.clip_by_value(x, -threshold, threshold),
     "tanh_shrink": lambda x: x - tf.tanh(x),
-    "squareplus": lambda x: (x + tf.sqrt(tf.square(x) + 4)) / 2,
+    "squareplus": lambda x, b: (x + tf.sqrt(tf.square(x) + b)) / 2,
+    "threshold": lambda x, threshold, default_value: tf.where(
+        x > threshold, x, tf.constant(default_value, x.dtype)
+    ),
     "sparse_plus": _sparse_plus,
     "sparse_sigmoid": lambda x: tf.clip_by_value(x / 2 + 0.5, 0.0, 1.0),
     "softmax": tf.nn.softmax,

@@ -1,15 +1,132 @@
-"""Recognizing the Keras activation functions that Cellerate computes."""
+"""Recognizing the Keras activations that Cellerate computes, by what they do and not by their names."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+from keras.src.backend.common import global_state
 
-from cellerate.activations import ACTIVATIONS
+from cellerate import activations
+from cellerate.activations import ACTIVATIONS, PARAMETERS
+from cellerate.errors import ConfigError
+from cellerate.kernels.lstm.reference_activations import activation_of
+
+# Where Keras counts the layers and operations that it has named by their class.
+_COUNTS = "object_name_uids"
+# A recognized activation differs by less from what Keras computes: by the rounding of float32.
+_LIMIT = 1e-5
+
+
+def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None:
+    """The activation that a function or a layer of Keras is, as `cellerate.activations` writes it, or None.
+
+    Recognized are the functions of `keras.activations` and `keras.ops`; layers such as `keras.layers.ReLU`; and any
+    function that is one call of these, such as a `functools.partial` or a lambda.
+
+    Args:
+        function: The function or layer.
+        fixed_weights: Whether weights keep the values that they have now, as in a packed model. Then a PReLU of one
+            slope is known as well.
+    """
+    if isinstance(function, keras.Layer):
+        if isinstance(function, keras.layers.PReLU) and fixed_weights and function.built:
+            slopes = np.unique(keras.ops.convert_to_numpy(function.alpha))
+            return (
+                activations.written("leaky_relu", {"negative_slope": slopes[0]}) if len(slopes) == 1 else None
+            )
+        # The attributes of a layer may change, so nothing is remembered of it.
+        return _recognized(function.call) if not function.variables else None
+    try:
+        return _remembered(function)
+    except TypeError:  # it cannot be hashed
+        return _recognized(function)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(function: Callable[..., Any]) -> str | None:
+    return _recognized(function)
+
+
+def _recognized(function: Callable[..., Any]) -> str | None:
+    for name in ACTIVATIONS:
+        if keras.activations.get(name) is function and name != "threshold":
+            return name
+    call = _only_call(function)
+    found = call if call == "linear" else operation_activation(call)
+    return found if found is not None and _computes(function, found) else None
+
+
+def operation_activation(operation: Any) -> str | None:
+    """The activation that an operation of a Keras graph is, or None."""
+    name = _names().get(type(operation))
+    if name is None:
+        return None
+    try:
+        # `keras.ops.relu` has no parameters.
+        parameters = {
+            each: getattr(operation, each, default) for each, default in PARAMETERS.get(name, {}).items()
+        }
+        return _canonical(name, {n: float(np.inf if v is None else v) for n, v in parameters.items()})
+    except (AttributeError, TypeError, ValueError, ConfigError):
+        return None
+
+
+def _only_call(function: Callable[..., Any]) -> Any:
+    """The one operation of Keras that a function applies to its argument: "linear" if it returns that, None if not."""
+    counts = copy.copy(global_state.get_global_attribute(_COUNTS))
+    given = keras.KerasTensor((2, 3))
+    try:
+        found = function(given)
+        history = getattr(found, "_keras_history", None)
+        if found is given or history is None:
+            return "linear" if found is given else None
+        node = history.operation._inbound_nodes[history.node_index]
+        return history.operation if len(node.input_tensors) == 1 and node.input_tensors[0] is given else None
+    except Exception:
+        return None
+    finally:
+        # Operations that were made for a look must not change the names of the layers that follow.
+        global_state.set_global_attribute(_COUNTS, counts)
 
 
 @functools.cache
-def activation_name(function: Callable[..., Any]) -> str | None:
-    """The name by which the kernels know an activation, or None."""
-    return next((name for name in ACTIVATIONS if keras.activations.get(name) is function), None)
+def _names() -> dict[type, str]:
+    """The activations by the classes of the operations that compute them."""
+    found = {}
+    for name in ACTIVATIONS:
+        needed = {each: 0.5 for each, default in PARAMETERS.get(name, {}).items() if default is None}
+        for functions in (keras.activations, keras.ops):
+            function = getattr(functions, name, None)
+            call = None if function is None else _only_call(functools.partial(function, **needed))
+            if call is not None and call != "linear":
+                found[type(call)] = name
+    return found
+
+
+def _canonical(name: str, parameters: dict[str, float]) -> str:
+    """An activation written as the simplest one that is the same."""
+    found = activations.written(name, parameters)
+    if name == "relu":
+        slope = parameters["negative_slope"]
+        if found == activations.written("relu", {"negative_slope": slope}) and slope:
+            return activations.written("leaky_relu", {"negative_slope": slope})
+        if found == activations.written("relu", {"max_value": 6.0}):
+            return "relu6"
+    activations.read(found)
+    return found
+
+
+def _computes(function: Callable[..., Any], activation: str) -> bool:
+    """Whether a function gives what an activation gives."""
+    x = np.linspace(-8, 8, 97, dtype=np.float32)
+    try:
+        found = np.asarray(keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(x))), np.float64)
+    except Exception:
+        return False
+    wanted = activation_of(activation).value(x.astype(np.float64))
+    return found.shape == wanted.shape and bool(
+        np.all(np.abs(found - wanted) <= _LIMIT * (1 + np.abs(wanted)))
+    )

@@ -15,7 +15,6 @@ from keras import ops
 from keras.src import tree
 
 from cellerate.keras_graph.program_nodes import (
-    NAMED,
     ProgramCall,
     ProgramValue,
     Read,
@@ -137,36 +136,9 @@ def activation(call: ProgramCall) -> ProgramValue:
     return call.x if name == "linear" else call.add("activation", activation=name)
 
 
-def _leaky(call: ProgramCall, slope: float) -> ProgramValue:
-    if slope in (0.0, 0.2):
-        return call.add("activation", activation="leaky_relu" if slope else "relu")
-    if not 0.0 < slope <= 1.0:
-        raise Refused(f"has negative_slope={slope:g}, where programs take 0 to 1", NAMED)
-    return call.add("maximum", {"0": call.x, "1": affine(call, slope, 0.0)})
-
-
-def leaky_relu(call: ProgramCall) -> ProgramValue:
-    """A ReLU with a slope below zero."""
-    return _leaky(call, call.layer.negative_slope)
-
-
-def relu(call: ProgramCall) -> ProgramValue:
-    """The forms of ReLU that programs know."""
-    top, slope, threshold = call.layer.max_value, call.layer.negative_slope, call.layer.threshold
-    if threshold or top not in (None, 6) or (top and slope):
-        raise Refused(
-            f"has max_value={top}, negative_slope={slope:g} and threshold={threshold:g}, together none of the "
-            "activations that programs know",
-            NAMED,
-        )
-    return call.add("activation", activation="relu6") if top else _leaky(call, slope)
-
-
-def elu(call: ProgramCall) -> ProgramValue:
-    """The activation elu."""
-    if call.layer.alpha != 1.0:
-        raise Refused(f"has alpha={call.layer.alpha:g}, where programs know 1", NAMED)
-    return call.add("activation", activation="elu")
+def activation_layer(call: ProgramCall) -> ProgramValue:
+    """A layer that is an activation with parameters, such as ReLU."""
+    return call.add("activation", activation=known_activation(call.layer))
 
 
 def softmax(call: ProgramCall) -> ProgramValue:

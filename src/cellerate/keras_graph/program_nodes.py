@@ -17,7 +17,7 @@ ALL_COUNT = -1
 """Stands among the masks of a `ProgramValue` for a mask that is True everywhere."""
 
 USE_OTHERS = "Use layers that can be packed, or do its work outside the model."
-NAMED = "Use one of Keras's named activations with its default arguments."
+NAMED = "Use an activation of keras.activations, or a layer such as keras.layers.ReLU."
 _ADVICE = {
     "Lambda": "Python code cannot be packed: use layers instead, or do its work outside the model.",
     "PReLU": NAMED,
@@ -350,7 +350,7 @@ def known_activation(function: Any) -> str:
     for name in ("softmax", "log_softmax"):
         if function is keras.activations.get(name):
             return name
-    known = activation_name(function)
+    known = activation_name(function, fixed_weights=True)
     if known is None:
         found = getattr(function, "__name__", None) or type(function).__name__
         raise Refused(f"has the activation {found!r}, which cannot be packed", NAMED)

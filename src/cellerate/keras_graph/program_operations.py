@@ -12,9 +12,11 @@ import numpy as np
 from keras import ops
 from keras.src import tree
 
+from cellerate.keras_graph.activations import operation_activation
 from cellerate.keras_graph.program_layers import affine, inner_axis, numbered, reshaped
 from cellerate.keras_graph.program_nodes import (
     ALL_COUNT,
+    NAMED,
     ProgramCall,
     ProgramValue,
     ReadOne,
@@ -99,9 +101,12 @@ def arithmetic(op: str | None, left: Callable[[Any], Any], right: Callable[[Any]
     return read
 
 
-def named(activation: str) -> ReadOne:
-    """A reader of operations that are activations."""
-    return lambda call: call.add("activation", activation=activation)
+def activation(call: ProgramCall) -> ProgramValue:
+    """An operation that is an activation."""
+    found = operation_activation(call.layer)
+    if found is None:
+        raise Refused("has parameters that programs do not know", NAMED)
+    return call.add("activation", activation=found)
 
 
 def expand_dims(call: ProgramCall) -> ProgramValue:

@@ -132,7 +132,7 @@ def _check_cell(cell: Any) -> None:
 def _activation(cell: Any, which: str) -> str:
     """The name of an activation of a cell; a softmax over the units is none that programs compute."""
     function = getattr(cell, which)
-    known = activation_name(function)
+    known = activation_name(function, fixed_weights=True)
     if known is None:
         found = getattr(function, "__name__", None) or type(function).__name__
         raise Refused(f"has the {which} {found!r}, which cannot be packed", NAMED)

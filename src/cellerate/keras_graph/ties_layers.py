@@ -11,6 +11,8 @@ import keras
 import numpy as np
 from keras import layers, tree
 
+from cellerate.keras_graph.activations import activation_name
+
 Array = np.ndarray
 
 
@@ -311,12 +313,6 @@ def item(found: FeatureMap, call: TiesCall) -> list[Array]:
     return passes(found, call)
 
 
-_ELEMENTWISE = (
-    *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
-    *("softsign", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_silu", "tanh", "hard_tanh", "exponential"),
-)
-
-
 def _is_elementwise(function: Any) -> bool:
-    """Whether a function is one of Keras's activations that work on each number alone."""
-    return any(function is keras.activations.get(name) for name in _ELEMENTWISE)
+    """Whether a function is an activation that works on each number alone."""
+    return activation_name(function) is not None

@@ -297,7 +297,15 @@ def _activation_condition(layer: Any, name: str) -> Condition:
     function = getattr(layer.cell, name)
     known = activation_name(function)
     found = known or getattr(function, "__name__", None) or type(function).__name__
-    return Condition(name, known is not None, found, "" if known else f"one of {', '.join(ACTIVATIONS)}")
+    fix = "" if known else f"one of {', '.join(ACTIVATIONS)}"
+    own = getattr(function, "compute_dtype", layer.compute_dtype)
+    if known and own != layer.compute_dtype:
+        known, found, fix = (
+            None,
+            f"{found} in {own}",
+            f"the activation in {layer.compute_dtype}, as the layer",
+        )
+    return Condition(name, known is not None, found, fix)
 
 
 def _overridden(layer: Any, layer_class: Any) -> bool:

@@ -17,7 +17,8 @@ import numpy as np
 
 from cellerate.errors import ModelError
 from cellerate.kernels import dense, native
-from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import LstmOptions, validate
 from cellerate.program import Node
 from cellerate.runtime.over_time import States, over_time
@@ -161,14 +162,14 @@ def _numpy_lstm(
 
 
 def activate(name: str, x: np.ndarray) -> np.ndarray:
-    """An activation of float32 numbers, one of `program.OUTPUT_ACTIVATIONS`."""
+    """An activation of float32 numbers, as a node names it."""
     if name in ("softmax", "log_softmax"):
         # Subtracting the maximum keeps exp from overflowing, and the sum at 1 or more.
         x = x - x.max(axis=-1, keepdims=True)
         weights = np.exp(x)
         total = weights.sum(axis=-1, keepdims=True)
         return weights / total if name == "softmax" else x - np.log(total)
-    value = _gelu if name == "gelu" else reference.ACTIVATIONS[name].value
+    value = _gelu if name == "gelu" else activation_of(name).value
     return np.asarray(value(x), np.float32)
 
 

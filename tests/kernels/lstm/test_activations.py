@@ -9,8 +9,10 @@ import pytest
 
 from cellerate.activations import VARIANTS
 from cellerate.kernels import native
-from cellerate.kernels.lstm import cpu, reference
-from cellerate.kernels.lstm.spec import ACTIVATIONS, LstmOptions
+from cellerate.kernels.lstm import cpu
+from cellerate.kernels.lstm.reference_activations import activation_of
+from cellerate.kernels.lstm.spec import LstmOptions
+from support.activation_names import IN_KERNELS, VARIANTS_WITH_PARAMETERS, WITH_PARAMETERS
 
 # Between -30 and 30, and close to 0 where relative errors show; none is a kink, where derivatives are a convention.
 POINTS = np.concatenate(
@@ -49,16 +51,16 @@ def value_and_derivative(name: str, points: np.ndarray) -> tuple[np.ndarray, np.
 def test_value_stays_within_the_stated_ulps(name, target):
     limit = TANH_ULPS_WITHOUT_FMA if (name, target) == ("tanh", "scalar") else ULPS[name]
     got, _ = value_and_derivative(name, POINTS)
-    expected = reference.ACTIVATIONS[name].value(POINTS.astype(np.float64))
+    expected = activation_of(name).value(POINTS.astype(np.float64))
     ulps = np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float32))
     assert ulps.max() <= limit, POINTS[ulps.argmax()]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", IN_KERNELS)
 def test_value_and_derivative_are_near_the_reference(name):
     # The layer takes the activation of c_T as well, and e^e^x leaves float32 early.
     points = POINTS[np.abs(POINTS) < (4 if name == "exponential" else 20)]
-    exact = reference.ACTIVATIONS[name]
+    exact = activation_of(name)
     for got, function in zip(
         value_and_derivative(name, points), (exact.value, exact.derivative), strict=True
     ):
@@ -73,12 +75,15 @@ def test_value_far_out_is_the_limit_and_a_nan_stays(name):
     points = np.array([-1e38, -1000, 1000, 1e38, np.nan], np.float32)
     got, _ = value_and_derivative(name, points)
     with np.errstate(all="ignore"):
-        expected = reference.ACTIVATIONS[name].value(points.astype(np.float64)).astype(np.float32)
+        expected = activation_of(name).value(points.astype(np.float64)).astype(np.float32)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
 
 
 # What `bias` puts exactly at a kink: the value at each point, and the slope.
-AT_KINKS = ("selu", "leaky_relu", "celu", "hard_tanh", "sparse_sigmoid", "hard_shrink", "soft_shrink")
+AT_KINKS = (
+    *("selu", "leaky_relu", "celu", "hard_tanh", "sparse_sigmoid", "hard_shrink", "soft_shrink"),
+    *[name for name in (*WITH_PARAMETERS, *VARIANTS_WITH_PARAMETERS) if "elu(approximate" not in name],
+)
 
 
 def at_points(name: str, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +105,8 @@ def at_points(name: str, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("name", [*AT_KINKS, *VARIANTS])
 def test_value_and_derivative_at_a_kink_are_exactly_the_reference(name):
-    points = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5], np.float32)
-    exact = reference.ACTIVATIONS[name]
+    points = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, 3.0, 0.25, 0.75, 1.25], np.float32)
+    exact = activation_of(name)
     for got, function in zip(at_points(name, points), (exact.value, exact.derivative), strict=True):
         np.testing.assert_allclose(got, function(points.astype(np.float64)), rtol=1e-6)
 
@@ -112,5 +117,5 @@ def test_value_and_derivative_at_a_kink_are_exactly_the_reference(name):
 def test_shrink_of_no_number_is_the_reference(name):
     points = np.array([np.nan, np.inf, -np.inf], np.float32)
     with np.errstate(all="ignore"):
-        expected = reference.ACTIVATIONS[name].value(points.astype(np.float64))
+        expected = activation_of(name).value(points.astype(np.float64))
     np.testing.assert_array_equal(at_points(name, points)[0], expected)

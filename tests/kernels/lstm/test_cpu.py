@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cellerate.errors import ConfigError
 from cellerate.kernels import native, operation
 from cellerate.kernels.lstm import cpu, reference
+from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import ACTIVATIONS, MASKED_OUTPUTS, LstmOptions
 from support.pairwise import marked
 from support.rounding import allowed
@@ -282,7 +283,7 @@ def test_derivative_of_an_activation_at_its_kinks_is_that_of_the_oracle(target, 
     options = LstmOptions("linear", name)
     d_c_T = np.ones((9, 1), np.float32)
     found = cpu.backward(arguments, cpu.forward(arguments, options), options, d_c_T=d_c_T)["x"]
-    np.testing.assert_allclose(found, reference.ACTIVATIONS[name].derivative(x), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(found, activation_of(name).derivative(x), rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("storage", DTYPES)

@@ -7,12 +7,14 @@ import keras
 import numpy as np
 import pytest
 
-from cellerate.activations import ACTIVATIONS as KEYS
-from cellerate.activations import VARIANTS, on_backend
+from cellerate import activations
+from cellerate.activations import on_backend
 from cellerate.errors import ConfigError
-from cellerate.kernels.lstm.reference import ACTIVATIONS, Forward, backward, forward
+from cellerate.kernels.lstm.reference import Forward, backward, forward
+from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import ACTIVATIONS as NAMES
 from cellerate.kernels.lstm.spec import MASKED_OUTPUTS, LstmOptions
+from support.activation_names import IN_FILES, IN_KERNELS, in_keras
 from support.pairwise import marked
 
 BACKEND = keras.backend.backend()
@@ -191,18 +193,13 @@ def test_dropout_of_keras_is_four_masks_of_one_value_a_feature_or_unit(name, wid
     assert set(np.unique(masks)) == {0, 2}
 
 
-def stock(name: str):
-    """Keras's function for one of `spec.ACTIVATIONS`; for a variant, that of which it is one."""
-    return keras.activations.get(VARIANTS.get(name, (name,))[0])
-
-
 @pytest.mark.keras
 @pytest.mark.backends
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IN_KERNELS)
 def test_value_of_an_activation_equals_that_of_keras(name):
     x = np.concatenate([np.linspace(-9, 9, 300), [-6, -3, -1, -0.5, 0, 0.5, 1, 3, 6]]).astype(np.float32)
-    of_keras = stock(name)(keras.ops.convert_to_tensor(x))
-    found = ACTIVATIONS[name].value(x.astype(np.float64))
+    of_keras = in_keras(name)(keras.ops.convert_to_tensor(x))
+    found = activation_of(name).value(x.astype(np.float64))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(of_keras), found, rtol=2e-6, atol=1e-6)
 
 
@@ -213,10 +210,10 @@ def test_threshold_by_its_name_alone_cannot_be_called_in_keras():
         keras.activations.get("threshold")(keras.ops.zeros(2))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IN_KERNELS)
 def test_derivative_of_an_activation_equals_finite_differences_away_from_kinks(name):
     x = np.linspace(-7, 7, 57) + 0.0137
-    activation, step = ACTIVATIONS[name], 1e-5
+    activation, step = activation_of(name), 1e-5
     numeric = (activation.value(x + step) - activation.value(x - step)) / (2 * step)
     np.testing.assert_allclose(activation.derivative(x), numeric, rtol=1e-8, atol=1e-8)
 
@@ -224,12 +221,12 @@ def test_derivative_of_an_activation_equals_finite_differences_away_from_kinks(n
 @pytest.mark.parametrize("name", KINKS)
 def test_derivative_of_an_activation_at_a_kink_is_that_of_most_backends(name):
     at = np.array(list(KINKS[name]), np.float64)
-    np.testing.assert_allclose(ACTIVATIONS[name].derivative(at), list(KINKS[name].values()), rtol=1e-12)
+    np.testing.assert_allclose(activation_of(name).derivative(at), list(KINKS[name].values()), rtol=1e-12)
 
 
 def slopes_in_keras(name: str, x: np.ndarray) -> np.ndarray:
     """The derivatives of Keras's activation that the backend's own differentiation gives."""
-    function = keras.activations.get(name)
+    function = in_keras(name)
     if BACKEND == "jax":
         import jax
 
@@ -250,10 +247,10 @@ def slopes_in_keras(name: str, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.keras
 @pytest.mark.backends
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", IN_FILES)
 def test_derivative_at_every_kink_is_that_of_the_backend(name):
     x = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0], np.float32)
-    found = ACTIVATIONS[on_backend(name, BACKEND)].derivative(x.astype(np.float64))
+    found = activation_of(on_backend(name, BACKEND)).derivative(x.astype(np.float64))
     np.testing.assert_allclose(found, slopes_in_keras(name, x), rtol=2e-6, atol=1e-6)
 
 
@@ -263,19 +260,19 @@ def test_derivative_at_every_kink_is_that_of_the_backend(name):
 def test_shrink_of_no_number_is_that_of_the_backend(name):
     x = np.array([np.nan, np.inf, -np.inf], np.float32)
     of_keras = keras.activations.get(name)(keras.ops.convert_to_tensor(x))
-    found = ACTIVATIONS[on_backend(name, BACKEND)].value(x.astype(np.float64))
+    found = activation_of(on_backend(name, BACKEND)).value(x.astype(np.float64))
     np.testing.assert_array_equal(found, keras.ops.convert_to_numpy(of_keras))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "exponential"])
+@pytest.mark.parametrize("name", [name for name in IN_KERNELS if name != "exponential"])
 def test_activation_far_out_is_a_number(name):
     far = np.array([-1e4, -800.0, 800.0, 1e4])
-    assert np.isfinite(ACTIVATIONS[name].value(far)).all()
-    assert np.isfinite(ACTIVATIONS[name].derivative(far)).all()
+    assert np.isfinite(activation_of(name).value(far)).all()
+    assert np.isfinite(activation_of(name).derivative(far)).all()
 
 
-def test_activations_are_those_of_the_specification():
-    assert tuple(ACTIVATIONS) == NAMES
+def test_every_activation_has_a_meaning():
+    assert {activations.read(name)[0] for name in IN_KERNELS} == set(NAMES)
 
 
 def numeric_gradient(variant: Variant, name: str, weights: list[np.ndarray]) -> np.ndarray:
@@ -321,7 +318,7 @@ def test_gradients_of_all_results_equal_finite_differences(variant):
     assert_gradients_equal_finite_differences(variant)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IN_KERNELS)
 @pytest.mark.parametrize("place", ["activation", "recurrent_activation"])
 def test_gradients_through_an_activation_equal_finite_differences(name, place):
     assert_gradients_equal_finite_differences(Variant("previous_state", states=True, **{place: name}))

@@ -8,43 +8,57 @@
 
 namespace cellerate::gpu {
 
-// The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
-enum class Activation : int {
-  kLinear,
-  kTanh,
-  kSigmoid,
-  kRelu,
-  kHardSigmoid,
-  kSoftplus,
-  kSoftsign,
-  kElu,
-  kSelu,
-  kExponential,
-  kRelu6,
-  kLeakyRelu,
-  kSilu,
-  kGelu,
-  kHardSilu,
-  kHardTanh,
-  kMish,
-  kCelu,
-  kLogSigmoid,
-  kHardShrink,
-  kSoftShrink,
-  kTanhShrink,
-  kSquareplus,
-  kSparsePlus,
-  kSparseSigmoid,
-  // These differ from the ones above at single points; cellerate.activations says where.
-  kSeluFromAbove,
-  kLeakyReluFromAbove,
-  kCeluOfBothSides,
-  kHardTanhOpen,
-  kSparseSigmoidBetween,
-  kHardShrinkOfNumbers,
-  kSoftShrinkOfNumbers,
-  kCount,
+// An activation with its parameters, which are known when a kernel is compiled.
+struct Activation {
+  // The order is that of cellerate.kernels.lstm.spec.ACTIVATIONS.
+  enum Kind : int {
+    kLinear,
+    kTanh,
+    kSigmoid,
+    kRelu,
+    kHardSigmoid,
+    kSoftplus,
+    kSoftsign,
+    kElu,
+    kSelu,
+    kExponential,
+    kRelu6,
+    kLeakyRelu,
+    kSilu,
+    kGelu,
+    kHardSilu,
+    kHardTanh,
+    kMish,
+    kCelu,
+    kLogSigmoid,
+    kHardShrink,
+    kSoftShrink,
+    kTanhShrink,
+    kSquareplus,
+    kSparsePlus,
+    kSparseSigmoid,
+    kThreshold,
+    // These differ from the ones above at single points; cellerate.activations says where.
+    kSeluFromAbove,
+    kLeakyReluFromAbove,
+    kCeluOfBothSides,
+    kHardTanhOpen,
+    kSparseSigmoidBetween,
+    kHardShrinkOfNumbers,
+    kSoftShrinkOfNumbers,
+    kCount
+  };
+
+  CELLERATE_DEVICE constexpr operator Kind() const { return kind; }  // so that it can be compared
+
+  Kind kind;
+  // The bits of float numbers, in the order of cellerate.activations.PARAMETERS.
+  unsigned first = 0, second = 0, third = 0;
 };
+CELLERATE_DEVICE constexpr Activation activation_of(int kind, unsigned first = 0, unsigned second = 0,
+                                                    unsigned third = 0) {
+  return {static_cast<Activation::Kind>(kind), first, second, third};
+}
 
 constexpr float kSeluAlpha = 1.6732632423543772848f;
 constexpr float kSeluScale = 1.0507009873554804934f;
@@ -90,25 +104,39 @@ CELLERATE_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 CELLERATE_DEVICE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 CELLERATE_DEVICE float softplus(float x) { return x > 0 ? x + log1pf(expf(-x)) : log1pf(expf(x)); }
 
+constexpr unsigned kInfinityBits = 0x7f800000u;
+// Whether a ReLU has Keras's defaults.
+CELLERATE_DEVICE constexpr bool is_plain_relu(Activation of) {
+  return of.first == 0 && of.second == kInfinityBits && of.third == 0;
+}
+
+// What the approximation of GELU multiplies x by, (1 + tanh u) / 2, as the sigmoid of 2u: it loses nothing where tanh is
+// near -1. Source: Hendrycks and Gimpel, 2016, equation 2.
+constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCubic = 0.044715f * kGeluScale;
+CELLERATE_DEVICE float gelu_factor(float x) { return sigmoid(x * (kGeluScale + kGeluCubic * x * x)); }
+
 // Whether the derivative can be computed from the activation's value; if not, the pre-activation must be kept.
-CELLERATE_DEVICE constexpr bool derivative_from_value(Activation kind) {
-  switch (kind) {
+CELLERATE_DEVICE constexpr bool derivative_from_value(Activation of) {
+  switch (of) {
     case Activation::kLinear:
     case Activation::kTanh:
     case Activation::kSigmoid:
-    case Activation::kRelu:
     case Activation::kHardSigmoid:
-    case Activation::kElu:
-    case Activation::kCelu:
     case Activation::kSelu:
     case Activation::kExponential:
     case Activation::kRelu6:
-    case Activation::kLeakyRelu:
     case Activation::kSparseSigmoid:
     case Activation::kSeluFromAbove:
+      return true;
+    case Activation::kRelu:
+      return is_plain_relu(of);
+    // With a slope or an alpha above 0 the value has the sign of the pre-activation.
+    case Activation::kElu:
+    case Activation::kCelu:
+    case Activation::kLeakyRelu:
     case Activation::kLeakyReluFromAbove:
     case Activation::kCeluOfBothSides:
-      return true;
+      return static_cast<int>(of.first) > 0;
     default:
       return false;
   }
@@ -117,13 +145,19 @@ CELLERATE_DEVICE constexpr bool derivative_from_value(Activation kind) {
 // The activation's value, as exact as Storage needs.
 template <Activation kKind, class Storage>
 CELLERATE_DEVICE float activate(float x) {
+  [[maybe_unused]] const float parameter = from_bits(kKind.first), second = from_bits(kKind.second);
   switch (kKind) {
     case Activation::kTanh:
       return hyperbolic_tangent(Storage{}, x);
     case Activation::kSigmoid:
       return sigmoid(x);
-    case Activation::kRelu:
-      return x < 0 ? 0.0f : x;
+    case Activation::kRelu: {
+      if constexpr (is_plain_relu(kKind)) return x < 0 ? 0.0f : x;
+      // Below a maximum, numbers between a negative threshold and 0 become 0.
+      const float above = kKind.second == kInfinityBits ? x : clamp(x, 0.0f, second);
+      const float threshold = from_bits(kKind.third);
+      return x > threshold ? above : parameter * (x - threshold);
+    }
     case Activation::kHardSigmoid:
       return clamp(x * (1.0f / 6) + 0.5f, 0.0f, 1.0f);
     case Activation::kSoftplus:
@@ -131,9 +165,10 @@ CELLERATE_DEVICE float activate(float x) {
     case Activation::kSoftsign:
       return x / (1.0f + fabsf(x));
     case Activation::kElu:
+      return x > 0 ? x : parameter * expm1f(x);
     case Activation::kCelu:
     case Activation::kCeluOfBothSides:
-      return x > 0 ? x : expm1f(x);
+      return x > 0 ? x : parameter * expm1f(x / parameter);
     case Activation::kSelu:
     case Activation::kSeluFromAbove:
       return kSeluScale * (x > 0 ? x : kSeluAlpha * expm1f(x));
@@ -143,10 +178,11 @@ CELLERATE_DEVICE float activate(float x) {
       return clamp(x, 0.0f, 6.0f);
     case Activation::kLeakyRelu:
     case Activation::kLeakyReluFromAbove:
-      return x > 0 ? x : 0.2f * x;
+      return x > 0 ? x : parameter * x;
     case Activation::kSilu:
       return x * sigmoid(x);
     case Activation::kGelu:
+      if constexpr (kKind.first != 0) return x * gelu_factor(x);
       return 0.5f * x * erfcf(-x * kInverseSqrt2);
     case Activation::kHardSilu:
       return x * clamp(x * (1.0f / 6) + 0.5f, 0.0f, 1.0f);
@@ -158,18 +194,20 @@ CELLERATE_DEVICE float activate(float x) {
     case Activation::kLogSigmoid:
       return -softplus(-x);
     case Activation::kHardShrink:
-      return fabsf(x) <= 0.5f ? 0.0f : x;
+      return fabsf(x) <= parameter ? 0.0f : x;
     case Activation::kSoftShrink:
-      return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : x - x;
-    // A NaN is not beyond 0.5.
+      return x > parameter ? x - parameter : x < -parameter ? x + parameter : x - x;
+    // A NaN is not beyond the threshold.
     case Activation::kHardShrinkOfNumbers:
-      return fabsf(x) > 0.5f ? x : 0.0f;
+      return fabsf(x) > parameter ? x : 0.0f;
     case Activation::kSoftShrinkOfNumbers:
-      return x > 0.5f ? x - 0.5f : x < -0.5f ? x + 0.5f : 0.0f;
+      return x > parameter ? x - parameter : x < -parameter ? x + parameter : 0.0f;
     case Activation::kTanhShrink:
       return x - tanhf(x);
     case Activation::kSquareplus:
-      return 0.5f * (x + sqrtf(x * x + 4.0f));
+      return 0.5f * (x + sqrtf(x * x + parameter));
+    case Activation::kThreshold:
+      return x > parameter ? x : second;
     case Activation::kSparsePlus:
       return x <= -1 ? 0.0f : x < 1 ? 0.25f * (x + 1) * (x + 1) : x;
     case Activation::kSparseSigmoid:
@@ -183,13 +221,20 @@ CELLERATE_DEVICE float activate(float x) {
 // The derivative at pre-activation x, where the value is y. If derivative_from_value(kKind), x is not used.
 template <Activation kKind>
 CELLERATE_DEVICE float derivative(float x, float y) {
+  [[maybe_unused]] const float parameter = from_bits(kKind.first), second = from_bits(kKind.second);
+  // What tells the side of 0: the value, where it has the sign of x.
+  [[maybe_unused]] const float side = derivative_from_value(kKind) ? y : x;
   switch (kKind) {
     case Activation::kTanh:
       return 1.0f - y * y;
     case Activation::kSigmoid:
       return y * (1.0f - y);
-    case Activation::kRelu:
-      return y > 0 ? 1.0f : 0.0f;
+    case Activation::kRelu: {
+      if constexpr (is_plain_relu(kKind)) return y > 0 ? 1.0f : 0.0f;
+      const float threshold = from_bits(kKind.third);
+      if (x > threshold) return kKind.second == kInfinityBits || (x >= 0 && x <= second) ? 1.0f : 0.0f;
+      return x < threshold ? parameter : 0.0f;
+    }
     case Activation::kHardSigmoid:
       return y > 0 && y < 1 ? 1.0f / 6 : 0.0f;
     case Activation::kSoftplus:
@@ -197,12 +242,13 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kSoftsign:
       return 1.0f / ((1.0f + fabsf(x)) * (1.0f + fabsf(x)));
     case Activation::kElu:
+      return side > 0 ? 1.0f : y + parameter;
     case Activation::kCelu:
-      return y > 0 ? 1.0f : y + 1.0f;
+      return side > 0 ? 1.0f : y / parameter + 1.0f;
     case Activation::kSelu:
       return y > 0 ? kSeluScale : y + kSeluScale * kSeluAlpha;
     case Activation::kCeluOfBothSides:
-      return y > 0 ? 1.0f : y < 0 ? y + 1.0f : 2.0f;
+      return side > 0 ? 1.0f : side < 0 ? y / parameter + 1.0f : 2.0f;
     case Activation::kSeluFromAbove:
       return y < 0 ? y + kSeluScale * kSeluAlpha : kSeluScale;
     case Activation::kExponential:
@@ -210,14 +256,18 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kRelu6:
       return y > 0 && y < 6 ? 1.0f : 0.0f;
     case Activation::kLeakyRelu:
-      return y > 0 ? 1.0f : 0.2f;
+      return side > 0 ? 1.0f : parameter;
     case Activation::kLeakyReluFromAbove:
-      return y < 0 ? 0.2f : 1.0f;
+      return side < 0 ? parameter : 1.0f;
     case Activation::kSilu: {
       const float s = sigmoid(x);
       return s * (1.0f + x * (1.0f - s));
     }
     case Activation::kGelu:
+      if constexpr (kKind.first != 0) {
+        const float s = gelu_factor(x);
+        return s + x * s * (1.0f - s) * (kGeluScale + 3.0f * kGeluCubic * x * x);
+      }
       return 0.5f * erfcf(-x * kInverseSqrt2) + x * kInverseSqrt2Pi * expf(-0.5f * x * x);
     case Activation::kHardSilu:
       return x <= -3 ? 0.0f : x >= 3 ? 1.0f : x / 3 + 0.5f;
@@ -236,11 +286,13 @@ CELLERATE_DEVICE float derivative(float x, float y) {
     case Activation::kSoftShrink:
     case Activation::kHardShrinkOfNumbers:
     case Activation::kSoftShrinkOfNumbers:
-      return fabsf(x) > 0.5f ? 1.0f : 0.0f;
+      return fabsf(x) > parameter ? 1.0f : 0.0f;
     case Activation::kTanhShrink:
       return tanhf(x) * tanhf(x);
     case Activation::kSquareplus:
-      return 0.5f * (1.0f + x / sqrtf(x * x + 4.0f));
+      return 0.5f * (1.0f + x / sqrtf(x * x + parameter));
+    case Activation::kThreshold:
+      return x > parameter ? 1.0f : 0.0f;
     case Activation::kSparsePlus:
       return x <= -1 ? 0.0f : x < 1 ? 0.5f * (x + 1) : 1.0f;
     case Activation::kSparseSigmoid:

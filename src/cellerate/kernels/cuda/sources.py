@@ -9,7 +9,7 @@ import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from cellerate.kernels.lstm.spec import ACTIVATIONS
+from cellerate.activations import codes
 
 TYPES = {"bfloat16": "Bfloat16", "float16": "Float16", "float32": "float", "tf32": "Tf32"}
 """The C++ type of each precision in which the kernels compute.
@@ -23,8 +23,9 @@ _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 def activation(name: str) -> str:
-    """The C++ expression for one of `ACTIVATIONS`."""
-    return f"static_cast<Activation>({ACTIVATIONS.index(name)})"
+    """The C++ expression for an activation with its parameters."""
+    kind, *parameters = codes(name)
+    return f"activation_of({', '.join([str(kind), *[f'{bits & 0xFFFFFFFF}u' for bits in parameters]])})"
 
 
 @functools.cache

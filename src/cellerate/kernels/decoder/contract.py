@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cellerate import activations
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.kernels.decoder.arguments import (
     MOST_STEPS,
@@ -20,7 +21,6 @@ from cellerate.kernels.decoder.arguments import (
     whole_array,
 )
 from cellerate.kernels.decoder.sampling import DIVERGED, Cancellation, Drawn, Request, SamplingRules
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 KINDS = ("embedding", "lstm", "layer_norm", "affine", "dense")
 """The kinds of nodes of a chain."""
@@ -314,8 +314,8 @@ class ChainNode(NamedTuple):
         kernel: Its embeddings, kernel, gamma or scale.
         recurrent_kernel: The recurrent kernel of an LSTM.
         bias: Its bias, beta or offset.
-        activation: An index of `spec.ACTIVATIONS`.
-        recurrent_activation: An index of `spec.ACTIVATIONS`.
+        activation: Its codes, of `cellerate.activations.codes`.
+        recurrent_activation: The same.
         epsilon: The epsilon of a layer_norm.
         masks_zero: For an embedding: whether id 0 leaves the state as it is.
     """
@@ -326,8 +326,8 @@ class ChainNode(NamedTuple):
     kernel: np.ndarray | None
     recurrent_kernel: np.ndarray | None
     bias: np.ndarray | None
-    activation: int
-    recurrent_activation: int
+    activation: tuple[int, ...]
+    recurrent_activation: tuple[int, ...]
     epsilon: float
     masks_zero: bool
 
@@ -362,13 +362,13 @@ def _node(place: int, node: Mapping[str, Any], before: int) -> tuple[Any, ...]:
             raise ConfigError(f"{where}: {kind} has no {name}; give it one, a float32 array.")
         return float_array(f"{where}: {name}", value, shape)
 
-    def code(name: str) -> int:
-        value = node.get(name)
-        if value not in ACTIVATIONS:
-            raise ConfigError(f"{where}: {name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
-        return ACTIVATIONS.index(value)
+    def code(name: str) -> tuple[int, ...]:
+        try:
+            return activations.codes(str(node.get(name)))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {name}: {error}") from None
 
-    linear = ACTIVATIONS.index("linear")
+    linear = activations.codes("linear")
     if kind == "embedding":
         table = array("embeddings", None, None)
         masks_zero = node.get("masks_zero", False)

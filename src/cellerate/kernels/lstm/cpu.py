@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from cellerate import activations
 from cellerate.errors import ConfigError
 from cellerate.kernels import operation
 from cellerate.kernels.lstm.spec import (
-    ACTIVATIONS,
     BATCH_AXES,
     MASKED_OUTPUTS,
     LstmOptions,
@@ -22,8 +22,8 @@ from cellerate.kernels.operation import Codes, Given, Operation
 def codes(options: LstmOptions, return_sequences: bool) -> Codes:
     """The options as the native core takes them."""
     return (
-        ACTIVATIONS.index(options.activation),
-        ACTIVATIONS.index(options.recurrent_activation),
+        *activations.codes(options.activation),
+        *activations.codes(options.recurrent_activation),
         MASKED_OUTPUTS.index(options.masked_output),
         int(options.go_backwards),
         int(return_sequences),
@@ -32,10 +32,11 @@ def codes(options: LstmOptions, return_sequences: bool) -> Codes:
 
 def options_of(codes: Codes) -> tuple[LstmOptions, bool]:
     """The inverse of `codes`: the options, and whether all outputs are returned."""
-    activation, recurrent_activation, masked_output, go_backwards, return_sequences = codes
+    *both, masked_output, go_backwards, return_sequences = codes
+    half = len(both) // 2
     options = LstmOptions(
-        activation=ACTIVATIONS[activation],
-        recurrent_activation=ACTIVATIONS[recurrent_activation],
+        activation=activations.of_codes(tuple(both[:half])),
+        recurrent_activation=activations.of_codes(tuple(both[half:])),
         go_backwards=bool(go_backwards),
         masked_output=MASKED_OUTPUTS[masked_output],
     )

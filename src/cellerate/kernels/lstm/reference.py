@@ -12,29 +12,12 @@ cached for speed::
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 
 import numpy as np
 
 from cellerate.errors import ConfigError
+from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import LstmOptions, check_shapes
-
-Function = Callable[[np.ndarray], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """One activation.
-
-    Attributes:
-        value: The activation of a pre-activation, element by element.
-        derivative: The derivative of `value` at the same pre-activation. At a kink, where there is none, it is
-            the value that most of Keras's backends agree on.
-    """
-
-    value: Function
-    derivative: Function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +127,7 @@ def forward(
     mask = np.ones((B, T), bool) if mask is None else np.array(mask, bool)
     h = np.zeros((B, H)) if h0 is None else _float64(h0)
     c = np.zeros((B, H)) if c0 is None else _float64(c0)
-    activation, gate = ACTIVATIONS[options.activation], ACTIVATIONS[options.recurrent_activation]
+    activation, gate = activation_of(options.activation), activation_of(options.recurrent_activation)
 
     outputs = np.zeros((B, T, H))
     steps = []
@@ -210,7 +193,7 @@ def backward(
     """
     H = forward.h_T.shape[1]
     options, dropout, recurrent_dropout = forward.options, forward.dropout, forward.recurrent_dropout
-    activation, gate = ACTIVATIONS[options.activation], ACTIVATIONS[options.recurrent_activation]
+    activation, gate = activation_of(options.activation), activation_of(options.recurrent_activation)
     d_outputs = _cotangent("d_outputs", d_outputs, forward.outputs)
     d_h = _cotangent("d_h_T", d_h_T, forward.h_T)
     d_c = _cotangent("d_c_T", d_c_T, forward.c_T)
@@ -283,117 +266,3 @@ def _cotangent(name: str, given: np.ndarray | None, result: np.ndarray) -> np.nd
             "Give one number for each number of the result, or None for zeros."
         )
     return _float64(given)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    # The argument of exp is never positive, so it cannot overflow.
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
-
-
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.logaddexp(0, x)
-
-
-def _inside(low: float, x: np.ndarray, high: float) -> np.ndarray:
-    """1 strictly between two kinks, 0 elsewhere."""
-    return ((low < x) & (x < high)).astype(np.float64)
-
-
-def _d_tanh(x: np.ndarray) -> np.ndarray:
-    return 1 - np.tanh(x) ** 2
-
-
-def _elu(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
-
-
-def _d_elu(x: np.ndarray) -> np.ndarray:
-    return np.exp(np.minimum(x, 0))
-
-
-# Klambauer et al., 2017: with these a mean of 0 and a variance of 1 pass through unchanged.
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-def _normal_cdf(x: np.ndarray) -> np.ndarray:
-    # NumPy has no erf. This takes erfc because 1 + erf(x) loses all its digits where x is far below 0.
-    erfc = np.vectorize(math.erfc, otypes=[np.float64])
-    return 0.5 * erfc(-x / math.sqrt(2))
-
-
-def _d_gelu(x: np.ndarray) -> np.ndarray:
-    return _normal_cdf(x) + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-
-
-def _d_mish(x: np.ndarray) -> np.ndarray:
-    inner = np.tanh(_softplus(x))
-    return inner + x * (1 - inner**2) * _sigmoid(x)
-
-
-def _soft_shrink(x: np.ndarray) -> np.ndarray:
-    return np.sign(x) * np.maximum(np.abs(x) - 0.5, 0)
-
-
-def _outside_half(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) > 0.5, 1.0, 0.0)
-
-
-def _sparse_plus(x: np.ndarray) -> np.ndarray:
-    return np.where(x < 1, (np.clip(x, -1, 1) + 1) ** 2 / 4, x)
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "linear": Activation(lambda x: x, np.ones_like),
-    "tanh": Activation(np.tanh, _d_tanh),
-    "sigmoid": Activation(_sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
-    "relu": Activation(lambda x: np.maximum(x, 0), lambda x: np.where(x > 0, 1.0, 0.0)),
-    "hard_sigmoid": Activation(lambda x: np.clip(x + 3, 0, 6) / 6, lambda x: _inside(-3, x, 3) / 6),
-    "softplus": Activation(_softplus, _sigmoid),
-    "softsign": Activation(lambda x: x / (1 + np.abs(x)), lambda x: 1 / (1 + np.abs(x)) ** 2),
-    "elu": Activation(_elu, _d_elu),
-    "selu": Activation(
-        lambda x: _SELU_SCALE * np.where(x > 0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0))),
-        lambda x: _SELU_SCALE * np.where(x > 0, 1, _SELU_ALPHA * np.exp(np.minimum(x, 0))),
-    ),
-    "exponential": Activation(np.exp, np.exp),
-    "relu6": Activation(lambda x: np.clip(x, 0, 6), lambda x: _inside(0, x, 6)),
-    "leaky_relu": Activation(lambda x: np.where(x > 0, x, 0.2 * x), lambda x: np.where(x > 0, 1, 0.2)),
-    "silu": Activation(lambda x: x * _sigmoid(x), lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x))),
-    "gelu": Activation(lambda x: x * _normal_cdf(x), _d_gelu),
-    "hard_silu": Activation(
-        lambda x: x * np.clip(x + 3, 0, 6) / 6,
-        lambda x: np.where(x < 3, _inside(-3, x, 3) * (2 * x + 3) / 6, 1),
-    ),
-    "hard_tanh": Activation(lambda x: np.clip(x, -1, 1), lambda x: np.where(np.abs(x) <= 1, 1.0, 0.0)),
-    "mish": Activation(lambda x: x * np.tanh(_softplus(x)), _d_mish),
-    # With Keras's alpha of 1 it is ELU.
-    "celu": Activation(_elu, _d_elu),
-    "log_sigmoid": Activation(lambda x: -_softplus(-x), lambda x: _sigmoid(-x)),
-    "hard_shrink": Activation(lambda x: x * _outside_half(x), _outside_half),
-    "soft_shrink": Activation(_soft_shrink, _outside_half),
-    "tanh_shrink": Activation(lambda x: x - np.tanh(x), lambda x: np.tanh(x) ** 2),
-    "squareplus": Activation(
-        lambda x: (x + np.sqrt(x**2 + 4)) / 2, lambda x: (1 + x / np.sqrt(x**2 + 4)) / 2
-    ),
-    "sparse_plus": Activation(_sparse_plus, lambda x: (np.clip(x, -1, 1) + 1) / 2),
-    "sparse_sigmoid": Activation(lambda x: (np.clip(x, -1, 1) + 1) / 2, lambda x: _inside(-1, x, 1) / 2),
-}
-ACTIVATIONS |= {
-    "selu_from_above": Activation(
-        ACTIVATIONS["selu"].value,
-        lambda x: np.where(x == 0, _SELU_SCALE, ACTIVATIONS["selu"].derivative(x)),
-    ),
-    "leaky_relu_from_above": Activation(ACTIVATIONS["leaky_relu"].value, lambda x: np.where(x >= 0, 1, 0.2)),
-    "celu_of_both_sides": Activation(_elu, lambda x: np.where(x == 0, 2, _d_elu(x))),
-    "hard_tanh_open": Activation(ACTIVATIONS["hard_tanh"].value, lambda x: _inside(-1, x, 1)),
-    "sparse_sigmoid_between": Activation(
-        ACTIVATIONS["sparse_sigmoid"].value,
-        lambda x: np.where(np.abs(x) == 1, 0.25, _inside(-1, x, 1) / 2),
-    ),
-    "hard_shrink_of_numbers": Activation(lambda x: np.where(np.abs(x) > 0.5, x, 0), _outside_half),
-    "soft_shrink_of_numbers": Activation(
-        lambda x: np.where(np.abs(x) > 0.5, _soft_shrink(x), 0), _outside_half
-    ),
-}
-"""What the names of `spec.ACTIVATIONS` mean."""

@@ -38,6 +38,7 @@ belongs to the k-th step in that order.
 import dataclasses
 from typing import Any, Protocol
 
+from cellerate import activations
 from cellerate.activations import KERNEL_ACTIVATIONS as ACTIVATIONS
 from cellerate.errors import ConfigError
 from cellerate.kernels import native
@@ -111,8 +112,8 @@ class LstmOptions:
     """How one direction of one layer computes.
 
     Attributes:
-        activation: For the candidate, and for c where h is computed from it; one of `ACTIVATIONS`.
-        recurrent_activation: For the gates i, f and o; one of `ACTIVATIONS`.
+        activation: For the candidate, and for c where h is computed from it; as `activations.read` reads it.
+        recurrent_activation: For the gates i, f and o; the same.
         go_backwards: Whether the steps are computed from the last to the first.
         masked_output: The output of a step where the mask is False; one of `MASKED_OUTPUTS`.
 
@@ -127,12 +128,10 @@ class LstmOptions:
 
     def __post_init__(self) -> None:
         for name in ("activation", "recurrent_activation"):
-            value = getattr(self, name)
-            if value not in ACTIVATIONS:
-                raise ConfigError(
-                    f"{name} is {value!r}; kernels know {', '.join(ACTIVATIONS)}. Choose one of these, or "
-                    "leave the layer to Keras."
-                )
+            try:
+                activations.read(str(getattr(self, name)))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error} Or leave the layer to Keras.") from None
         if not isinstance(self.go_backwards, bool):
             raise ConfigError(f"go_backwards is {self.go_backwards!r}; expected True or False.")
         if self.masked_output not in MASKED_OUTPUTS:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cellerate.activations import ACTIVATIONS
+from cellerate import activations
 from cellerate.kernels import native
 from cellerate.program import MASKED_OUTPUTS, PRECISIONS, Node
 
@@ -219,8 +219,8 @@ def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
         _weight_sizes(node),
         arrays,
         (
-            ACTIVATIONS.index(activation if activation in ACTIVATIONS else "linear"),
-            ACTIVATIONS.index(option("recurrent_activation", "sigmoid")),
+            activations.codes("linear" if activation in _NORMALIZERS else activation),
+            activations.codes(option("recurrent_activation", "sigmoid")),
             _NORMALIZERS.index(activation) if activation in _NORMALIZERS else 0,
             MASKED_OUTPUTS.index(option("masked_output", MASKED_OUTPUTS[0])),
         ),

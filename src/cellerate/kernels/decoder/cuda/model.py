@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.activations import of_codes
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.kernels.cuda import launch
 from cellerate.kernels.decoder.contract import Row, Steps, checked_chain
@@ -17,7 +18,6 @@ from cellerate.kernels.decoder.cuda.batch import Batch, Loaded, seen_by, window_
 from cellerate.kernels.decoder.cuda.plan import Generator, Layer
 from cellerate.kernels.decoder.cuda.records import ROW, sampling_record
 from cellerate.kernels.decoder.cuda.weights import parts, weights
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 # Every block of the GPU counts what the penalty sees. Where the counts would take more than this, several calls share
 # the rows, each with at least `_LEAST_ROWS`.
@@ -65,7 +65,7 @@ class CudaStepModel(Steps):
         embedding, lstms, dense = parts(checked_chain(chain))
         check_gpu(device)
         layers = tuple(
-            Layer(lstm.outputs, ACTIVATIONS[lstm.activation], ACTIVATIONS[lstm.recurrent_activation])
+            Layer(lstm.outputs, of_codes(lstm.activation), of_codes(lstm.recurrent_activation))
             for lstm in lstms
         )
         self.generator = Generator(

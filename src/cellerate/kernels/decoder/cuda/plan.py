@@ -43,8 +43,8 @@ class Layer:
 
     Attributes:
         units: H.
-        activation: One of `spec.ACTIVATIONS`.
-        recurrent_activation: One of `spec.ACTIVATIONS`.
+        activation: As `cellerate.activations` writes it.
+        recurrent_activation: As `cellerate.activations` writes it.
     """
 
     units: int

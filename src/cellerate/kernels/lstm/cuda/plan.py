@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
+from cellerate import activations
 from cellerate.errors import ConfigError
 from cellerate.kernels.cuda import sources
 from cellerate.kernels.cuda.kernel import SHARED_BYTES, clusters
 from cellerate.kernels.lstm.cuda import tiles
-from cellerate.kernels.lstm.spec import ACTIVATIONS
 
 Direction = Literal["forward", "backward"]
 # Units per block for layers of up to 512 units, the most that 16 small blocks of a cluster hold, and for wider layers.
@@ -94,8 +94,8 @@ class Variant:
         precision: One of `sources.TYPES`. c and all sums are float32 in any.
         units: H, as `padded_units` rounds it up.
         rows: Rows of the batch that a cluster computes: one of `ROWS`, or of `tiles.ROWS` if it is tiled.
-        activation: One of `spec.ACTIVATIONS`.
-        recurrent_activation: One of `spec.ACTIVATIONS`.
+        activation: As `cellerate.activations` writes it.
+        recurrent_activation: As `cellerate.activations` writes it.
         masked: Whether there is a mask.
         dropped: Whether h is multiplied by a separate mask for each gate (recurrent_dropout).
         turns: 1, or 2 if the rows are cut into halves that take turns: one is computed while what the other sends is
@@ -133,9 +133,10 @@ class Variant:
         if self.turns not in (1, 2):
             raise ConfigError(f"turns is {self.turns}; expected 1 or 2.")
         for name in ("activation", "recurrent_activation"):
-            value = getattr(self, name)
-            if value not in ACTIVATIONS:
-                raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(ACTIVATIONS)}.")
+            try:
+                activations.read(getattr(self, name))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
 
     @property
     def name(self) -> str:
