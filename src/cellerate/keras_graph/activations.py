@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from cellerate.kernels.lstm.reference_activations import activation_of
 _COUNTS = "object_name_uids"
 # A recognized activation differs by less from what Keras computes: by the rounding of float32.
 _LIMIT = 1e-5
+# The activations that a layer was found to compute.
+_compared: weakref.WeakKeyDictionary[keras.Layer, set[str]] = weakref.WeakKeyDictionary()
 
 
 def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None:
@@ -37,12 +40,25 @@ def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None
             return (
                 activations.written("leaky_relu", {"negative_slope": slopes[0]}) if len(slopes) == 1 else None
             )
-        # The attributes of a layer may change, so nothing is remembered of it.
-        return _recognized(function.call) if not function.variables else None
+        return _of_layer(function) if not function.variables else None
     try:
         return _remembered(function)
     except TypeError:  # it cannot be hashed
         return _recognized(function)
+
+
+def _of_layer(layer: keras.Layer) -> str | None:
+    """The activation that a layer is now: its attributes may change. What it was compared with is remembered.
+
+    While a backend traces a model, nothing can be computed to compare it.
+    """
+    found = _candidate(layer.call)
+    if found is None or found in _compared.setdefault(layer, set()):
+        return found
+    if not _computes(layer.call, found):
+        return None
+    _compared[layer].add(found)
+    return found
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,12 +67,25 @@ def _remembered(function: Callable[..., Any]) -> str | None:
 
 
 def _recognized(function: Callable[..., Any]) -> str | None:
+    found = _candidate(function)
+    return found if found is not None and (_named(function) or _computes(function, found)) else None
+
+
+def _candidate(function: Callable[..., Any]) -> str | None:
+    """The activation that a function seems to be, by the operation of Keras that it calls."""
+    named = _named(function)
+    if named is not None:
+        return named
+    call = _only_call(function)
+    return call if call == "linear" else operation_activation(call)
+
+
+def _named(function: Callable[..., Any]) -> str | None:
+    """The activation by whose name Keras knows a function."""
     for name in ACTIVATIONS:
         if keras.activations.get(name) is function and name != "threshold":
             return name
-    call = _only_call(function)
-    found = call if call == "linear" else operation_activation(call)
-    return found if found is not None and _computes(function, found) else None
+    return None
 
 
 def operation_activation(operation: Any) -> str | None:
