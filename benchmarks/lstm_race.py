@@ -1,7 +1,7 @@
 """A race of training steps: contestants take turns in one run, so that a drift of the machine's speed hits all alike.
 
-Before any is timed, its first losses are compared with those in float64: torch's, and of stock Keras on TensorFlow,
-which takes other steps, its own.
+Before any is timed, its first losses are compared with those in float64: torch's, and on TensorFlow, where Keras takes
+other steps, those of stock Keras there.
 """
 
 import functools
@@ -204,7 +204,7 @@ class Contest:
             errors = []
             for batch in batches:
                 losses = each.steps(CHECKED_STEPS, timed=False, batch=batch, limit_s=COMPILE_LIMIT_S)
-                errors.append(check(settings, losses, _nearest(losses, settings, truth, batch)))
+                errors.append(check(settings, losses, truth[_judged_by(settings)][batch]))
         except RuntimeError as error:
             # Wrong losses are a reason too. Of ours, any is a failure.
             each.close()
@@ -240,26 +240,9 @@ def _judged_by(settings: Settings) -> tuple[str, bool]:
     """The variant, and whether the steps may be those of Keras on TensorFlow.
 
     There the gradient of an embedding is sparse, and Keras's Adam takes other steps with it than elsewhere: after the
-    first, the losses of stock Keras differ from those on torch by up to 1 %, in float64 too. Ours takes these where it
-    leaves the embedding to Keras, and those of the others where its kernel looks the rows up.
+    first, the losses of stock Keras and of ours differ from those on torch by up to 1 %, in float64 too.
     """
     return settings.get("variant", "plain"), settings["backend"] == "tensorflow"
-
-
-def _nearest(
-    losses: Sequence[float],
-    settings: Settings,
-    truth: dict[tuple[str, bool], dict[int, list[float]]],
-    batch: int,
-) -> list[float]:
-    """What a contestant's losses are compared with: of two that they may be, that with the nearer end."""
-    variant, own = _judged_by(settings)
-    choices = [truth[variant, False][batch]]
-    if own:
-        choices.append(truth[variant, True][batch])
-    if settings["implementation"] == "keras" or not losses:
-        return choices[-1]
-    return min(choices, key=lambda one: abs(one[-1] - losses[-1]))
 
 
 def _dense(contestants: Sequence[Settings]) -> list[Settings]:

@@ -157,16 +157,15 @@ def small(result: dict[str, Any]) -> list[list[str]]:
 
 
 def quality(result: dict[str, Any]) -> list[list[str]]:
-    """A row a size: the loss at the end."""
-    rows = [["Loss, mean of steps 281 to 300", "Keras, float32", "Cellerate, float32", "Cellerate, bfloat16"]]
-    found = {(r["units"], r["implementation"], r["policy"]): r["mean_of_last_20"] for r in result["losses"]}
-    for units in dict.fromkeys(key[0] for key in found):
-        losses = [
-            found[units, "keras", "float32"],
-            found[units, "cellerate-cpu", "float32"],
-            found[units, "cellerate-cpu", "mixed_bfloat16"],
-        ]
-        rows.append([f"H={units}", *[f"{loss:.4f}" for loss in losses]])
+    """A row a backend and number of steps: the loss there."""
+    rows = [["Loss, mean of 20 steps", "Keras, float32", "Cellerate, float32", "Cellerate, bfloat16"]]
+    found: dict[tuple[str, int], dict[tuple[str, str], float]] = {}
+    for one in result["losses"]:
+        of = found.setdefault((one["backend"], one["steps"]), {})
+        of[one["implementation"], one["policy"]] = one["mean_of_last_20"]
+    ways = (("keras", "float32"), ("cellerate-cpu", "float32"), ("cellerate-cpu", "mixed_bfloat16"))
+    for (backend, steps), of in found.items():
+        rows.append([f"{backend}, to step {steps:,}", *[f"{of[way]:.4f}" for way in ways]])
     return rows
 
 
