@@ -37,6 +37,13 @@ def test_every_setting_has_help_from_its_docstring():
     assert helps["plateau_patience"].endswith('Needs `schedule="constant"`.')
 
 
+def test_help_of_recurrent_dropout_says_what_it_costs_here_and_not_in_keras(cellerate):
+    code, out, _ = cellerate("train", "text", "--help")
+    assert code == 0
+    words = " ".join(out.partition("--recurrent-dropout")[2].partition("--layer-norm")[0].split())
+    assert "Cellerate's kernels" in words and "slow on every backend" not in words
+
+
 def test_version_is_that_of_the_package(cellerate):
     assert cellerate("--version") == (0, f"cellerate {package.__version__}\n", "")
 

@@ -594,7 +594,11 @@ def test_explain_of_a_trained_model_says_that_train_accelerated_it(cellerate, ma
     code, out, _ = cellerate("explain", made / "text.keras")
     assert code == 0
     assert note in out.splitlines() and "kernel  cellerate-c" in out
+    assert "'embedding': its " in out and "starts with a deviation" not in out
     import keras
+
+    # Training sums the gradients, which matters on TensorFlow alone.
+    assert ("is summed by row" in out) is (keras.backend.backend() == "tensorflow")
 
     own = keras.Sequential([keras.Input((4, 3)), keras.layers.LSTM(2)])
     own.save(tmp_path / "own.keras")

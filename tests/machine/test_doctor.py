@@ -352,6 +352,19 @@ FAULTS = {
         ("versions", "problem", "tensorflow and tensorflow-cpu are both installed", "chance",
          "pip uninstall -y tensorflow tensorflow-cpu, then pip install tensorflow"),
     ),
+    "tensorflow-cpu too old": (
+        {"installed": {"tensorflow": None, "tensorflow-cpu": Package("2.19.1")}},
+        ("versions", "problem", "tensorflow-cpu 2.19.1 is installed; cellerate 0.1.0 needs tensorflow-cpu>=2.20",
+         "fails",
+         "pip install 'tensorflow-cpu>=2.20'"),
+    ),
+    "tensorflow-cpu without keras": (
+        {
+            "installed": {"keras": None, "tensorflow": None, "tensorflow-cpu": Package("2.21.0")},
+            "backends": ("tensorflow",),
+        },
+        ("versions", "problem", "tensorflow is installed without Keras", "error", "pip install 'cellerate[train]'"),
+    ),
     "backend without keras": (
         {"installed": {"keras": None, "tensorflow": None}, "backends": ("jax",)},
         ("versions", "problem", "jax is installed without Keras", "error", "pip install 'cellerate[jax]'"),
@@ -630,6 +643,37 @@ def test_planted_fault_is_the_one_finding_with_its_cost_and_fix(machine, name):
 )  # fmt: skip
 def test_setting_that_costs_nothing_is_no_finding(machine, changes):
     assert said(machine.examine(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("busy", "own_s", "used", "costs"),
+    [(15, 0.3, 1.5, True), (15, 0.6, 0.0, False), (0, 0.5, 0.0, False), (1, 0.0, 0.2, False), (20, 0.0, 4.0, True)],
+)  # fmt: skip
+def test_others_are_what_is_busy_beside_this_process(monkeypatch, busy, own_s, used, costs):
+    """Of a fifth of a second on four processors."""
+    texts = iter([processor_times(), processor_times(busy=busy, idle=20 - busy)])
+    times = iter([(1.0, 1.0, 2.0, 1.0, 9.0), (1.0 + own_s / 2, 1.0, 2.0 + own_s / 2, 1.0, 9.0)])
+    monkeypatch.setattr(load, "allowed_processors", lambda: PROCESSORS)
+    monkeypatch.setattr(load, "read", lambda path: next(texts))
+    monkeypatch.setattr(load.os, "times", lambda: next(times))
+    others = load.Others()
+    said, cost = others.told()
+    assert said == f"other processes used {used} of 4 processors"
+    assert bool(cost) is costs
+
+
+def test_others_of_a_system_that_does_not_tell_are_not_named(monkeypatch):
+    monkeypatch.setattr(load, "read", lambda path: None)
+    assert load.Others().told() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["tensorflow-cpu", "tf-nightly"])
+def test_tensorflow_by_another_name_is_among_what_fits(machine, name):
+    installed = {"tensorflow": None, name: PACKAGES["tensorflow"]}
+    found = machine.examine(installed=installed)
+    assert said(found) == []
+    (versions,) = [finding.found for finding in found if finding.topic == "versions"]
+    assert f", {name} 2.21.0, jax 0.10.2, " in versions
 
 
 def test_libraries_for_gpus_are_not_in_vain_where_a_driver_is(machine):

@@ -10,7 +10,7 @@ from cellerate.cli.figures import Rank, in_options, show_figures, shown
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, json_text, note
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import Level, WithIntervals, levels_of, spoken, told_of_tables
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -83,13 +83,11 @@ def backtest(
 
         cellerate backtest ett.keras ETTh1.csv --folds 5 --refit --epochs 3
     """
-    from cellerate.files import check_writable
-
     levels = levels_of(level, intervals)
     if output is not None:
         if output.suffix not in (".csv", ".parquet", ".json"):
             raise ConfigError(f"the output ends in .csv, .parquet or .json, and {output} does not.")
-        check_writable(output)
+        check_table(output)
     if plot is not None:
         from cellerate.report.charts import check_chart, draw_backtest
 

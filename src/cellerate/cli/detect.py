@@ -10,9 +10,9 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.cli.running import progress_bar
-from cellerate.cli.tables import spoken, told_of_tables
+from cellerate.cli.tables import check_table, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
-from cellerate.files import atomic_write, check_writable, write_csv, write_parquet
+from cellerate.files import atomic_write, write_csv, write_parquet
 from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def detect(
 
     if output is not None:
         check_anomalies_path(output)
-        check_writable(output)
+        check_table(output)
     if plot is not None:
         from cellerate.report.charts import check_chart
 

@@ -50,8 +50,11 @@ def explain(
         loaded, record = load_model(model)
         note = _as_trained(record)
         if note is not None:
-            accelerate(loaded)
-        explanation = dataclasses.replace(explain_model(loaded), note=note)
+            # As `training.loop` does.
+            accelerate(loaded, sum_embedding_gradients=True)
+        explanation = explain_model(loaded)
+        if note is not None:
+            explanation = dataclasses.replace(explanation, notes=(note, *explanation.notes))
     if json:
         emit_json(explanation.to_dict())
     else:

@@ -73,15 +73,16 @@ def export(
         start_backend("tensorflow")
     elif model.suffix != ".cell":
         start_backend(backend)
-    from cellerate.tasks.exporting import FORMATS
+    from cellerate.tasks.exporting import FORMATS, check_export
     from cellerate.tasks.exporting import export as export_model
 
+    target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
+    check_export(target, to, precision)
     judge = None
     if data:
         from cellerate.optimization.exported_quality import quality_judge
 
         judge = quality_judge(model, data, max_loss=max_quality_loss)
-    target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
     with without_notes():
         done = export_model(
             model,

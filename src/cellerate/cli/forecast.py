@@ -12,7 +12,7 @@ from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import emit_json, note, show
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
-from cellerate.cli.tables import Level, WithIntervals, levels_of, spoken, told_of_tables
+from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.tasks.settings import ReadingOptions
@@ -80,7 +80,7 @@ def forecast(
 
         cellerate forecast sales.cell sales.series -o tomorrow/ --processes 4
     """
-    from cellerate.files import check_writable, write_csv, write_parquet
+    from cellerate.files import write_csv, write_parquet
 
     levels = levels_of(level, intervals)
     if processes > 1 and output is None:
@@ -123,7 +123,7 @@ def forecast(
             raise ConfigError(
                 f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
             )
-        check_writable(output)
+        check_table(output)
     with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
             model,

@@ -10,6 +10,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
 from cellerate.cli.output import command_to_repeat, emit, emit_json, note
+from cellerate.machine.environment import require
 from cellerate.optimization.settings import OptimizeSettings
 
 
@@ -46,6 +47,8 @@ def optimize(
 
         cellerate optimize ett.keras --data ETTh1.csv --objective throughput --skip distill
     """
+    for package in ("jinja2", "pydantic"):
+        require(package, "report", "the report of optimize")
     start_backend(backend)
     from cellerate.optimization.listener import Listener, Terminal
     from cellerate.optimization.workflow import run

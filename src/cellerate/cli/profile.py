@@ -10,6 +10,7 @@ from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet
 from cellerate.cli.output import emit, emit_json, note
 from cellerate.errors import ConfigError
+from cellerate.machine.environment import require
 
 if TYPE_CHECKING:
     from cellerate.observe.profiling.record import Profile
@@ -96,6 +97,7 @@ def profile(
             load(model), batch_size=batch_size or 1, steps=steps, changes=changes, note=told
         )
     else:
+        require("psutil", "train", "measuring memory")
         # torch's profiler would announce its beginning and end on stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         start_backend(backend)
@@ -118,7 +120,6 @@ def profile(
 
 def _check_page(output: Path) -> None:
     from cellerate.files import check_writable
-    from cellerate.machine.environment import require
 
     require("jinja2", "report", "a page")
     if output.suffix != ".html":

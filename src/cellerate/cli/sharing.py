@@ -11,7 +11,7 @@ import typer
 
 from cellerate.cli.output import command_to_repeat, emit, emit_json, note, silence
 from cellerate.errors import ConfigError
-from cellerate.machine.environment import LAUNCHED_VARIABLE
+from cellerate.machine.environment import LAUNCHED_VARIABLE, require
 
 if TYPE_CHECKING:
     from cellerate.tasks.bulk import Pass
@@ -48,6 +48,7 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
         further: Further options for the command line of these processes.
 
     Raises:
+        BackendError: The package `pyarrow`, which writes it, is not installed.
         OutputError: Another command is writing there.
         Exit: A process failed; it has said why.
     """
@@ -55,6 +56,7 @@ def shared_pass(model: Path, processes: int, output: Path, *further: str) -> Ite
     from cellerate.files import exclusive
     from cellerate.tasks.pieces import remove_pass
 
+    require("pyarrow", "tables", "writing Parquet files")
     number, count = own_share()
     if LAUNCHED_VARIABLE in os.environ or count > 1:
         if LAUNCHED_VARIABLE in os.environ or number:

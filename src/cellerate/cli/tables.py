@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from cellerate.cli.output import note, tell
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError
+from cellerate.files import check_writable
+from cellerate.machine.environment import require
 
 Level = Annotated[
     list[float] | None,
@@ -44,6 +47,18 @@ def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float]
     if level and not intervals:
         raise ConfigError("level is for intervals: leave it out with intervals=False.")
     return (level or None) if intervals else ()
+
+
+def check_table(output: Path) -> None:
+    """Raise, before data are read, what writing a table would raise.
+
+    Raises:
+        BackendError: It is to be Parquet, and the package `pyarrow` is not installed.
+        OutputError: It cannot be written there.
+    """
+    if output.suffix.lower() == ".parquet":
+        require("pyarrow", "tables", "writing Parquet files")
+    check_writable(output)
 
 
 @contextlib.contextmanager

@@ -88,6 +88,9 @@ def train_series(
 
         check_chart(plot)
     start_training(backend, parallel, paths, output, quiet)
+    draws = plot is not None or package_version("matplotlib") is not None
+    if not draws and not quiet:
+        note("no chart will be drawn: pip install 'cellerate[plots]'")
     arrow_without_pandas()
     from cellerate.tasks.series import train_on_series
 
@@ -108,14 +111,11 @@ def train_series(
     chart = None
     if plot is not None and not run.examples:
         note("no chart was drawn: the test part has no window")
-    if run.examples:
-        if package_version("matplotlib") is None and plot is None:
-            note("no chart was drawn: pip install 'cellerate[plots]'")
-        else:
-            from cellerate.report.charts import draw_forecasts
+    if run.examples and draws:
+        from cellerate.report.charts import draw_forecasts
 
-            chart = plot or run.training.folder / "forecast.png"
-            draw_forecasts(chart, run.examples, f"{output.stem}: forecasts on the test part")
+        chart = plot or run.training.folder / "forecast.png"
+        draw_forecasts(chart, run.examples, f"{output.stem}: forecasts on the test part")
     if json:
         emit_json(
             {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}

@@ -172,6 +172,21 @@ def make_calendar(
     return Calendar(tuple(parts), Holidays(country, dates, first.astype("M8[D]"), end))
 
 
+def check_holidays(parts: Sequence[str], country: str | None) -> None:
+    """Refuse, before data are read, holidays that no package here knows.
+
+    Args:
+        parts: See `make_calendar`.
+        country: See `make_calendar`.
+
+    Raises:
+        BackendError: The package `holidays` is needed and missing.
+        ConfigError: The country is unknown.
+    """
+    if "holiday" in parts and country is not None:
+        _holidays(country, range(2000, 2001))
+
+
 def check_times(times: np.ndarray | None) -> np.ndarray:
     """The times if a calendar can be made of them. Raises `DataError` otherwise."""
     if times is None:

@@ -9,7 +9,6 @@ from cellerate.data.frames import FrameTable
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import ConfigError, DataError
-from cellerate.machine.environment import require
 
 _MOST_SHOWN = 10
 
@@ -20,11 +19,9 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     A sheet has at most a million rows, so it is held in memory.
 
     Raises:
-        BackendError: openpyxl is not installed.
         ConfigError: There is no such sheet.
         DataError: The file is damaged, or the sheet is empty.
     """
-    require("openpyxl", "excel", "reading Excel files")
     import zipfile
 
     import openpyxl

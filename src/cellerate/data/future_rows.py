@@ -14,6 +14,7 @@ import numpy as np
 
 from cellerate.data.frames import as_sources
 from cellerate.data.series import SeriesData, open_series
+from cellerate.data.tables import check_readers, find_tables
 from cellerate.errors import DataError
 
 
@@ -102,12 +103,15 @@ def open_known(
         The series; `ahead` looks up what comes after it.
 
     Raises:
+        BackendError: A package that reads the tables is not installed.
         DataError: See `open_series`.
     """
     if not columns:
         return open_series(paths, **reading)
     # A reader gives its rows once, and they are looked at more than once.
     paths = as_sources(paths)
+    if future is not None:
+        check_readers(find_tables(future))
     data = _without_trailing(paths, reading)
     for name in columns:
         if name not in data.feature_names:

@@ -98,11 +98,21 @@ def open_table(
     return table
 
 
+def check_readers(paths: Sequence[Path | Table]) -> None:
+    """Raise `BackendError`, before anything is read, if a package that reads one of the files is not installed."""
+    for path in paths:
+        name = path.name.lower() if isinstance(path, Path) else ".npy"
+        if not name.endswith(".npy"):
+            require("pyarrow", "tables", "reading tables")
+        if name.endswith(_EXCEL_SUFFIXES):
+            require("openpyxl", "excel", f"reading the Excel file {path}")
+
+
 def _by_suffix(path: Path, names: Sequence[str] | None, options: TableOptions) -> Table:
     name = path.name.lower()
     if name.endswith(".npy"):
         return NpyTable(path, names)
-    require("pyarrow", "tables", "reading tables")
+    check_readers([path])
     if name.endswith(_PARQUET_SUFFIXES):
         return ParquetTable(path, options)
     if name.endswith(_ARROW_SUFFIXES):
@@ -131,6 +141,7 @@ def open_tables(
         DataError: One of them is unusable, or has other columns.
         BackendError: See `open_table`.
     """
+    check_readers(paths)
     options = options or TableOptions()
     said: set[str] = set()
 

@@ -25,12 +25,14 @@ class TimeLayer:
         path: The names of the submodels down to it and its own name, joined by "/".
         mask: None if no mask reaches it; `UNKNOWN`; or what makes the mask, in words.
         steps: The number of time steps if it is fixed, else None.
+        embedding: The Embedding whose output reaches it unchanged, ids of (B, T); None if there is none.
     """
 
     layer: keras.Layer
     path: str
     mask: str | None
     steps: int | None
+    embedding: keras.layers.Embedding | None = None
 
 
 def functional_graph(layer: Any) -> Any | None:
@@ -82,14 +84,27 @@ def find_over_time(model: keras.Layer) -> list[TimeLayer]:
     """
     visitor = _TimeLayers()
     if over_time(model):
-        visitor.add(model, model.name, UNKNOWN, None)
+        visitor.add(model, model.name, _Tensor(UNKNOWN), None)
     else:
         visitor.look_into(model, "")
     return list(visitor.found.values())
 
 
-class _TimeLayers(Visitor[str | None]):
-    """Finds the layers that run over time; the value of a tensor is what makes the mask on it.
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """What is known of a tensor.
+
+    Attributes:
+        mask: What makes the mask on it; None without one.
+        embedding: The Embedding that it is the output of.
+    """
+
+    mask: str | None = None
+    embedding: keras.layers.Embedding | None = None
+
+
+class _TimeLayers(Visitor[_Tensor]):
+    """Finds the layers that run over time.
 
     Attributes:
         found: The layers by their `id`.
@@ -98,33 +113,38 @@ class _TimeLayers(Visitor[str | None]):
     def __init__(self) -> None:
         self.found: dict[int, TimeLayer] = {}
 
-    def add(self, layer: keras.Layer, path: str, mask: str | None, steps: int | None) -> None:
+    def add(self, layer: keras.Layer, path: str, arriving: _Tensor, steps: int | None) -> None:
         """Notes a layer, or a further call of it."""
         known = self.found.get(id(layer))
+        mask, embedding = arriving.mask, arriving.embedding
         if known is not None:
+            path = known.path
             mask = mask if known.mask is None else known.mask
             steps = steps if known.steps == steps else None
-        self.found[id(layer)] = TimeLayer(layer, path if known is None else known.path, mask, steps)
+            embedding = embedding if known.embedding is embedding else None
+        self.found[id(layer)] = TimeLayer(layer, path, mask, steps, embedding)
 
     def look_into(self, layer: keras.Layer, path: str) -> None:
         """Finds the layers inside a layer, without knowing which masks reach them."""
         graph = functional_graph(layer)
         if graph is not None:
-            walk(graph, [None] * len(graph.inputs), self, path)
+            walk(graph, [_Tensor()] * len(graph.inputs), self, path)
             return
         for inner in inner_layers(layer):
             if over_time(inner):
-                self.add(inner, f"{path}{inner.name}", UNKNOWN, None)
+                self.add(inner, f"{path}{inner.name}", _Tensor(UNKNOWN), None)
             else:
                 self.look_into(inner, f"{path}{inner.name}/")
 
-    def call(self, call: GraphCall[str | None]) -> list[str | None] | Inner[str | None]:
+    def call(self, call: GraphCall[_Tensor]) -> list[_Tensor] | Inner[_Tensor]:
         """The mask on the first output; others carry none."""
         operation, node, inputs = call.operation, call.node, call.inputs
+        embedding = None
         if over_time(operation):
             # Keras also writes the mask of an input into the call as an argument, so the input's source comes first.
-            mask = (inputs[0] if inputs else None) or _explicit_mask(node)
-            self.add(operation, call.path, mask, node.input_tensors[0].shape[1])
+            first = inputs[0] if inputs else _Tensor()
+            mask = first.mask or _explicit_mask(node)
+            self.add(operation, call.path, _Tensor(mask, first.embedding), node.input_tensors[0].shape[1])
             mask = mask if _passes_on(operation) else None
         else:
             graph = functional_graph(operation)
@@ -132,13 +152,16 @@ class _TimeLayers(Visitor[str | None]):
                 return Inner(graph, _of_length(inputs, len(graph.inputs)), call.path)
             if isinstance(operation, keras.Layer):
                 self.look_into(operation, f"{call.path}/")
-            mask = _mask_after(operation, node, inputs)
-        return _of_length([mask], len(call.outputs))
+            mask = _mask_after(operation, node, [tensor.mask for tensor in inputs])
+            # Of its subclasses nobody knows what they make of the table.
+            if type(operation) is keras.layers.Embedding and len(node.input_tensors[0].shape) == 2:
+                embedding = operation
+        return _of_length([_Tensor(mask, embedding)], len(call.outputs))
 
 
-def _of_length(masks: Sequence[str | None], length: int) -> list[str | None]:
-    """The masks cut or padded with None to a length."""
-    return [*masks, *[None] * length][:length]
+def _of_length(tensors: Sequence[_Tensor], length: int) -> list[_Tensor]:
+    """The tensors, cut or padded to a length with those of which nothing is known."""
+    return [*tensors, *[_Tensor()] * length][:length]
 
 
 def forget_states(model: keras.Model) -> None:

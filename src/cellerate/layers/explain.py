@@ -13,6 +13,7 @@ from keras import layers
 
 from cellerate.errors import BackendError, ModelError
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
+from cellerate.keras_graph.nearest_activation import RANGE, nearest_activation
 from cellerate.keras_graph.to_program import why_not_packed
 from cellerate.kernels import native
 from cellerate.layers import conditions, fused, table
@@ -24,8 +25,11 @@ from cellerate.layers.accelerate import (
 )
 from cellerate.layers.conditions import Condition, Platform
 from cellerate.layers.cuda_graph_step import captured_step
+from cellerate.layers.explain_embedding import lookup_conditions, small_starts
 from cellerate.machine.environment import BACKENDS, installed_backends
 
+# Two ways to compute the same activation differ by a few roundings of float32.
+_NO_DIFFERENCE = 2e-6
 _MARKS = {True: "ok", False: "no", None: "?"}
 
 
@@ -70,7 +74,7 @@ class Explanation:
         layers: One report a layer, in the order they run.
         training_step: How a training step runs, if not in Keras's own way; else None.
         why_not_packed: All that `cellerate.pack` would refuse, a sentence each; empty if the model can be packed.
-        note: What else is known of the model, for its reader; else None.
+        notes: What else to know of the model, a sentence each.
     """
 
     model: str
@@ -79,7 +83,7 @@ class Explanation:
     layers: tuple[LayerReport, ...]
     training_step: str | None = None
     why_not_packed: tuple[str, ...] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def can_be_packed(self) -> bool:
@@ -103,7 +107,7 @@ class Explanation:
         for report, given in zip(self.layers, values["layers"], strict=True):
             given["kernel_description"] = conditions.KERNELS[report.kernel]
             given["conditions"] = list(given["conditions"])
-        lists = {"layers": list(values["layers"]), "why_not_packed": list(self.why_not_packed)}
+        lists = {name: list(values[name]) for name in ("layers", "why_not_packed", "notes")}
         return values | lists | {"can_be_packed": self.can_be_packed, "summary": self.summary}
 
     def __str__(self) -> str:
@@ -111,7 +115,7 @@ class Explanation:
             return f"{self.summary}\n{self._packing}"
         lines = [
             f"model {self.model!r}, backend {self.backend}, {'GPU' if self.gpu else 'CPU (no GPU visible)'}",
-            *([] if self.note is None else [self.note]),
+            *self.notes,
             self._packing,
             "ok: holds   no: change it to run faster here   --: no known gain here   ?: known when called",
             "",
@@ -166,9 +170,29 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
             f"backend {chosen!r} is not installed. Install it with: pip install 'cellerate[{chosen}]'"
         )
     here = Platform.of(chosen, model)
-    reports = [report for found in find_over_time(model) for report in _reports(found, here)]
+    over_time = find_over_time(model)
+    reports = [report for found in over_time for report in _reports(found, here)]
+    notes = small_starts(model, over_time)
+    if chosen == "tensorflow" and any(report.implementation.startswith("cellerate") for report in reports):
+        notes = [_WITHOUT_XLA, *notes]
+        reports = [_offers_no_xla(report) for report in reports]
     step = captured_step(model) if chosen == keras.backend.backend() else None
-    return Explanation(model.name, chosen, here.gpu, tuple(reports), step, why_not_packed(model))
+    return Explanation(
+        model.name, chosen, here.gpu, tuple(reports), step, why_not_packed(model), tuple(notes)
+    )
+
+
+_WITHOUT_XLA = (
+    "XLA is off (jit_compile=False), because it cannot compile the kernels, which TensorFlow calls through Python. The "
+    'rest of the model runs as a TensorFlow graph; jit_compile="auto" means the same, jit_compile=True is turned off '
+    "with a warning, and tf.function(jit_compile=True) around the model fails. cellerate.restore(model) allows XLA."
+)
+
+
+def _offers_no_xla(report: LayerReport) -> LayerReport:
+    """The report of a layer in a model that XLA cannot compile."""
+    met = tuple(dataclasses.replace(c, fix="") if c.name == "XLA" else c for c in report.conditions)
+    return dataclasses.replace(report, conditions=met)
 
 
 def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Iterator[LayerReport]:
@@ -200,7 +224,11 @@ def _reports(found: TimeLayer, here: Platform, *, in_cudnn: bool = False) -> Ite
         for inside in _inside(layer, found):
             yield from _reports(inside, here)
     elif runs and ours is not None:
-        met = [*table.kernels_of(layer).fit_conditions(layer, ours), *_call_conditions(layer, found, ours)]
+        met = [
+            *table.kernels_of(layer).fit_conditions(layer, ours),
+            *lookup_conditions(layer, found.embedding),
+        ]
+        met += _call_conditions(layer, found, ours)
         yield report(ours, [*met, *_cudnn_condition(layer, found.mask, here)])
     elif isinstance(layer, layers.RNN):
         kernel, met = conditions.recurrent(layer, found.mask, here, accelerated=ours is not None)
@@ -245,7 +273,20 @@ def _accelerating(layer: layers.RNN) -> list[Condition]:
     failed = [c for c in met if not c.holds]
     if not failed:
         return [Condition("accelerated", False, "Keras's own code", "cellerate.accelerate(model)")]
-    return [dataclasses.replace(c, name=f"accelerated: {c.name}") for c in failed]
+    return [dataclasses.replace(c, name=f"accelerated: {c.name}", fix=_fix(layer, c)) for c in failed]
+
+
+def _fix(layer: layers.RNN, failed: Condition) -> str:
+    """What to change for a condition of Cellerate's kernels that fails; of an unknown activation the nearest known."""
+    if failed.name not in ("activation", "recurrent_activation"):
+        return failed.fix
+    nearest = nearest_activation(getattr(layer.cell, failed.name))
+    if nearest is None:
+        return failed.fix
+    name, difference = nearest
+    if difference < _NO_DIFFERENCE:
+        return f'{failed.name}="{name}" gives the same for {RANGE}'
+    return f'{failed.name}="{name}" comes nearest: it differs by at most {difference:.2g} for {RANGE}'
 
 
 def _without_kernels(layer: layers.RNN) -> Condition:

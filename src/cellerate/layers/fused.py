@@ -6,6 +6,7 @@ This is what layers share; `fused_lstm` and whatever else `table` lists add what
 import dataclasses
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,8 @@ _TABLE_SHARE = 0.5
 FEWEST_STEPS = {"tensorflow": 8}
 # But not of so many multiplications for each row, some 20 µs.
 _LARGE_ROW = 5e5
-# If the size of the batch is not known in advance, tables up to this many rows are projected whole.
-_TABLE_ROWS = 1024
+TABLE_ROWS = 1024
+"""If the size of the batch is not known in advance, tables up to this many rows are projected whole."""
 
 
 @functools.cache
@@ -293,6 +294,13 @@ def look_up(layer: layers.Embedding, call: Callable[[Any], Any], summed: bool, i
     return outputs
 
 
+def sums_gradient(embedding: layers.Embedding) -> bool | None:
+    """Whether an accelerated Embedding gives its table a summed gradient (see `look_up`); None if it is Keras's own."""
+    call = vars(embedding).get("call")
+    ours = isinstance(call, functools.partial) and call.func is look_up
+    return bool(call.args[2]) if ours else None
+
+
 def _activation_condition(layer: Any, name: str) -> Condition:
     function = getattr(layer.cell, name)
     known = activation_name(function)
@@ -344,9 +352,14 @@ def _by_gate(masks: list[Any]) -> Any:
     return ops.stack([ops.cast(mask, "float32") for mask in masks])
 
 
+def fewest_looked_up(rows: int) -> int:
+    """The fewest steps, of all rows of a batch, for which projecting a table of so many rows is cheaper."""
+    return math.ceil(rows / _TABLE_SHARE)
+
+
 def _worth_a_table(ids: Any, embeddings: Any) -> bool:
     """Whether projecting the whole table is cheaper than projecting each step."""
     rows, (batch, steps) = embeddings.shape[0], ids.shape
     if batch is None or steps is None:
-        return rows <= _TABLE_ROWS
-    return rows <= _TABLE_SHARE * batch * steps
+        return rows <= TABLE_ROWS
+    return bool(batch * steps >= fewest_looked_up(rows))

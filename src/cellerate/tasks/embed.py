@@ -105,7 +105,7 @@ def train_on_lines(
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
     """
     training = training or TrainingSettings()
-    check_start(output, resume=resume, overwrite=overwrite)
+    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
     lines = read_lines(
         data.path, column=data.column, field=data.field, errors=data.errors, encoding=data.encoding
     )

@@ -133,11 +133,9 @@ def export(
         1.3e-07
     """
     target = Path(output)
-    _check(target, to, precision)
+    check_export(target, to, precision)
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, got {batch_size}.")
-    for package in _PACKAGES[to]:
-        require(package, _EXTRAS[to], f"an export to {to}")
     if stateful and judge is not None:
         raise ConfigError("data are judged in whole sequences: leave out either the data or stateful.")
     if to == "savedmodel":
@@ -251,7 +249,13 @@ def _exported(
     )
 
 
-def _check(target: Path, to: str, precision: str) -> None:
+def check_export(target: Path, to: str, precision: str) -> None:
+    """Raise, before a model or data are read, what an export would raise about its format.
+
+    Raises:
+        BackendError: A package that writes or tries the format is not installed.
+        ConfigError: There is no such format, or it has other names of files or other precisions.
+    """
     if to not in FORMATS:
         raise ConfigError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
     if target.suffix != FORMATS[to] and FORMATS[to]:
@@ -263,6 +267,8 @@ def _check(target: Path, to: str, precision: str) -> None:
         raise ConfigError(
             f"precision must be {' or '.join(precisions)} in an export to {to}; got {precision!r}."
         )
+    for package in _PACKAGES[to]:
+        require(package, _EXTRAS[to], f"an export to {to}")
 
 
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from cellerate.data.batches import BatchSource
+from cellerate.data.calendar_features import check_holidays
 from cellerate.data.covariates import NO_COVARIATES, Covariates
 from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
@@ -170,7 +171,8 @@ def train_on_series(
     """
     training = training or TrainingSettings()
     architecture = architecture or ForecastArchitecture()
-    check_start(output, resume=resume, overwrite=overwrite)
+    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
+    check_holidays(options.calendar, options.holidays)
     data = _open(options, reading, table)
     if options.wide:
         options = dataclasses.replace(options, target=data.target_names)

@@ -84,7 +84,8 @@ class TextArchitecture:
         units: Units of each LSTM layer, H.
         layers: Number of LSTM layers, L.
         dropout: Dropout on the outputs of each layer.
-        recurrent_dropout: Dropout on the recurrent states; slow on every backend of today's Keras.
+        recurrent_dropout: Dropout on the recurrent states, as Keras draws it. With it, a step of 256 units takes about
+            a tenth longer on Cellerate's kernels.
         layer_norm: Whether to put LayerNormalization between the layers.
         tie_weights: Whether the output projection uses the embedding's own matrix.
     """

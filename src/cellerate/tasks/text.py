@@ -123,7 +123,7 @@ def train_on_text(
     training = training or TrainingSettings()
     display = display if display is not None and Processes().first else Display()
     check_number("sample_every", sample_every, at_least=1, whole=True, optional=True)
-    check_start(output, resume=resume, overwrite=overwrite)
+    check_start(output, resume=resume, overwrite=overwrite, track=training.track)
     tokenizer: Tokenizer | None = None
     if isinstance(model, str | Path):
         model, record = load_model(model)

@@ -1,13 +1,18 @@
 """Where a run may begin: its output can be written, nobody else writes it, and nothing is lost that nobody gave up."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cellerate.errors import CheckpointError, ConfigError
 from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.machine.environment import require
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.parallel import Processes
+from cellerate.training.trackers import check_trackers
+
+# What a run needs beside Keras, and what for.
+_PACKAGES = {"safetensors": "a checkpoint", "psutil": "measuring memory"}
 
 
 def run_folder(output: str | Path) -> Path:
@@ -15,20 +20,27 @@ def run_folder(output: str | Path) -> Path:
     return Path(output).with_suffix(".run")
 
 
-def check_start(output: str | Path, *, resume: bool, overwrite: bool = False) -> None:
-    """Refuses, before any work, a run that could not write its output or would destroy what is there.
+def check_start(
+    output: str | Path, *, resume: bool, overwrite: bool = False, track: Sequence[str] = ()
+) -> None:
+    """Refuses, before any work, a run that could not write its output, lacks a package or would destroy what is there.
 
     Args:
         output: The model that the run will write.
         resume: Whether it goes on with the run of that name.
         overwrite: Whether it may replace a model or an unfinished run of that name.
+        track: The trackers that are to get its figures.
 
     Raises:
+        BackendError: A package that the run needs later is not installed.
         OutputError: The model or the run folder cannot be written, or another process is training into it.
         ConfigError: There is a model or an unfinished run of the same name, and neither `resume` nor `overwrite` is
             True; or both are.
         CheckpointError: `resume` is True and there is no usable checkpoint.
     """
+    for package, purpose in _PACKAGES.items():
+        require(package, "train", purpose)
+    check_trackers(track)
     folder = run_folder(output)
     if folder.exists() and Processes().first:
         with exclusive(folder):

@@ -10,6 +10,10 @@ import pytest
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
+from cellerate.machine.doctor import load
+from cellerate.machine.doctor.load import Others
+from cellerate.observe.profiling.changes import _Tries
+from cellerate.observe.profiling.feeding import rows_of
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 VOCABULARY, ROWS, STEPS, UNITS = 20, 32, 12, 16
@@ -153,6 +157,57 @@ def test_unbuilt_subclassed_model_is_profiled_on_a_generator_that_goes_on():
     assert found.steps_per_epoch is None and found.changes == ()
     next(endless)
     assert taken[-1] < 99_999
+
+
+def test_layers_that_cannot_be_accelerated_are_named_with_the_reason():
+    ids_in = keras.Input((STEPS,), dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, 8)(ids_in)
+    x = keras.layers.GRU(UNITS, return_sequences=True, name="gated")(x)
+    for name in ("one", "two"):
+        x = keras.layers.LSTM(UNITS, activation="softmax", return_sequences=True, name=name)(x)
+    x = keras.layers.LSTM(UNITS, return_sequences=True, name="fit")(x)
+    model = compiled(keras.Model(ids_in, keras.layers.Dense(VOCABULARY)(x)))
+    found = cellerate.profile(model, ids(), ids(), seconds=0.02)
+    reasons = [note for note in found.notes if "cannot be accelerated" in note]
+    assert reasons[0] == (
+        "gated cannot be accelerated: Cellerate has no kernels for GRU: it stays with Keras -> keras.layers.LSTM"
+    )
+    assert reasons[1].startswith("one, two cannot be accelerated: activation: softmax -> one of ")
+    assert len(reasons) == 2
+
+
+def test_what_gains_nothing_is_named_with_its_times(monkeypatch):
+    model = compiled(text_model())
+
+    def as_ever(tries, model, batches=None):
+        """As if nothing made any difference."""
+        return tries._now * (1 if batches is None else rows_of(batches[0]) / tries._rows)
+
+    monkeypatch.setattr(_Tries, "_step_s", as_ever)
+    notes = []
+    found = cellerate.profile(model, ids(), ids(), seconds=0.02, note=notes.append)
+    assert all("waits" in change.title for change in found.changes)
+    (said,) = [note for note in found.notes if note.startswith("tried without gain: ")]
+    tried = notes[notes.index("the same under the backend's profiler") + 1 :]
+    assert tried[0] == "Cellerate's kernels"
+    for what in tried:
+        assert f"{what} (" in said and " -> " in said
+    assert f"note: {said}" in str(found)
+
+
+def test_load_of_the_machine_is_named_and_noted_where_it_spoils_the_figures(monkeypatch):
+    model = compiled(cellerate.accelerate(text_model()))
+    monkeypatch.setattr(Others, "processors", lambda self: 1.5)
+    monkeypatch.setattr(load, "allowed_processors", lambda: range(2))
+    found = cellerate.profile(model, ids(), ids(), seconds=0.02, changes=False)
+    assert found.environment["load"] == "other processes used 1.5 of 2 processors"
+    assert found.notes[0].startswith(
+        "While this was measured, other processes used 1.5 of 2 processors: times are"
+    )
+    monkeypatch.setattr(Others, "processors", lambda self: 0.1)
+    found = cellerate.profile(model, ids(), ids(), seconds=0.02, changes=False)
+    assert found.environment["load"] == "other processes used 0.1 of 2 processors"
+    assert not any("While this was measured" in note for note in found.notes)
 
 
 def planted(name, tmp_path):

@@ -14,6 +14,8 @@ MOMENT_S = 0.2
 """How long to look: the kernel counts time in hundredths of a second."""
 _BUSY, _VERY_BUSY = 0.1, 0.5
 _STOLEN_EVER, _STOLEN_NOW = 0.02, 0.1
+# The kernel's files count hundredths of seconds.
+_TICKS = 100
 
 
 def is_quiet(before: str | None, after: str | None, allowed: Collection[int]) -> bool:
@@ -43,6 +45,43 @@ def busy_now() -> str:
     time.sleep(MOMENT_S)
     found = check_load(Path("/"), before, read(Path("/proc/stat")), allowed_processors())
     return "; ".join(f"{one.found}: {one.cost}" for one in found if one.status == "problem")
+
+
+class Others:
+    """How much other processes use the processors from now on, while something is measured."""
+
+    def __init__(self) -> None:
+        self._allowed = allowed_processors()
+        self._before, self._own_s = read(Path("/proc/stat")), _own_s()
+
+    def processors(self) -> float | None:
+        """How many processors they have used since then, on average; None if that is not known.
+
+        This process and those that it started and that have ended are left out.
+        """
+        after = read(Path("/proc/stat"))
+        if self._before is None or after is None:
+            return None
+        now, before = _times(after, self._allowed), _times(self._before, self._allowed)
+        passed = sum(now.values()) - sum(before.values())
+        if passed <= 0:
+            return None
+        busy = (now["busy"] - before["busy"]) / _TICKS - (_own_s() - self._own_s)
+        return max(0.0, busy) / (passed / _TICKS / len(self._allowed))
+
+    def told(self) -> tuple[str, str]:
+        """That in words, and what it costs; the latter is empty if it costs little, both if it is not known."""
+        used = self.processors()
+        if used is None:
+            return "", ""
+        said = f"other processes used {used:.1f} of {len(self._allowed)} processors"
+        cost = "times are too long, and what changes gain may be wrong"
+        return said, cost if used >= _BUSY * len(self._allowed) else ""
+
+
+def _own_s() -> float:
+    """The seconds of processors that this process has had, and its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def check_load(

@@ -22,7 +22,7 @@ _CHECKED = (
     _OURS, "keras", *_TENSORFLOW, "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "torch", "h5py",
     "ml-dtypes", "optree",
 )  # fmt: skip
-_SHOWN = ("numpy", "keras", "tensorflow", "jax", "torch", "h5py")
+_SHOWN = ("numpy", "keras", *_TENSORFLOW, "jax", "torch", "h5py")
 # NVIDIA's wheels that are for one CUDA each, and may have files of the same names.
 _LIBRARIES = ("cudnn", "nccl", "nvshmem")
 _CUDA = ("12", "13")
@@ -82,10 +82,11 @@ def check_versions(find: Find) -> Iterator[Finding]:
     for owner in _CHECKED:
         package = find(owner)
         for requirement in () if package is None else _applying(owner, package):
-            status = _status(owner, requirement, find(requirement.name))
+            name = _provider(requirement.name, find)
+            status = _status(owner, requirement, find(name))
             if status != "ok":
                 who = owner if package is None else f"{owner} {package.version}"
-                unmet.setdefault(requirement.name, []).append((who, requirement.specifier, status))
+                unmet.setdefault(name, []).append((who, requirement.specifier, status))
     for name, wanted in unmet.items():
         yield _unmet(name, find(name), wanted)
     if not unmet:
@@ -118,7 +119,9 @@ def check_backends(find: Find, backends: Sequence[str], python: tuple[int, int])
         )
     elif find("keras") is None:
         cost = "every command that needs Keras ends with an error"
-        fix = f"pip install 'cellerate[{backends[0]}]'"
+        # The backend's own extra would bring another TensorFlow beside the one that is there.
+        extra = backends[0] if _provider(backends[0], find) == backends[0] else "train"
+        fix = f"pip install 'cellerate[{extra}]'"
         yield Finding(TOPIC, "problem", f"{backends[0]} is installed without Keras", cost, fix)
     if "jax" in backends and python < (3, 12):
         said = f"Python {python[0]}.{python[1]} gets no JAX newer than 0.10.2"
@@ -157,6 +160,12 @@ def check_cuda_wheels(find: Find, has_gpu: bool) -> Iterator[Finding]:
             f"NVIDIA's libraries take {size(taken)} of disk",
             f"{_TORCH_FOR_CPU}, then pip uninstall the packages nvidia-*",
         )
+
+
+def _provider(name: str, find: Find) -> str:
+    """The installed package that provides what a requirement names; the name itself if none does."""
+    names = _TENSORFLOW if name == "tensorflow" else (name,)
+    return next((each for each in names if find(each) is not None), name)
 
 
 def _applying(owner: str, package: Package) -> Iterator["Requirement"]:

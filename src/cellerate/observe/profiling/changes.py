@@ -14,7 +14,7 @@ import keras
 from cellerate.errors import CellerateError, in_a_line
 from cellerate.format import milliseconds, percent, size
 from cellerate.layers.accelerate import accelerate, forget_compiled, is_accelerated, restore
-from cellerate.layers.explain import explain
+from cellerate.layers.explain import LayerReport, explain
 from cellerate.models.rewrite import with_dtype_policy
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, rows_of, widened
 from cellerate.observe.profiling.record import Change
@@ -28,6 +28,8 @@ _LOADER, _SMALLEST = 0.1, 0.05
 _VALIDATION, _VALIDATION_AFTER = 0.1, 0.05
 _IDLE, _TOGETHER, _WIDER = 0.25, 16, 4
 _READ_AHEAD, _PAGE = 0.05, 4096
+# How `explain` names conditions of Cellerate's kernels that a layer does not meet.
+_REFUSED = "accelerated: "
 
 
 @dataclasses.dataclass
@@ -81,8 +83,8 @@ def find_changes(
         note: Told what is tried.
 
     Returns:
-        Changes that gain something, the most promising first and faults before choices; and what could not be tried,
-        and why.
+        Changes that gain something, the most promising first and faults before choices; and what was tried without
+        gain, what could not be tried, and why.
     """
     tries = _Tries(model, batches, found, seconds, note)
     for one in (
@@ -95,7 +97,21 @@ def find_changes(
         tries.together,
     ):
         tries.attempt(one)
-    return sorted(tries.changes, key=lambda change: (change.optional, -change.gain)), tries.untried
+    without = [f"tried without gain: {', '.join(tries.without_gain)}."] if tries.without_gain else []
+    return sorted(tries.changes, key=lambda change: (change.optional, -change.gain)), without + tries.untried
+
+
+def _without_kernels(reports: Sequence[LayerReport]) -> list[str]:
+    """Why recurrent layers cannot run on Cellerate's kernels, or do not, a sentence for each reason."""
+    paths: dict[str, list[str]] = {}
+    for report in reports:
+        for one in report.conditions:
+            named = one.name.startswith(_REFUSED) or (one.name == "time steps" and one.holds is False)
+            if named:
+                name = one.name.removeprefix(_REFUSED)
+                reason = f"{'' if name == 'class' else f'{name}: '}{one.found}{one.fix and f' -> {one.fix}'}"
+                paths.setdefault(reason, []).append(report.path)
+    return [f"{', '.join(named)} cannot be accelerated: {reason}" for reason, named in paths.items()]
 
 
 class _Tries:
@@ -109,6 +125,7 @@ class _Tries:
     ) -> None:
         self._model, self._batches, self._found, self._note = model, list(batches), found, note
         self._seconds = seconds
+        self._trying = ""
         self._rows = rows_of(batches[0])
         # Seconds of a step of so many rows, as it is after the changes so far.
         self._now = min(found.kept_s, found.step_s)
@@ -116,6 +133,7 @@ class _Tries:
         self._left = 1.0
         self._compiled = False
         self.changes: list[Change] = []
+        self.without_gain: list[str] = []
         self.untried: list[str] = []
 
     def attempt(self, one: Callable[[], None]) -> None:
@@ -181,7 +199,7 @@ class _Tries:
         model = self._model
         if not runs_eagerly(model):
             return
-        self._note("compiled instead of eager")
+        self._try("compiled instead of eager")
         before = model.run_eagerly, model.jit_compile
         # Then Keras chooses.
         model.run_eagerly, model.jit_compile = False, None
@@ -201,7 +219,7 @@ class _Tries:
         if self._model_takes_one_size():
             self.untried.append(f"larger batches: the model takes batches of {self._rows} rows only")
             return
-        self._note(f"batches of {SMALL_BATCH} rows")
+        self._try(f"batches of {SMALL_BATCH} rows")
         rows, before = self._rows, self._now
         wide = widened(self._batches, SMALL_BATCH)
         after = self._step_s(self._model, wide) * rows / SMALL_BATCH
@@ -219,6 +237,7 @@ class _Tries:
     def kernels(self) -> None:
         """Recurrent layers that run on Keras's own code, though there are kernels for them."""
         told = explain(self._model)
+        self.untried += _without_kernels(told.layers)
         slow = [
             one
             for one in told.layers
@@ -227,9 +246,12 @@ class _Tries:
         if not slow:
             for one in told.layers:
                 for condition in one.changes:
-                    self.untried.append(f"{one.path}: {condition.name}: {condition.found} -> {condition.fix}")
+                    if not condition.name.startswith(_REFUSED):
+                        self.untried.append(
+                            f"{one.path}: {condition.name}: {condition.found} -> {condition.fix}"
+                        )
             return
-        self._note("Cellerate's kernels")
+        self._try("Cellerate's kernels")
         before = any(is_accelerated(layer) for layer in self._model._flatten_layers())
         accelerate(self._model)
         if not any(is_accelerated(layer) for layer in self._model._flatten_layers()):
@@ -256,7 +278,7 @@ class _Tries:
         if model.dtype_policy.name != "float32":
             return
         policy = precision_candidates()[0]
-        self._note(policy)
+        self._try(policy)
         try:
             # Keras warns of a loss that is a lambda, which cannot be copied.
             with warnings.catch_warnings(action="ignore"):
@@ -288,7 +310,7 @@ class _Tries:
         if self._found.idle < _IDLE or self._compiled:
             return
         if keras.config.backend() != "torch" and self._model.steps_per_execution == 1:
-            self._note(f"{_TOGETHER} steps at a time")
+            self._try(f"{_TOGETHER} steps at a time")
             self._model.steps_per_execution = _TOGETHER
             kept = self._measured(
                 f"Between steps, {percent(self._found.idle)} of the time is Python",
@@ -300,7 +322,7 @@ class _Tries:
                 self._model.steps_per_execution = 1
         elif keras.config.backend() == "torch" and not self._model_takes_one_size():
             rows, wide = self._rows, self._rows * _WIDER
-            self._note(f"batches of {wide} rows")
+            self._try(f"batches of {wide} rows")
             before = self._now
             after = self._step_s(self._model, widened(self._batches, wide)) / _WIDER
             self._add(
@@ -311,6 +333,11 @@ class _Tries:
                 f"batch_size={wide}, with a learning rate tuned for it.",
                 optional=True,
             )
+
+    def _try(self, what: str) -> None:
+        """Notes what is measured next."""
+        self._trying = what
+        self._note(what)
 
     def _measured(self, title: str, why: str, do: str, *, optional: bool = False) -> bool:
         """Measures the model as it is now; whether that is enough of a gain to be told and kept."""
@@ -330,6 +357,8 @@ class _Tries:
     ) -> bool:
         """Whether it gains enough to be told."""
         if 1 - after_s / before_s < _SMALLEST:
+            times = f"{milliseconds(1e3 * before_s)} -> {milliseconds(1e3 * after_s)}"
+            self.without_gain.append(f"{self._trying} ({times})")
             return False
         gain = self._left * (1 - after_s / before_s) * self._found.training_share
         self._left *= after_s / before_s

@@ -9,6 +9,7 @@ from cellerate.errors import BackendError, ModelError
 from cellerate.format import milliseconds
 from cellerate.kernels import native
 from cellerate.kernels.decoder.sampling import SamplingRules
+from cellerate.machine.doctor.load import Others
 from cellerate.observe.profiling.record import Change, Part, Profile, bottleneck
 from cellerate.observe.profiling.surroundings import surroundings
 from cellerate.runtime.engine import Engine
@@ -41,6 +42,7 @@ def profile_packed(
         ConfigError: A size does not fit the model.
         DataError: The model does not take batches of this size.
     """
+    others = Others()
     note("a call, operation by operation")
     told = model.explain(batch_size, steps)
     parts = _parts(told)
@@ -53,6 +55,7 @@ def profile_packed(
         note("drawing tokens")
         generation, said = _generation(model)
         notes += said
+    environment, load = surroundings(others)
     peak = native.measure_peak(told.precision) if native.why_unavailable() is None else None
     return Profile(
         model=str(model.cell.header.get("name") or "packed model"),
@@ -70,8 +73,8 @@ def profile_packed(
         bottleneck=bottleneck(tried, parts, tried=changes),
         steps_per_epoch=None,
         validation_ms=None,
-        notes=tuple(notes),
-        environment=surroundings(),
+        notes=(*load, *notes),
+        environment=environment,
         generation=generation,
     )
 

@@ -1,10 +1,17 @@
-"""Where a profile was taken, in words."""
+"""Where a profile was taken, and what else ran meanwhile, in words."""
 
+from cellerate.machine.doctor.load import Others
 from cellerate.machine.environment import machine, versions
 
 
-def surroundings() -> dict[str, str]:
-    """The machine and the versions that matter."""
+def surroundings(others: Others) -> tuple[dict[str, str], list[str]]:
+    """The machine, the versions that matter and the load, and a note if that spoils the figures.
+
+    Args:
+        others: Those who have used the processors since the profile began.
+    """
     here = machine()
     told = {name: str(here[name]) for name in ("processor", "cores", "system", "python")}
-    return told | versions()
+    load, cost = others.told()
+    note = f"While this was measured, {load}: {cost}."
+    return told | ({"load": load} if load else {}) | versions(), [note] if cost else []

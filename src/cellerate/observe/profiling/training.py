@@ -12,6 +12,7 @@ import keras
 
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_folder, check_writable
+from cellerate.machine.doctor.load import Others
 from cellerate.machine.environment import resident_memory_bytes
 from cellerate.observe.profiling.changes import Found, find_changes, is_cold
 from cellerate.observe.profiling.feeding import Feed, KeptBatches, first_batch, inputs_of, keep, rows_of
@@ -87,6 +88,7 @@ def profile(
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         held.enter_context(unharmed(model))
         before_bytes = resident_memory_bytes()
+        others = Others()
         note("steps as they are")
         found, batches = _timed(model, feed, seconds)
         found.validation_s = _validation_s(model, validation_data, validation_batch_size or batch_size)
@@ -102,7 +104,8 @@ def profile(
         found.idle = traced.shares.idle_ns / traced.shares.window_ns
         peak, how = peak_flops(model)
         told = parts_of(traced, plain_s, found.step_s, peak)
-        tried, untried = find_changes(model, batches, found, seconds, note) if changes else ([], [])
+        tried, remarks = find_changes(model, batches, found, seconds, note) if changes else ([], [])
+    environment, load = surroundings(others)
     products = sum(products_of(part) or 0 for part in traced.parts)
     step_ms = 1e3 * found.step_s
     return Profile(
@@ -121,8 +124,8 @@ def profile(
         bottleneck=bottleneck(tried, told, tried=changes),
         steps_per_epoch=found.steps_per_epoch,
         validation_ms=None if found.validation_s is None else 1e3 * found.validation_s,
-        notes=(*([f"The machine's peak is measured: {how}."] if peak else [f"No peak: {how}"]), *untried),
-        environment=surroundings(),
+        notes=(*load, f"The machine's peak is measured: {how}." if peak else f"No peak: {how}", *remarks),
+        environment=environment,
         trace="" if trace is None else str(trace),
     )
 
