@@ -176,7 +176,7 @@ EXPECTED_S: dict[str, int] = {
     "step": 840,
     "variants": 240,
     "small": 280,
-    "loss": 120,
+    "loss": 420,
     "memory": 105,
     "loader": 100,
     "text": 350,

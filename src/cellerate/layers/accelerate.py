@@ -46,7 +46,7 @@ def accelerate(model: Model, implementation: str = "auto", *, sum_embedding_grad
         sum_embedding_gradients: For TensorFlow, where Keras gives an optimizer the gradient of an Embedding row by
             row, and Adam and clipnorm take a row that a batch reads several times for several rows. A model learns as
             in stock Keras, so these rows stay apart; with True they are summed, as on the other backends. A step is
-            then a fifth faster, and where the rows start small (as Keras's own do), they grow more slowly. On torch
+            then quicker, and where the rows start small (as Keras's own do), they grow more slowly. On torch
             and TensorFlow, the output of the Embedding has then no gradient of its own.
 
     From then on the process keeps freed memory (`machine.environment.keep_freed_memory`): a step needs the same
