@@ -4,6 +4,7 @@ import io
 import json
 import sys
 
+import keras
 import pytest
 
 from cellerate.cli import generate
@@ -72,3 +73,55 @@ def test_generate_of_another_model_names_its_verb(cellerate, made, tmp_path, tas
     assert (code, out) == (4, "")
     assert f"`cellerate {verb}`" in err
     assert "tokenizer" not in err
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder with somebody's own model of one-hot vectors, and the text that it is for."""
+    text = "the cat sat on the mat\n"
+    count = len(set(text))
+    model = keras.Sequential(
+        [
+            keras.Input((None, count)),
+            keras.layers.LSTM(8, return_sequences=True),
+            keras.layers.LSTM(8),
+            keras.layers.Dense(count, activation="softmax"),
+        ]
+    )
+    model.save(tmp_path / "mine.keras")
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "list.json").write_text(json.dumps(sorted(set(text))))
+    return tmp_path
+
+
+def test_generate_from_a_model_of_ones_own_takes_its_vocabulary(cellerate, own):
+    words = ["the cat", "-n", "20", "--seed", "1"]
+    code, said, err = cellerate("generate", own / "mine.keras", *words, "--vocabulary", own / "book.txt")
+    assert (code, err, len(said)) == (0, "", len("the cat") + 20 + 1)
+    assert cellerate("generate", own / "mine.keras", *words, "--vocabulary", own / "list.json")[1] == said
+    by_keras = ["--vocabulary", own / "book.txt", "--implementation", "keras"]
+    assert cellerate("generate", own / "mine.keras", *words, *by_keras)[1] == said
+    assert cellerate("pack", own / "mine.keras", "-o", own / "plain.cell")[0] == 0
+    assert cellerate("generate", own / "plain.cell", *words, "--vocabulary", own / "book.txt")[1] == said
+    packing = ["pack", own / "mine.keras", "-o", own / "mine.cell", "--vocabulary", own / "book.txt"]
+    assert cellerate(*packing)[0] == 0
+    assert cellerate("generate", own / "mine.cell", *words) == (0, said, "")
+    search = ["the cat", "-n", "9", "--beams", "3"]
+    found = cellerate("generate", own / "mine.cell", *search)[1]
+    assert cellerate("generate", own / "mine.keras", *search, "--vocabulary", own / "book.txt")[1] == found
+
+
+def test_generate_without_or_with_a_wrong_vocabulary_says_what_to_give(cellerate, own, made):
+    for words, expected, message in (
+        (["mine.keras"], 2, "such as --vocabulary book.txt"),
+        (["mine.keras", "--vocabulary", own / "none.txt"], 3, "none.txt' not found"),
+        (["mine.keras", "--vocabulary", "bytes"], 4, "bytes has 256 entries, and the model predicts"),
+        ([made / "text.keras", "--vocabulary", own / "book.txt"], 2, "leave --vocabulary out"),
+    ):
+        code, out, err = cellerate("generate", own / words[0], "the ", *words[1:])
+        assert (code, out) == (expected, "")
+        assert message in err
+    assert cellerate("pack", own / "mine.keras", "-o", own / "plain.cell")[0] == 0
+    code, _, err = cellerate("generate", own / "plain.cell", "the ")
+    assert code == 4
+    assert "such as --vocabulary book.txt" in err

@@ -48,6 +48,17 @@ def test_character_ids_follow_code_points_whatever_the_order_given() -> None:
     assert tokenizer.encode("az😀").tolist() == [2, 6, 7]
 
 
+def test_character_ids_in_order_are_those_given_and_come_back_from_the_config() -> None:
+    tokenizer = CharacterTokenizer("z😀ab", in_order=True)
+    for made in (tokenizer, tokenizer_from_config(tokenizer.to_config())):
+        assert made.encode("abz😀").tolist() == [2, 3, 0, 1]
+        assert made.decode([1, 0, 3]) == "😀zb"
+        with pytest.raises(DataError, match=r"'c' \(U\+0063"):
+            made.encode("ac")
+    with pytest.raises(DataError, match="'b' more than once"):
+        CharacterTokenizer("abcb", in_order=True)
+
+
 @given(encodable.filter(bool), st.sampled_from([CharacterTokenizer, ByteTokenizer]))
 def test_decode_of_encode_gives_the_text(text: str, made: type) -> None:
     tokenizer: Tokenizer = made(text) if made is CharacterTokenizer else made()
@@ -136,7 +147,7 @@ def test_config_goes_through_json_and_back(tokenizer: Tokenizer) -> None:
         {"kind": "characters", "characters": ""},
         {"kind": "characters", "characters": ["a", "b"]},
         {"kind": "characters", "characters": "aab"},
-        {"kind": "characters", "characters": "ba"},
+        {"kind": "characters", "characters": "bab"},
         {"kind": "characters", "characters": "a\udc80"},
         {"kind": "characters", "characters": "a" * 0x110001},
         {"kind": "file"},

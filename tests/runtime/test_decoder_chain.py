@@ -83,6 +83,47 @@ def test_chain_of_a_tied_head_ends_in_the_table_transposed():
     assert chain[1]["bias"] is None
 
 
+VECTORS = Node("input", "x", options={"shape": (-1, -1, V), "dtype": "float32"})
+COUNT = Node("features_mask", "counts", {"x": 0}, {}, {"mask_value": 0.0})
+
+
+def one_hot_lstm(source=0, inputs=V, **changes):
+    return lstm(source, inputs, return_sequences=False, **changes)
+
+
+def test_chain_of_one_hot_vectors_looks_the_products_up():
+    memory = one_hot_lstm()
+    chain = chain_of(program(VECTORS, memory, dense(1, "softmax")))
+    assert [link["op"] for link in chain] == ["embedding", "lstm", "dense"]
+    np.testing.assert_array_equal(chain[0]["embeddings"] @ chain[1]["kernel"], memory.arrays["kernel"])
+    assert (chain[0]["embeddings"].shape, chain[2]["activation"]) == ((V, V), "linear")
+
+
+def test_chain_of_many_one_hot_vectors_takes_no_more_room_than_the_kernel():
+    wide = Node("input", "x", options={"shape": (-1, 40, 99), "dtype": "float32"})
+    memory = one_hot_lstm(inputs=99)
+    head = Node("dense", "head", {"x": 1}, {"kernel": draw(H, 99)}, {"activation": "linear"})
+    chain = chain_of(program(wide, memory, head))
+    assert chain[0]["embeddings"] is memory.arrays["kernel"]
+    np.testing.assert_array_equal(chain[1]["kernel"], np.eye(4 * H))
+
+
+def test_chain_of_one_hot_vectors_through_a_linear_dense_has_its_rows_as_embeddings():
+    arrays = {"kernel": draw(V, E), "bias": draw(E)}
+    first = Node("dense", "first", {"x": 0}, arrays, {"activation": "linear"})
+    chain = chain_of(program(VECTORS, first, lstm(1), dense(2)))
+    assert [link["op"] for link in chain] == ["embedding", "lstm", "dense"]
+    np.testing.assert_array_equal(chain[0]["embeddings"], arrays["kernel"] + arrays["bias"])
+
+
+def test_masking_of_one_hot_vectors_masks_nothing():
+    masked = Node("masked", "m", {"x": 0, "mask": 1})
+    first = lstm(2, V, inputs_too={"mask": 1})
+    chain = chain_of(program(VECTORS, COUNT, masked, first, lstm(3, H, inputs_too={"mask": 1}), dense(4)))
+    assert [link["op"] for link in chain] == ["embedding", "lstm", "lstm", "dense"]
+    assert chain[0]["masks_zero"] is False
+
+
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
@@ -120,7 +161,45 @@ def test_chain_of_a_tied_head_ends_in_the_table_transposed():
         ((IDS, TABLE, dense(1, inputs=E)), "no LSTM"),
         (
             (Node("input", "x", options={"shape": (-1, -1, E), "dtype": "float32"}), lstm(0), dense(1)),
-            "does not start with an Embedding",
+            r"does not start with an Embedding of ids, and its input of the shape \(-1, -1, 3\) has no one-hot",
+        ),
+        (
+            (Node("input", "x", options={"shape": (-1, V), "dtype": "float32"}), one_hot_lstm(), dense(1)),
+            "no one-hot vectors as wide as its 5 outputs",
+        ),
+        (
+            (VECTORS, one_hot_lstm(inputs=E), dense(1)),
+            "one-hot vectors is lstm, not an LSTM or a Dense of 5 inputs",
+        ),
+        (
+            (
+                VECTORS,
+                Node("affine", "scaled", {"x": 0}, {"scale": draw(V), "offset": draw(V)}),
+                one_hot_lstm(1),
+                dense(2),
+            ),
+            "the first to read its one-hot vectors is affine",
+        ),
+        (
+            (
+                VECTORS,
+                lstm(0, V),
+                Node("features_mask", "m", {"x": 1}, {}, {"mask_value": 0.0}),
+                Node("masked", "hidden", {"x": 1, "mask": 2}),
+                lstm(3, H),
+                dense(4),
+            ),
+            "hidden is masked",
+        ),
+        (
+            (
+                VECTORS,
+                lstm(0, V),
+                Node("features_mask", "m", {"x": 1}, {}, {"mask_value": 0.0}),
+                lstm(1, H, inputs_too={"mask": 2}, masked_output="previous_output"),
+                dense(3),
+            ),
+            "masked by something else",
         ),
         (
             (

@@ -70,7 +70,7 @@ def forms(folder, task):
 def test_generate_gives_one_text_for_every_form(folder):
     texts = {cellerate.generate(**form, prompt="ab", max_tokens=50, seed=3) for form in forms(folder, "text")}
     model, _ = cellerate.load_model(folder / "text.keras")
-    texts.add(cellerate.generate(model, "ab", tokenizer=["\n", "a", "b", "c"], max_tokens=50, seed=3))
+    texts.add(cellerate.generate(model, "ab", vocabulary=["\n", "a", "b", "c"], max_tokens=50, seed=3))
     assert len(texts) == 1
     assert len(texts.pop()) == 50
 
@@ -156,10 +156,10 @@ def test_record_belongs_to_a_keras_model_and_has_to_fit_it(folder):
     for given in (folder / "text.keras", folder / "text.cell", cellerate.load(folder / "text.cell")):
         with pytest.raises(ConfigError, match="leave it out"):
             cellerate.generate(given, "a", record=record)
-    with pytest.raises(ConfigError, match=r"'.*' says nothing of its characters: give tokenizer"):
+    with pytest.raises(ConfigError, match=r"'.*' does not say which characters.*vocabulary='book\.txt'"):
         cellerate.generate(model, "a")
     with pytest.raises(ConfigError, match="has its own"):
-        cellerate.generate(model, "a", record=record, tokenizer="bytes")
+        cellerate.generate(model, "a", record=record, vocabulary="bytes")
     with pytest.raises(ModelError, match="plain Keras model"):
         cellerate.evaluate(model, folder / "text.txt")
     _, other = cellerate.load_model(folder / "series.keras")
@@ -168,21 +168,6 @@ def test_record_belongs_to_a_keras_model_and_has_to_fit_it(folder):
     for wrong in (3, None, ["text.keras"]):
         with pytest.raises(ConfigError, match="a path, a Keras model or a packed model"):
             cellerate.embed(wrong, LINES)
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "message"),
-    [
-        ("characters", "does not say of which"),
-        (["a", "bc"], "single characters"),
-        ([], "single characters"),
-        (["b", "a"], r"sorted\(set\(text\)\)"),
-    ],
-)
-def test_tokenizer_that_names_no_characters_is_refused(folder, tokenizer, message):
-    model, _ = cellerate.load_model(folder / "text.keras")
-    with pytest.raises(ConfigError, match=message):
-        cellerate.generate(model, "a", tokenizer=tokenizer)
 
 
 def test_packed_models_are_used_without_keras(folder):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Device, Json
+from cellerate.cli.options import Backend, Config, Device, Json, Vocabulary
 from cellerate.cli.output import emit_json, note, show
 from cellerate.cli.prompts import at_terminal, prompts
 from cellerate.cli.words import Verb, in_options
@@ -21,13 +21,17 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "see
 
 def generate(
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A model of `train text`, or packed.", show_default=False)],
+    model: Annotated[
+        Path,
+        typer.Argument(help="A model of `train text`, packed, or your own Keras model.", show_default=False),
+    ],
     prompt: Annotated[
         str | None,
         typer.Argument(
             help="What to continue. Without it: each line that you type, or of stdin.", show_default=False
         ),
     ] = None,
+    vocabulary: Vocabulary = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", help="Characters (or bytes, or tokens) to generate at most.")
     ] = 400,
@@ -87,6 +91,8 @@ def generate(
 
         cellerate generate book.cell "Well, Prince," -n 100000 --device cuda
 
+        cellerate generate mine.keras "Well, Prince," --vocabulary book.txt
+
         cellerate generate book.keras
 
         cellerate generate book.keras -n 40 < prompts.txt
@@ -110,6 +116,8 @@ def generate(
 
         check_implementation(implementation, device)
         opened = load(model, device=device)
+        if vocabulary is not None:
+            opened = opened.with_vocabulary(vocabulary)
     else:
         if device != "cpu":
             raise ConfigError(
@@ -117,9 +125,10 @@ def generate(
                 "generate on a GPU, or pack it."
             )
         start_backend(backend)
-        from cellerate.tasks.text import load_text_model
+        from cellerate.models.storage import load_model
+        from cellerate.tasks.text import text_model_of
 
-        opened = load_text_model(model)
+        opened = text_model_of(*load_model(model), str(model), vocabulary)
     _check_writes(opened, model)
 
     def written(text: str) -> Iterable[str]:

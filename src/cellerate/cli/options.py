@@ -66,6 +66,15 @@ Config = Annotated[
         show_default=False,
     ),
 ]
+Vocabulary = Annotated[
+    str | None,
+    typer.Option(
+        "--vocabulary",
+        help="What the ids of your own model mean: the text that it was trained on (its sorted characters), a JSON "
+        "list of characters, a tokenizer.json, or bytes.",
+        show_default=False,
+    ),
+]
 Backend = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cellerate.cli.backend import start_backend
-from cellerate.cli.options import Backend, Config, Json
+from cellerate.cli.options import Backend, Config, Json, Vocabulary
 from cellerate.cli.output import emit, emit_json
 from cellerate.format import size
 
@@ -22,19 +22,22 @@ def pack(
         str,
         typer.Option("--precision", "--dtype", help="How weights are kept: float32, bfloat16 or int8."),
     ] = "float32",
+    vocabulary: Vocabulary = None,
     backend: Backend = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Pack a model into one small file that runs without Keras.
 
-    Example:
+    Examples:
         cellerate pack book.keras -o book.cell --precision int8
+
+        cellerate pack mine.keras -o mine.cell --vocabulary book.txt
     """
     start_backend(backend)
     from cellerate.tasks.packing import pack as pack_model
 
-    pack_model(model, output, precision=precision)
+    pack_model(model, output, precision=precision, vocabulary=vocabulary)
     sizes = {"model_bytes": model.stat().st_size, "output_bytes": output.stat().st_size}
     if json:
         emit_json({"output": str(output), "precision": precision, **sizes})

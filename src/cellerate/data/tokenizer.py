@@ -7,6 +7,7 @@ must not import the readers and caches of `data.text`. `data.file_tokenizer` has
 
 import abc
 import codecs
+import collections
 from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
@@ -105,28 +106,32 @@ class Tokenizer(abc.ABC):
 
 
 class CharacterTokenizer(Tokenizer):
-    """One id per character; the ids are in the order of the characters' code points.
+    """One id per character; the ids are in the order of the characters' code points, or as given.
 
     Args:
         characters: The vocabulary, in any order; repeated characters count once.
+        in_order: Whether the order given is that of the ids; then each character comes once.
 
     Raises:
-        DataError: There is no character, or one of them is a lone surrogate.
+        DataError: There is no character, one of them is a lone surrogate, or one comes again `in_order`.
     """
 
     kind = "characters"
     unit = "characters"
 
-    def __init__(self, characters: str) -> None:
+    def __init__(self, characters: str, *, in_order: bool = False) -> None:
         check_text(characters)
-        self.characters = "".join(sorted(set(characters)))
+        self.characters = characters if in_order else "".join(sorted(set(characters)))
         if not self.characters:
             raise DataError("the character vocabulary is empty: expected at least one character.")
+        if len(set(self.characters)) < len(self.characters):
+            ((twice, _),) = collections.Counter(self.characters).most_common(1)
+            raise DataError(f"the character vocabulary has {twice!r} more than once: expected each once.")
         self.vocabulary_size = len(self.characters)
         self._codes = character_codes(self.characters)
         # Code points above the vocabulary's largest are clipped to the last entry, which stands for "unknown".
         self._table = np.full(
-            int(self._codes[-1]) + 2, self.vocabulary_size, narrowest_dtype(self.vocabulary_size + 1)
+            int(self._codes.max()) + 2, self.vocabulary_size, narrowest_dtype(self.vocabulary_size + 1)
         )
         self._table[self._codes] = np.arange(self.vocabulary_size)
 

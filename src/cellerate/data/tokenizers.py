@@ -1,12 +1,12 @@
 """Opens tokenizers by an option of the command line or by the record of a trained model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cellerate.data.file_tokenizer import FileTokenizer
 from cellerate.data.tokenizer import CODE_POINTS, ByteTokenizer, CharacterTokenizer, Tokenizer
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import DataError, ModelError
 
 _FILE_LIMIT_BYTES = 128 << 20  # the largest published tokenizer files have about 40 MB
 
@@ -43,40 +43,6 @@ def open_tokenizer(spec: str) -> Tokenizer | None:
         raise DataError(f"{spec}: {error}") from error
 
 
-def tokenizer_named(spec: str | Sequence[str]) -> Tokenizer:
-    """Opens the tokenizer of a model that has no record of its own.
-
-    Args:
-        spec: "bytes", the path of a `tokenizer.json`, or the characters of the ids 0, 1, 2, ...: a list in the order
-            of their code points.
-
-    Raises:
-        ConfigError: The characters are in another order, or `spec` names none.
-        DataError: The file is missing or is not a tokenizer file.
-        BackendError: The package `tokenizers` is needed and not installed.
-    """
-    if isinstance(spec, str):
-        found = open_tokenizer(spec)
-        if found is None:
-            raise ConfigError(
-                "tokenizer is 'characters', which does not say of which: give a list of the characters in the order "
-                "of their ids, such as sorted(set(text))."
-            )
-        return found
-    characters = list(spec)
-    if not characters or not all(isinstance(one, str) and len(one) == 1 for one in characters):
-        raise ConfigError(
-            "tokenizer must be 'bytes', the path of a tokenizer.json, or a list of single characters."
-        )
-    tokenizer = CharacterTokenizer("".join(characters))
-    if list(tokenizer.characters) != characters:
-        raise ConfigError(
-            "the characters of tokenizer are not in the order of their code points, each of them once: expected "
-            "sorted(set(text)). A model whose ids have another order cannot be used here."
-        )
-    return tokenizer
-
-
 def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     """Makes the tokenizer that `Tokenizer.to_config` described.
 
@@ -93,10 +59,7 @@ def tokenizer_from_config(config: Mapping[str, Any]) -> Tokenizer:
     try:
         if kind == "characters":
             characters = _config_text(config, "characters", CODE_POINTS)
-            tokenizer = CharacterTokenizer(characters)
-            if tokenizer.characters != characters:
-                raise DataError("its characters are not sorted and distinct.")
-            return tokenizer
+            return CharacterTokenizer(characters, in_order=True)
         if kind == "file":
             return FileTokenizer(_config_text(config, "json", _FILE_LIMIT_BYTES))
     except DataError as error:

@@ -1,8 +1,10 @@
 """Finding a next-token chain in a packed model: ids in, one layer after another, logits out.
 
-The native core runs such a chain one time step at a time. Any other program is refused here, with the reason.
+The native core runs such a chain one time step at a time. Any other program is refused here, with the reason. A model
+of one-hot vectors as wide as its logits is such a chain, too: a product with a one-hot vector is a row of the kernel.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
     """The layers of a next-token model, for `kernels.decoder.cpu.StepModel`.
 
     A softmax at the end is left out: the logits before it give the same distribution. Where an Embedding masks
-    id 0, that id changes neither the state nor the logits.
+    id 0, that id changes neither the state nor the logits. Where the model reads one-hot vectors, ids take their place.
 
     Args:
         program: What the model computes.
@@ -39,17 +41,9 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
         raise _refusal(
             f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
         )
-    number = next(iter(program.outputs.values()))
-    nodes: list[Node] = []
-    while program.nodes[number].op != "input":
-        node = program.nodes[number]
-        name = "ids" if node.op == "embedding" else "x"
-        if node.inputs.keys() - {"mask"} != {name} or node.op not in _LINKS | {"embedding"}:
-            reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
-            raise _refusal(f"{node.name} is {_WITHOUT_STEPS.get(node.op, node.op)}{reads}")
-        nodes.insert(0, node)
-        number = node.inputs[name]
-    if program.nodes[number].options["dtype"] != "int32" or not nodes or nodes[0].op != "embedding":
+    nodes, number = _nodes(program)
+    one_hot = program.nodes[number].options["dtype"] == "float32"
+    if not one_hot and (not nodes or nodes[0].op != "embedding"):
         raise _refusal("it does not start with an Embedding of ids")
     if any(node.op == "embedding" for node in nodes[1:]):
         raise _refusal("an Embedding reads what a layer computes")
@@ -59,9 +53,73 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
     chain = [link for place, node in enumerate(nodes) for link in _links(node, last=place == len(nodes) - 1)]
     if not any(link["op"] == "lstm" for link in chain):
         raise _refusal("it has no LSTM, so there is nothing to step")
+    if one_hot:
+        chain = _looked_up(chain, program.nodes[number].options["shape"])
     _check_shared(chain)
     chain[0]["masks_zero"] = masks_zero
     return chain
+
+
+def widths(chain: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """How many ids a chain, as `chain_of` gives it, reads, and how many logits it gives."""
+    last = next(link for link in reversed(chain) if link["op"] in ("lstm", "dense"))
+    matrix = last["kernel"] if last["op"] == "dense" else last["recurrent_kernel"].T
+    return len(chain[0].get("embeddings", ())), matrix.shape[1]
+
+
+def _nodes(program: Program) -> tuple[list[Node], int]:
+    """The nodes from the input, which is left out, to the output, and the number of the input."""
+    number = next(iter(program.outputs.values()))
+    nodes: list[Node] = []
+    while program.nodes[number].op != "input":
+        node = program.nodes[number]
+        name = "ids" if node.op == "embedding" else "x"
+        skipped = node.op == "masked" and _counts_all(program, node, node.inputs["x"])
+        if node.inputs.keys() - {"mask"} != {name} or not (skipped or node.op in _LINKS | {"embedding"}):
+            reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
+            raise _refusal(f"{node.name} is {_WITHOUT_STEPS.get(node.op, node.op)}{reads}")
+        if not skipped:
+            nodes.insert(0, node)
+        number = node.inputs[name]
+    return nodes, number
+
+
+def _counts_all(program: Program, node: Node, source: int) -> bool:
+    """Whether the mask of a node is of a Masking of one-hot vectors: all count, as a 0 and a 1 are never one value."""
+    mask = program.nodes[node.inputs["mask"]]
+    return mask.op == "features_mask" and mask.inputs["x"] == source and program.nodes[source].op == "input"
+
+
+def _looked_up(chain: list[dict[str, Any]], shape: Any) -> list[dict[str, Any]]:
+    """A chain of one-hot vectors with an embedding of ids before it, which gives its first layer the same products.
+
+    Args:
+        chain: The layers; the last gives the logits.
+        shape: That of the input.
+
+    Raises:
+        ModelError: The input is not one of one-hot vectors as wide as the logits, or no kernel reads it.
+    """
+    first, *others = chain
+    _, width = widths(chain)
+    if len(shape) != 3 or shape[2] != width or width < 2:
+        raise _refusal(
+            f"it does not start with an Embedding of ids, and its input of the shape {shape} has no one-hot vectors as "
+            f"wide as its {width} outputs"
+        )
+    if first["op"] not in ("lstm", "dense") or len(first["kernel"]) != width:
+        raise _refusal(
+            f"the first to read its one-hot vectors is {first['op']}, not an LSTM or a Dense of {width} inputs"
+        )
+    kernel = first["kernel"]
+    if first["op"] == "dense" and first["activation"] == "linear":
+        bias = np.float32(0) if first["bias"] is None else first["bias"]
+        return [{"op": "embedding", "embeddings": np.ascontiguousarray(kernel + bias)}, *others]
+    # Both are exact. The smaller one takes less time and memory.
+    if width <= kernel.shape[1]:
+        return [{"op": "embedding", "embeddings": np.eye(width, dtype=np.float32)}, *chain]
+    identity = np.eye(kernel.shape[1], dtype=np.float32)
+    return [{"op": "embedding", "embeddings": kernel}, first | {"kernel": identity}, *others]
 
 
 def _check_shared(chain: list[dict[str, Any]]) -> None:
@@ -75,7 +133,7 @@ def _check_shared(chain: list[dict[str, Any]]) -> None:
 def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
     """Whether the LSTMs skip id 0; either all of them must, or none."""
     lstms = [node for node in nodes if node.op == "lstm"]
-    masked = [node for node in lstms if "mask" in node.inputs]
+    masked = [node for node in lstms if "mask" in node.inputs and not _counts_all(program, node, ids)]
     for node in masked:
         mask = program.nodes[node.inputs["mask"]]
         if mask.op != "ids_mask" or mask.inputs["ids"] != ids:

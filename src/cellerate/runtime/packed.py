@@ -3,6 +3,7 @@
 `cell` reads the file and `engine` runs the program. Neither Keras nor a framework is needed.
 """
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cellerate.errors import ModelError
+from cellerate.data.vocabulary import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
+from cellerate.errors import ConfigError, ModelError
 from cellerate.runtime.cell import Cell, read_cell
 from cellerate.runtime.engine import Engine
 from cellerate.runtime.prepared import Inputs, Out
@@ -245,6 +247,28 @@ class PackedModel(Recorded, NextTokenModel):
         return forecast_with_intervals(
             made.predict, made.settings.open(paths, future), made.settings, progress, levels
         )
+
+    def with_vocabulary(self, vocabulary: Vocabulary) -> "PackedModel":
+        """This model with a vocabulary, if it was packed without one; the weights are shared.
+
+        Args:
+            vocabulary: The path of the text that it was trained on, a list of its characters in the order of their
+                ids, or another form that `data.vocabulary.open_vocabulary` takes.
+
+        Raises:
+            ConfigError: The model has its own, or the vocabulary has no such form.
+            DataError: The file cannot be used.
+            ModelError: The model is not a next-token model, or predicts another number of ids.
+
+        Example:
+            >>> cellerate.load("mine.cell").with_vocabulary("book.txt").generate("Well, ")
+        """
+        if self.task == "text":
+            raise ConfigError(HAS_OWN_VOCABULARY)
+        tokenizer = open_vocabulary(vocabulary, self.steps.outputs)
+        made = copy.copy(self)
+        made.tokenizer = tokenizer
+        return made
 
     def streams(self, count: int = 1) -> Streams:
         """Streams through the model, each with its own memory: push steps as they come, get the outputs so far.

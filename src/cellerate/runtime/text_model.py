@@ -73,13 +73,12 @@ class NextTokenModel:
         Raises:
             ModelError: The model is of another task, or has no tokenizer, or a damaged one.
         """
-        payload, task = self.cell.header.get("payload"), self.cell.header.get("task")
-        if task in ("series", "embed"):
-            what, verb = ("a forecaster", "forecast") if task == "series" else ("a model of lines", "embed")
-            raise ModelError(f"this packed model is {what} and has no tokenizer of texts: use `{verb}`.")
+        self._check_task()
+        payload = self.cell.header.get("payload")
         if not isinstance(payload, dict) or "tokenizer" not in payload:
             raise ModelError(
-                "this packed model has no tokenizer: give ids, or pack a model that `cellerate train` made."
+                "this packed model has no tokenizer: give ids, or the text that it was trained on, such as "
+                "vocabulary='book.txt'."
             )
         return tokenizer_from_config(payload["tokenizer"])
 
@@ -93,6 +92,7 @@ class NextTokenModel:
             ModelError: The model is not a next-token chain, or not one that the device runs; the message says why.
             BackendError: The native core is not installed, or the GPU cannot be used.
         """
+        self._check_task()
         return step_model(chain_of(self.cell.program), self.precision, self.device)
 
     def stepper(self, batch_size: int = 1) -> Stepper:
@@ -357,6 +357,12 @@ class NextTokenModel:
         if len(ids) == 0:
             raise ConfigError(f"{what} is empty: give at least one character that the model knows.")
         return ids
+
+    def _check_task(self) -> None:
+        task = self.cell.header.get("task")
+        if task in ("series", "embed"):
+            what, verb = ("a forecaster", "forecast") if task == "series" else ("a model of lines", "embed")
+            raise ModelError(f"this packed model is {what} and has no tokenizer of texts: use `{verb}`.")
 
     def _check_tokenizer(self) -> None:
         tokenizer, steps = self.tokenizer, self.steps

@@ -55,7 +55,7 @@ def evaluate_model(
         series.check_unused()
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
-        text_model = text_model_of(model, record)
+        text_model = text_model_of(model, record, name)
         told = text_model.record
         try:
             # The files of a folder that `train` left out are left out here too.

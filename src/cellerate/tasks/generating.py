@@ -43,9 +43,9 @@ def generate_text(
         implementation: What computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
             which takes milliseconds; if it cannot be, an error says why. "cellerate-cuda": the same on an NVIDIA
             GPU. "keras": Keras's own layers, compiled, one step at a time. "auto": the native engine, or Keras if
-            the native core is not installed or cannot run the model. The core runs a chain of an Embedding, LSTMs
-            and the layers it knows between them and the logits; it does not run one-hot inputs, branches, other
-            recurrent layers or custom layers.
+            the native core is not installed or cannot run the model. The core runs a chain of an Embedding (or
+            one-hot vectors as wide as the output), LSTMs and the layers it knows between them and the logits; it
+            does not run branches, other recurrent layers or custom layers.
         precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16" or "int8".
             Any but "float32" requires the engine.
 
@@ -101,5 +101,5 @@ def _check_vocabulary(predicted: int, tokenizer: Tokenizer) -> None:
     if predicted != tokenizer.vocabulary_size:
         raise ModelError(
             f"the model predicts {predicted} different ids, its tokenizer has {tokenizer.vocabulary_size}: give the "
-            "tokenizer that the model was trained with."
+            "vocabulary that the model was trained with."
         )

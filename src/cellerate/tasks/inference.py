@@ -14,7 +14,7 @@ from cellerate.data.given_lines import given_lines
 from cellerate.data.line_files import read_lines
 from cellerate.data.paths import check_paths
 from cellerate.data.table_options import TableOptions
-from cellerate.data.tokenizers import tokenizer_named
+from cellerate.data.vocabulary import Vocabulary
 from cellerate.errors import ConfigError, ModelError
 from cellerate.program import PRECISIONS
 from cellerate.runtime.calibrating import forecast_with_intervals
@@ -34,15 +34,13 @@ if TYPE_CHECKING:
 
 Errors = Literal["strict", "replace"]
 
-_OWN_TOKENIZER = "tokenizer is for a plain Keras model, and this one has its own: leave it out."
-
 
 def generate(
     model: Model,
     prompt: str,
     *,
     record: "TaskRecord | None" = None,
-    tokenizer: str | Sequence[str] | None = None,
+    vocabulary: Vocabulary | None = None,
     max_tokens: int = 400,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -60,11 +58,14 @@ def generate(
     to generate piece by piece, several texts at once, or on a GPU.
 
     Args:
-        model: A text model's `.keras` or `.cell` file, the result of `load`, or a next-token Keras model.
+        model: A text model's `.keras` or `.cell` file, the result of `load`, or a next-token Keras model: from ids
+            (B, T), or one-hot vectors (B, T, V), to V logits or probabilities of each step or of the last.
         prompt: The text to continue; at least one character.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        tokenizer: What the ids of a Keras model without a record mean: "bytes", the path of a tokenizer.json, or a
-            list of its characters in the order of their code points, as `sorted(set(text))` gives it.
+        vocabulary: What the ids, or the places of one-hot vectors, of a model without a record mean: the path of the
+            text that it was trained on, for sorted(set(text)), or, where that is what fits, sorted(set(text.lower()));
+            a list of characters in the order of their ids; a dictionary from characters to ids or back; the path of a
+            JSON file with one of these, or of a tokenizer.json; or "bytes".
         max_tokens: The most characters (or bytes, or tokens) to generate.
         temperature: Divides the logits; 0 always takes the likeliest token.
         top_k: Draws from the k likeliest tokens only.
@@ -81,14 +82,16 @@ def generate(
             Any but "float32" requires the engine. A packed model has its own.
 
     Raises:
-        ConfigError: The prompt is empty, a setting is out of range, or two of them contradict each other.
+        ConfigError: The prompt is empty, a setting is out of range, two of them contradict each other, or a model
+            without a record has no vocabulary.
         DataError: The prompt has a character that the model never saw, or there is no such file.
         ModelError: The model is for another task, cannot be stepped (by the named implementation, if one is named),
-            or its vocabulary differs from its tokenizer's.
+            or predicts another number of ids than its vocabulary has.
         BackendError: A package or a device that is needed is missing; the message says which.
 
     Example:
         >>> cellerate.generate("book.keras", "Well, Prince,", temperature=0.8, seed=7)
+        >>> cellerate.generate(my_model, "Well, Prince,", vocabulary="book.txt")
     """
     rules = sampling_rules(
         temperature=temperature,
@@ -100,8 +103,8 @@ def generate(
     )
     opened = open_model(model, record)
     if isinstance(opened, PackedModel):
-        if tokenizer is not None:
-            raise ConfigError(_OWN_TOKENIZER)
+        if vocabulary is not None:
+            opened = opened.with_vocabulary(vocabulary)
         check_choice("implementation", implementation, get_args(Implementation))
         check_choice("precision", precision, PRECISIONS)
         check_implementation(implementation, opened.device)
@@ -109,21 +112,11 @@ def generate(
             raise ConfigError(f"precision is {precision!r}, but the packed model is of {opened.precision}.")
         return "".join(opened.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop))
     from cellerate.tasks.generating import generate_text
-    from cellerate.tasks.text import TextModel, text_model_of
+    from cellerate.tasks.text import text_model_of
 
     network, found, name = opened
-    if tokenizer is not None:
-        if found is not None:
-            raise ConfigError(_OWN_TOKENIZER)
-        text_model = TextModel(network, tokenizer_named(tokenizer), {})
-    else:
-        if found is None:
-            raise ConfigError(
-                f"{name} says nothing of its characters: give tokenizer, or the path of a model that Cellerate trained."
-            )
-        text_model = text_model_of(network, record_for(found, "text", name))
     pieces = generate_text(
-        text_model,
+        text_model_of(network, found, name, vocabulary),
         prompt,
         max_tokens=max_tokens,
         rules=rules,

@@ -7,12 +7,14 @@ from typing import Any
 import keras
 
 import cellerate
-from cellerate.errors import ConfigError
+from cellerate.data.vocabulary import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
+from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.autoencoder import with_vectors
 from cellerate.models.storage import TaskRecord, load_model
 from cellerate.program import PRECISIONS, Program
 from cellerate.runtime.cell import Cell, narrowed, write_cell
+from cellerate.runtime.decoder_chain import chain_of, widths
 from cellerate.runtime.packed import PackedModel
 
 
@@ -22,6 +24,7 @@ def pack(
     *,
     precision: str = "float32",
     record: TaskRecord | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> None:
     """Writes a model into a `.cell` file, whole or not at all; `cellerate.load` opens it.
 
@@ -30,15 +33,19 @@ def pack(
         output: Must end in ".cell".
         precision: How the matrices are kept: "float32", "bfloat16" or "int8".
         record: The record, as `load_model` returns it, of a model that is not given as a file.
+        vocabulary: What the ids, or the places of one-hot vectors, of your own text model mean, as
+            `cellerate.generate` takes it; kept in the file, which then needs nothing more to generate.
 
     Raises:
         ConfigError: The output has another suffix, the precision is unknown, or `record` is given with a file.
+        DataError: The vocabulary cannot be used.
         ModelError: The file is damaged, or the model cannot be packed; the message names all layers and all reasons,
-            and nothing is written.
+            and nothing is written. With a vocabulary: the model is not a next-token model of that size.
         OutputError: The file could not be written.
 
     Example:
         >>> cellerate.pack("book.keras", "book.cell", precision="int8")
+        >>> cellerate.pack(model, "mine.cell", vocabulary="book.txt")
     """
     target = Path(output)
     if target.suffix != ".cell":
@@ -49,7 +56,10 @@ def pack(
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
         model, record = load_model(model)
-    write_cell(target, _program(model, record), precision=precision, header=_header(model, record))
+    program = _program(model, record)
+    if vocabulary is not None:
+        record = _with_vocabulary(program, record, vocabulary)
+    write_cell(target, program, precision=precision, header=_header(model, record))
 
 
 def packed(
@@ -83,6 +93,19 @@ def packed(
 def _program(model: keras.Model, record: TaskRecord | None) -> Program:
     # The vectors of a line model must be an output too.
     return read_program(with_vectors(model) if record is not None and record.task == "embed" else model)
+
+
+def _with_vocabulary(program: Program, record: TaskRecord | None, vocabulary: Vocabulary) -> TaskRecord:
+    """The record of a text model that has none."""
+    if record is not None:
+        raise ConfigError(HAS_OWN_VOCABULARY)
+    ids, logits = widths(chain_of(program))
+    tokenizer = open_vocabulary(vocabulary, logits)
+    if ids != logits:
+        raise ModelError(
+            f"the model reads {ids:,} different ids and predicts {logits:,}: a text model has as many of both."
+        )
+    return TaskRecord("text", {"tokenizer": tokenizer.to_config()})
 
 
 def _header(model: keras.Model, record: TaskRecord | None) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import EncodedText, open_text
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.data.tokenizers import tokenizer_from_config
+from cellerate.data.vocabulary import HAS_OWN_VOCABULARY, Vocabulary, open_vocabulary
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.models.rewrite import same_layers
-from cellerate.models.storage import TaskRecord, load_model, save_model
+from cellerate.models.storage import TaskRecord, check_task, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.settings import check_number
 from cellerate.tasks.packing import packed
@@ -72,13 +73,44 @@ def load_text_model(path: str | Path) -> TextModel:
         ModelError: The file is damaged, its model is for another task, or it holds no tokenizer.
     """
     model, record = load_model(path, need_task="text")
-    assert record is not None  # noqa: S101 (a model without one is refused above)
-    return text_model_of(model, record)
+    return text_model_of(model, record, str(path))
 
 
-def text_model_of(model: keras.Model, record: TaskRecord) -> TextModel:
-    """Like `load_text_model`, for a model that is already open. Raises the same `ModelError`."""
-    return TextModel(model, _tokenizer(record), record.payload)
+def text_model_of(
+    model: keras.Model, record: TaskRecord | None, name: str, vocabulary: Vocabulary | None = None
+) -> TextModel:
+    """A text model that is already open.
+
+    Args:
+        model: The model.
+        record: Its record; None for a model that Cellerate did not train.
+        name: What messages call it.
+        vocabulary: What the ids of a model without a record mean, as `cellerate.generate` takes it.
+
+    Raises:
+        ConfigError: There is neither a record nor a vocabulary, or there are both.
+        DataError: The vocabulary cannot be used.
+        ModelError: The model is for another task, its record holds no tokenizer, or it predicts another number of ids
+            than the vocabulary has.
+    """
+    if record is not None:
+        check_task(name, record, "text")
+        if vocabulary is not None:
+            raise ConfigError(HAS_OWN_VOCABULARY)
+        return TextModel(model, _tokenizer(record), record.payload)
+    if vocabulary is None:
+        raise ConfigError(
+            f"{name} does not say which characters its ids mean: give it the text that it was trained on, such as "
+            "vocabulary='book.txt', or a list of the characters in the order of their ids."
+        )
+    outputs: Any = model.outputs or ()
+    size = outputs[0].shape[-1] if len(outputs) == 1 else None
+    if size is None:
+        raise ModelError(
+            f"{name} is not a next-token model, which has one output of as many values as there are different ids."
+        )
+    tokenizer = open_vocabulary(vocabulary, size)
+    return TextModel(model, tokenizer, {"tokenizer": tokenizer.to_config()})
 
 
 def train_on_text(
