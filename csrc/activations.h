@@ -197,8 +197,8 @@ constexpr bool derivative_from_value(const Activation& of) {
       return Simd::where_greater(x, zero, x, each_lane(x, [=](float v) { return parameter * expm1f(v); }));
     case Activation::kCelu:
     case Activation::kCeluOfBothSides:
-      return Simd::where_greater(
-          x, zero, x, each_lane(x, [=](float v) { return parameter * expm1f(v / parameter); }));
+      return Simd::where_greater(x, zero, x,
+                                 each_lane(x, [=](float v) { return parameter * expm1f(v / parameter); }));
     case Activation::kSelu:
     case Activation::kSeluFromAbove:
       return Simd::mul(

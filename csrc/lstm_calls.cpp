@@ -6,17 +6,10 @@
 namespace cellerate {
 namespace {
 
-constexpr const char* kOptions[] = {"activation",
-                                    "its first parameter",
-                                    "its second parameter",
-                                    "its third parameter",
-                                    "recurrent_activation",
-                                    "its first parameter",
-                                    "its second parameter",
-                                    "its third parameter",
-                                    "masked_output",
-                                    "go_backwards",
-                                    "return_sequences"};
+constexpr const char* kOptions[] = {"activation",           "its first parameter",  "its second parameter",
+                                    "its third parameter",  "recurrent_activation", "its first parameter",
+                                    "its second parameter", "its third parameter",  "masked_output",
+                                    "go_backwards",         "return_sequences"};
 constexpr const char* kForwardArguments[] = {"x",  "ids", "embeddings", "kernel",  "recurrent_kernel", "bias",
                                              "h0", "c0",  "mask",       "dropout", "recurrent_dropout"};
 constexpr const char* kForwardResults[] = {"outputs", "h_T", "c_T", "reserve"};

@@ -290,7 +290,8 @@ class ForwardJob {
       if constexpr (kGates) {
         for (int j = 0; j < 4; ++j) value[j] = (j == 2 ? candidate : gate).value(sum[j], e[j]);
         next.c = Simd::fma(value[1], Simd::load(cell(panel, row)), Simd::mul(value[0], value[2]));
-        next.h = Simd::mul(value[3], activate(kUsual ? Activation(Activation::kTanh) : in_.activation, next.c));
+        next.h =
+            Simd::mul(value[3], activate(kUsual ? Activation(Activation::kTanh) : in_.activation, next.c));
       } else {
         next = usual_cell(sum[0], sum[1], sum[2], sum[3], Simd::load(cell(panel, row)));
       }

@@ -26,7 +26,8 @@ using ActivationCodes = std::vector<int64_t>;  // its code, and the bits of its 
 // masked_output; go_backwards, return_sequences, ids, cell; number
 using Node =
     std::tuple<int, std::vector<int32_t>, std::tuple<int64_t, int64_t>, std::tuple<Weights, Weights, Weights>,
-               std::tuple<ActivationCodes, ActivationCodes, int, int>, std::tuple<bool, bool, bool, bool>, float>;
+               std::tuple<ActivationCodes, ActivationCodes, int, int>, std::tuple<bool, bool, bool, bool>,
+               float>;
 using Shapes = std::vector<std::tuple<int64_t, int64_t>>;
 using Inputs = std::vector<nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 using Outputs = std::vector<nb::ndarray<float, nb::c_contig, nb::device::cpu>>;
