@@ -22,12 +22,7 @@ from cellerate.machine.environment import keep_freed_memory
 from cellerate.models.rewrite import same_layers, with_dtype_policy
 from cellerate.training.beginning import Begin, begun, checkpoint_to_resume, layers_held, progress_of
 from cellerate.training.callback_list import WhenDue, check_callbacks
-from cellerate.training.callbacks import (
-    Conductor,
-    EarlyStopping,
-    Interrupted,
-    ReduceLROnPlateau,
-)
+from cellerate.training.callbacks import Conductor, Interrupted
 from cellerate.training.checkpoint import (
     Checkpoint,
     Position,
@@ -40,8 +35,9 @@ from cellerate.training.history import write_history
 from cellerate.training.kernels_used import kernels_used
 from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
-from cellerate.training.precision import PrecisionTrial, choose_precision, fastest_precision
+from cellerate.training.precision import precision_for
 from cellerate.training.probe import end_probe, is_probe
+from cellerate.training.resumable import EarlyStopping, ReduceLROnPlateau
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
@@ -179,7 +175,9 @@ def train(
         told = ""
         if checkpoint is None:
             told = begun(begin, model, progress, processes)
-            progress.precision = _precision(model, source, loss, settings, display, processes)
+            progress.precision = precision_for(
+                model, source, loss=loss, settings=settings, display=display, processes=processes
+            )
         if progress.precision != "float32":
             model = with_dtype_policy(model, progress.precision)
         accelerate(model, settings.implementation, sum_embedding_gradients=True)
@@ -350,29 +348,3 @@ def _fit_parts(
         if trainer.stop_training:
             return True
     return False
-
-
-def _precision(
-    model: keras.Model,
-    source: BatchSource,
-    loss: Any,
-    settings: TrainingSettings,
-    display: Display,
-    processes: Processes,
-) -> str:
-    """The dtype policy to train in: the requested one, or the one a trial chooses."""
-    if settings.precision != "auto":
-        return settings.precision
-
-    def on_trial(trial: PrecisionTrial) -> None:
-        found = trial.error or f"{trial.step_ms:.1f} ms a step, loss {trial.loss:.4f}"
-        display.message(f"precision trial: {trial.policy}: {found}")
-
-    _, trials = choose_precision(
-        model, processes.share(source), loss=loss, settings=settings, on_trial=on_trial
-    )
-    # Each process has measured for itself, and all must train in the same.
-    fastest = trials.index(fastest_precision(trials))
-    chosen = trials[processes.of_first(fastest)].policy
-    display.message(f"precision: {chosen}")
-    return chosen

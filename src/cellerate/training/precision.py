@@ -16,6 +16,8 @@ from cellerate.data.batches import BatchSource
 from cellerate.errors import in_a_line
 from cellerate.layers.accelerate import accelerate
 from cellerate.models.rewrite import with_dtype_policy
+from cellerate.training.display import Display
+from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
 
@@ -110,3 +112,39 @@ def _try_policy(
             raise
         return PrecisionTrial(policy, None, None, in_a_line(error))
     return PrecisionTrial(policy, 1e3 * trial.steps.median_s, trial.loss)
+
+
+def precision_for(
+    model: keras.Model,
+    source: BatchSource,
+    *,
+    loss: Any,
+    settings: TrainingSettings,
+    display: Display,
+    processes: Processes,
+) -> str:
+    """The dtype policy to train in: the requested one, or the one that a trial chooses.
+
+    Args:
+        model: The model to train, in float32. It is not changed.
+        source: The training batches.
+        loss: The loss.
+        settings: The run's settings.
+        display: Shows the trials.
+        processes: Those that train together.
+    """
+    if settings.precision != "auto":
+        return settings.precision
+
+    def on_trial(trial: PrecisionTrial) -> None:
+        found = trial.error or f"{trial.step_ms:.1f} ms a step, loss {trial.loss:.4f}"
+        display.message(f"precision trial: {trial.policy}: {found}")
+
+    _, trials = choose_precision(
+        model, processes.share(source), loss=loss, settings=settings, on_trial=on_trial
+    )
+    # Each process has measured for itself, and all must train in the same.
+    fastest = trials.index(fastest_precision(trials))
+    chosen = trials[processes.of_first(fastest)].policy
+    display.message(f"precision: {chosen}")
+    return chosen
