@@ -1,4 +1,4 @@
-from cellerate.cli.figures import in_options, show_figures, shown
+from cellerate.cli.figures import in_options, judged_on, show_figures, shown
 
 
 def errors(value, **more):
@@ -77,3 +77,9 @@ def test_sentences_of_the_library_name_options():
 def test_figure_that_is_not_known_is_a_dash():
     assert shown(None) == "-"
     assert shown(12_345_678.9) == "1.2346e+07"
+
+
+def test_judged_on_says_of_a_sample_what_it_is_of():
+    assert judged_on({"windows": 1000}, "windows", "windows") == "1,000 windows"
+    said = judged_on({"windows": 1000, "sampled_from": 20000}, "windows", "windows")
+    assert said == "1,000 of 20,000 windows, spread evenly, for lack of time"

@@ -767,6 +767,16 @@ def test_diverged_training_ends_with_7(cellerate, here, small):
     assert not list(here.glob("m.keras"))
 
 
+def test_time_limits_are_said_with_what_was_judged(cellerate, here, small):
+    words = ["train", "series", "s.csv", "-o", "m.keras", *small["series"]]
+    code, out, err = cellerate(*words, "--max-seconds", "60", "--time-budget", "600")
+    assert code == 0
+    assert "time: at most 1 min 00 s of training, about 10 min 00 s in all" in err
+    assert "for lack of time" not in out
+    code, out, _ = cellerate(*words, "--max-seconds", "60", "--overwrite", "--json", "-q")
+    assert json.loads(out)["training"]["judged"] is None
+
+
 def test_unfinished_run_is_not_buried_and_other_settings_do_not_resume_it(cellerate, here, small):
     words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q"]
     code, _, err = cellerate(*words, "--epochs", "500", "--max-seconds", "0.2")

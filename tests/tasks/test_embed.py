@@ -20,6 +20,7 @@ from cellerate.tasks.embed import (
     train_on_lines,
 )
 from cellerate.tasks.settings import AutoencoderArchitecture, LineOptions
+from cellerate.training import time_limits
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -255,3 +256,26 @@ def test_model_of_another_task_and_damaged_records_raise(tmp_path):
 def test_options_with_a_wrong_value_raise_naming_it(name, value):
     with pytest.raises(ConfigError, match=name):
         LineOptions(**{name: value})
+
+
+def test_lines_are_judged_on_a_sample_where_time_is_short(untrained):
+    lines = ["abc", "a", "ccba", "bbbbbb", "cab"] * 4
+    whole = evaluate_lines(untrained, lines, batch_size=2)
+    assert evaluate_lines(untrained, lines, batch_size=2, seconds=3600.0) == pytest.approx(whole)
+    assert "sampled_from" not in whole
+    short = evaluate_lines(untrained, lines, batch_size=2, seconds=0.0)
+    assert (short["lines"], short["sampled_from"]) == (2, 20)
+
+
+def test_training_under_a_time_limit_judges_a_sample_of_the_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(time_limits, "_LEAST_S", 0.0)
+    (tmp_path / "lines.txt").write_text("\n".join(LINES * 20) + "\n")
+    run = train_on_lines(
+        LineOptions(path=tmp_path / "lines.txt", batch_size=4, max_length=10, validation_fraction=0.5),
+        tmp_path / "m.keras",
+        architecture=AutoencoderArchitecture(embedding=6, units=8, latent=12),
+        training=TrainingSettings(epochs=1, max_seconds=1e-9),
+    )
+    assert run.training.judged.items == 16
+    assert run.evaluation["sampled_from"] == 40
+    assert run.evaluation["lines"] == 4

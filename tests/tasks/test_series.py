@@ -10,10 +10,13 @@ from cellerate.data.series import open_series
 from cellerate.errors import ConfigError, DataError, ModelError, OutputError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
+from cellerate.runtime.calibrating import thinned
+from cellerate.tasks import intervals
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
+from cellerate.training import time_limits
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -521,3 +524,35 @@ def test_model_of_business_days_notes_that_for_short_files(tmp_path):
     options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["load"])
     plain = _plain_options(options, open_series(options.paths, targets=["load"]))
     assert (plain["frequency"], plain["season"], plain["series_column"]) == ("business-day", 5, ())
+
+
+def test_training_under_a_time_limit_judges_a_sample_of_every_part_and_says_of_how_many(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(time_limits, "_LEAST_S", 0.0)
+    path = write(tmp_path / "long.csv", date=hours(3000), load=wave(3000))
+    seen = []
+    monkeypatch.setattr(
+        intervals,
+        "thinned",
+        lambda origins, *most: seen.append((len(origins), *most)) or thinned(origins, *most),
+    )
+    run = train_on_series(
+        options(path),
+        tmp_path / "m.keras",
+        architecture=ForecastArchitecture(units=8, dropout=0.0),
+        training=TrainingSettings(max_seconds=1e-9),
+    )
+    assert run.training.judged == (4 * 16, 19 * 16)
+    every = 600 - HORIZON + 1
+    assert run.test["sampled_from"] == every
+    assert run.test["windows"] == 256
+    assert (every, 256) in seen
+    assert run.test["intervals"]
+    # Calibrated on as many windows as each epoch was judged on.
+    calibration = load_series_model(tmp_path / "m.keras").calibration
+    assert calibration.windows == 64 - HORIZON + 1
+    # Only training has a limit: what is judged later is judged whole.
+    again = evaluate_forecaster(load_series_model(tmp_path / "m.keras").forecaster, [path])
+    assert again["windows"] == every
+    assert "sampled_from" not in again

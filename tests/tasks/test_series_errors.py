@@ -1,11 +1,15 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from cellerate.data.series import open_series
 from cellerate.errors import ConfigError
 from cellerate.runtime.packed import PackedModel
+from cellerate.tasks import series_errors
 from cellerate.tasks.metrics import central_intervals
 from cellerate.tasks.opening import forecaster_of
+from cellerate.tasks.series_errors import baselines_for, forecaster_report, judge_windows, part_of
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from support import packed_forecaster
 from support.packed_forecaster import HORIZON, WINDOW
@@ -132,3 +136,31 @@ def test_forecasts_at_origins_see_only_the_window_before_each(path):
     made = model.forecast_at(data, np.array([WINDOW, 40]))
     expected = [packed.forecast(data.values[o - WINDOW : o, :2]) for o in (WINDOW, 40)]
     np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_windows_are_judged_on_a_sample_where_time_is_short_and_on_all_where_it_is_not(path, monkeypatch):
+    monkeypatch.setattr(series_errors, "_BATCH", 5)
+    model = forecaster_of(opened(path))
+    data = model.open([path])
+    judged = part_of(model, data, "held-out")
+    baselines = baselines_for(model, judged)
+    whole = judge_windows(model, judged.part, baselines)
+    every = int(whole.windows.sum())
+    assert every > 3 * 5
+    in_time = judge_windows(model, judged.part, baselines, seconds=3600.0)
+    assert in_time.windows.tolist() == whole.windows.tolist()
+    for name, sums in whole.sums.items():
+        np.testing.assert_allclose(in_time.sums[name], sums, rtol=1e-9)
+    counted = []
+    short = judge_windows(model, judged.part, baselines, lambda *done: counted.append(done), seconds=0.0)
+    assert counted == [(5, every)]
+    assert short.windows.tolist() == [5, 0]
+    # The windows of one batch: with a part that ends there they are all.
+    (first, begin, _), *_ = judged.part.bounds
+    few = dataclasses.replace(judged.part, bounds=((first, begin, begin + 5 + HORIZON - 1),))
+    alone = judge_windows(model, few, baselines)
+    for name, sums in alone.sums.items():
+        np.testing.assert_allclose(short.sums[name][:1], sums, rtol=1e-9)
+    report = forecaster_report(model, judged, baselines, short)
+    assert report["windows"] == 5
+    assert len(report["by_series"]) == 1

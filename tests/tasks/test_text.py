@@ -16,6 +16,7 @@ from cellerate.tasks.text import (
     load_text_model,
     train_on_text,
 )
+from cellerate.training import time_limits
 from cellerate.training.display import Display
 from cellerate.training.settings import TrainingSettings
 
@@ -486,3 +487,18 @@ def test_saved_model_opens_as_plain_keras(trained):
     model = keras.saving.load_model(trained[0])
     assert model.output_shape == (None, None, V)
     assert load_model(trained[0])[1].task == "text"
+
+
+def test_training_under_a_time_limit_judges_its_model_on_a_sample_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(time_limits, "_LEAST_S", 1e-6)
+    (tmp_path / "text.txt").write_text(TEXT * 3)
+    run = train_on_text(
+        options(tmp_path / "text.txt", validation_fraction=0.5),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=4, units=8),
+        training=TrainingSettings(epochs=1, max_seconds=1e-5),
+    )
+    found = run.evaluation
+    assert found["tokens"] == run.training.judged.items == 4 * 16 * LENGTH
+    assert found["sampled_from"] == len(TEXT * 3) // 2 - 1
+    assert found["nats_per_token"] == pytest.approx(run.training.best, rel=1e-5)

@@ -404,6 +404,17 @@ def test_batch_is_looked_at_at_once_after_a_signal_the_time_or_a_pause(conductor
     assert conductor.due(7)
 
 
+def test_time_of_judging_is_not_time_of_training(conductor, monkeypatch):
+    monkeypatch.setattr(conductor, "_begin_states", lambda: None)
+    conductor._deadline = time.perf_counter() + 0.05
+    conductor.on_test_begin()
+    time.sleep(0.1)
+    conductor.on_test_end()
+    assert not conductor.due(7)
+    time.sleep(0.05)
+    assert conductor.due(7)
+
+
 def test_steps_that_are_taken_up_long_before_they_are_done_are_looked_at_as_often_as_their_pace_asks(
     conductor, monkeypatch
 ):

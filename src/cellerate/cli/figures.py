@@ -74,6 +74,19 @@ def show_figures(report: Mapping[str, Any], rank: int = 10) -> None:
     emit(in_options(report["verdict"]["sentence"]))
 
 
+def judged_on(report: Mapping[str, Any], judged: str, unit: str) -> str:
+    """Says on how much of the held-out data a model was judged.
+
+    Args:
+        report: The figures, with `sampled_from` if they are of a sample.
+        judged: The name of the figure that says how much was judged.
+        unit: What is judged, as "windows".
+    """
+    if "sampled_from" not in report:
+        return f"{report[judged]:,} {unit}"
+    return f"{report[judged]:,} of {report['sampled_from']:,} {unit}, spread evenly, for lack of time"
+
+
 def in_options(told: str) -> str:
     """A sentence of the library with the option in place of the argument."""
     told = re.sub(r"\((window|calendar|future)\)", r"(--\1)", told)

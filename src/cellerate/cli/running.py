@@ -142,6 +142,7 @@ def training_report(result: "TrainingResult") -> dict[str, Any]:
         "seconds": result.seconds,
         "precision": result.precision,
         "kernels": result.kernels,
+        "judged": result.judged and result.judged._asdict(),
         "history": list(result.history),
     }
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cellerate.cli.figures import judged_on
 from cellerate.cli.options import (
     Backend,
     Config,
@@ -63,6 +65,7 @@ def train_embed(
 
         cellerate train embed products.jsonl --field title -o titles.keras
     """
+    began = time.perf_counter()
     start_training(backend, parallel, [str(lines)], output, quiet)
     from cellerate.tasks.embed import train_on_lines
 
@@ -75,6 +78,7 @@ def train_embed(
         resume=resume,
         overwrite=overwrite,
         display=training_display(quiet),
+        began=began,
     )
     if run.truncated and not quiet:
         note(
@@ -83,10 +87,11 @@ def train_embed(
     if json:
         emit_json({"training": training_report(run.training), "held_out": run.evaluation})
     elif run.evaluation is not None:
+        judged = judged_on(run.evaluation, "lines", "lines")
         emit(
             f"held-out lines: {run.evaluation['token_accuracy']:.1%} of characters right with all before them "
             f"given, {run.evaluation['free_token_accuracy']:.1%} written freely, "
-            f"{run.evaluation['exact_lines']:.1%} of lines whole"
+            f"{run.evaluation['exact_lines']:.1%} of lines whole; judged on {judged}"
         )
     finish_training(
         run.training,

@@ -2,13 +2,14 @@
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cellerate.cli.backend import arrow_without_pandas
-from cellerate.cli.figures import Rank, show_figures
+from cellerate.cli.figures import Rank, judged_on, show_figures
 from cellerate.cli.options import (
     Backend,
     Config,
@@ -81,6 +82,7 @@ def train_series(
         cellerate train series sales.parquet --target units --series-column shop --quantile 0.1 --quantile 0.5
         --quantile 0.9 -o sales.keras
     """
+    began = time.perf_counter()
     from cellerate.machine.environment import package_version
 
     if plot is not None:
@@ -107,6 +109,7 @@ def train_series(
             reading=reading,
             table=spoken(table, quiet),
             tell=None if quiet else tell,
+            began=began,
         )
     chart = None
     if plot is not None and not run.examples:
@@ -121,7 +124,7 @@ def train_series(
             {"training": training_report(run.training), "test": run.test, "chart": chart and str(chart)}
         )
     elif run.test is not None:
-        emit(f"test part, {run.test['windows']:,} windows")
+        emit(f"test part, {judged_on(run.test, 'windows', 'windows')}")
         show_figures(run.test, rank)
     if chart is not None and not quiet:
         note(f"chart: {chart}")

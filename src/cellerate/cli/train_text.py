@@ -2,11 +2,13 @@
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cellerate.cli.figures import judged_on
 from cellerate.cli.options import (
     Backend,
     Config,
@@ -86,6 +88,7 @@ def train_text(
 
         cellerate train text book.txt -o book.keras --resume
     """
+    began = time.perf_counter()
     if preset is not None:
         chosen = preset_options(preset, _given(context), model=model)
         sizes = {name: value for name, value in chosen.items() if hasattr(architecture, name)}
@@ -129,6 +132,7 @@ def train_text(
             display=training_display(quiet),
             reading=reading,
             on_ready=on_ready,
+            began=began,
         )
     report = {"training": training_report(run.training), "held_out": run.evaluation}
     if sample is not None and run.training.here and run.training.status != "interrupted":
@@ -136,10 +140,13 @@ def train_text(
     if json:
         emit_json(report)
     elif run.evaluation is not None:
-        emit(f"held-out: {run.evaluation['bits_per_character']:.3f} bits per character")
+        evaluation = run.evaluation
+        emit(f"held-out: {evaluation['bits_per_character']:.3f} bits per character")
+        if "sampled_from" in evaluation:
+            emit(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
         if not quiet:
             note(
-                f"for comparison: {run.evaluation['unigram_bits_per_character']:.2f} by how often each of the "
+                f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the "
                 f"{run.tokenizer.unit} occurs alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"
             )
     finish_training(

@@ -45,7 +45,7 @@ class Refit:
         told = {name: value for name, value in payload.get("training", {}).items() if name in known}
         settings = TrainingSettings(**told)
         self._settings = dataclasses.replace(
-            settings, epochs=epochs or settings.epochs, max_seconds=max_seconds, track=()
+            settings, epochs=epochs or settings.epochs, max_seconds=max_seconds, time_budget=None, track=()
         )
 
     def __call__(self, part: SeriesPart, fold: int) -> SeriesForecaster:

@@ -1,6 +1,8 @@
 """The embed task: train a sequence autoencoder on lines, turn lines into vectors, and write lines back."""
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from cellerate.data.line_files import read_lines
 from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches
 from cellerate.data.pipeline import KerasBatches
+from cellerate.data.sampled import SampledBatches, spread_order
 from cellerate.errors import DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
@@ -22,6 +25,7 @@ from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
+from cellerate.training.time_limits import TimeLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ def train_on_lines(
     overwrite: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     display: Display | None = None,
+    began: float | None = None,
 ) -> EmbedRun:
     """Trains a sequence autoencoder on lines.
 
@@ -100,11 +105,13 @@ def train_on_lines(
         overwrite: Replaces a model or an unfinished run of the same name.
         callbacks: Keras callbacks of your own; see `training.loop.train`.
         display: Shows the progress.
+        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Raises:
         CellerateError: Anything wrong with the lines, the settings, the model or the output.
     """
     training = training or TrainingSettings()
+    limits = TimeLimits.of(training, began)
     check_start(output, resume=resume, overwrite=overwrite, track=training.track)
     lines = read_lines(
         data.path, column=data.column, field=data.field, errors=data.errors, encoding=data.encoding
@@ -161,12 +168,15 @@ def train_on_lines(
         callbacks=callbacks,
         display=display,
         bits="bits/character",
+        limits=limits,
     )
     evaluation = None
     if held_out and result.here and result.status != "interrupted":
         trained = LineModel(result.model, vocabulary, data.max_length, data.padding, payload)
         with apart():
-            evaluation = evaluate_lines(trained, held_out, batch_size=data.batch_size)
+            evaluation = evaluate_lines(
+                trained, held_out, batch_size=data.batch_size, seconds=limits.pass_s()
+            )
     return EmbedRun(result, evaluation, source.truncated)
 
 
@@ -230,14 +240,22 @@ def reconstruct_lines(line_model: LineModel, vectors: np.ndarray, *, length: int
     return [line_model.vocabulary.decode(_until_end(row)) for row in ids]
 
 
-def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256) -> dict[str, Any]:
+def evaluate_lines(
+    line_model: LineModel, lines: Sequence[str], *, batch_size: int = 256, seconds: float | None = None
+) -> dict[str, Any]:
     """Measures how well lines come back out of their vectors.
+
+    Args:
+        line_model: The model.
+        lines: The lines.
+        batch_size: Lines per batch.
+        seconds: The most seconds it may take, compiling left out: if all lines take longer, a sample is judged.
 
     Returns:
         `token_accuracy`: the share of characters (and line ends) predicted correctly when the model is given
         all true characters before them; `free_token_accuracy`: the same, compared position by position, when
         the model reads its own output; `exact_lines`: the share of lines that come back exactly; `lines`: their
-        number.
+        number, of a sample beside `sampled_from`, the number of all.
     """
     source = LineBatches(
         lines,
@@ -247,16 +265,13 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         padding=line_model.padding,
         errors="replace",
     )
-    judge = same_layers(line_model.model)
-    judge.compile(
-        loss=line_loss(),
-        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
-    )
-    forced = judge.evaluate(KerasBatches(source), verbose=0, return_dict=True)
     encode, decode = encoder_and_decoder(line_model.model)
     stepper = stepwise_decoder(decode)
-    right = total = exact = count = 0
-    for index in range(len(source)):
+    right = total = exact = count = judged = 0
+    deadline = math.inf
+    for index in range(len(source)) if seconds is None else spread_order(len(source)):
+        if time.perf_counter() > deadline:
+            break
         inputs, target, weight = source.batch(0, index)
         real = weight.any(axis=1)
         vectors = np.asarray(encode.predict_on_batch(inputs["source"]))
@@ -266,11 +281,22 @@ def evaluate_lines(line_model: LineModel, lines: Sequence[str], *, batch_size: i
         total += int(weight[real].sum())
         exact += int((hits.sum(axis=1) == weight.sum(axis=1))[real].sum())
         count += int(real.sum())
+        if not judged and seconds is not None:
+            deadline = time.perf_counter() + seconds
+        judged += 1
+    judge = same_layers(line_model.model)
+    judge.compile(
+        loss=line_loss(),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="token_accuracy")],
+    )
+    sample = source if judged == len(source) else SampledBatches(source, judged)
+    forced = judge.evaluate(KerasBatches(sample), verbose=0, return_dict=True)
     return {
         "token_accuracy": float(forced["token_accuracy"]),
         "free_token_accuracy": right / total,
         "exact_lines": exact / count,
         "lines": count,
+        **({} if sample is source else {"sampled_from": len(lines)}),
     }
 
 

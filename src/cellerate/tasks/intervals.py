@@ -33,7 +33,9 @@ _MOST = 8_192
 _MOST_NUMBERS = 1 << 25
 
 
-def calibrate(model: SeriesForecaster, split: SeriesSplit) -> tuple[Calibration, Scored] | None:
+def calibrate(
+    model: SeriesForecaster, split: SeriesSplit, most: int | None = None
+) -> tuple[Calibration, Scored] | None:
     """Takes the scores of the validation part.
 
     With several series, scores are in scales of the window: one reach cannot be right for a series that sells two a
@@ -42,13 +44,14 @@ def calibrate(model: SeriesForecaster, split: SeriesSplit) -> tuple[Calibration,
     Args:
         model: The trained forecaster.
         split: Of the data that it was trained on.
+        most: The most windows to look at, where fewer are looked at than usually.
 
     Returns:
         What to keep with the model, and the forecasts that it comes from; None if the part has too few windows for any
         interval.
     """
     data, settings = split.train.data, model.settings
-    bounds = _cut(split.validation.bounds, _most(model), settings.horizon)
+    bounds = _cut(split.validation.bounds, _most(model, most), settings.horizon)
     usable = [one for one in bounds if max(one[1], one[0] + settings.window) < one[2]]
     if not usable:
         return None
@@ -73,6 +76,7 @@ def judge_intervals(
     calibration: Calibration,
     earlier: Scored | None = None,
     levels: Sequence[float] = LEVELS,
+    most: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """The coverage of intervals on a part, each calibrated on rows before its origin as `forecast` does it.
 
@@ -84,6 +88,7 @@ def judge_intervals(
         calibration: Of that model.
         earlier: Scores of rows before the part that may be calibrated on, too.
         levels: Those that the calibration has no scores for are left out.
+        most: The most windows to look at, where fewer are looked at than usually.
 
     Returns:
         See `interval_coverage`; empty if no window fits.
@@ -93,7 +98,7 @@ def judge_intervals(
     every = origins_of(part, settings.window, settings.horizon)
     if not len(every) or not levels:
         return {}
-    judged = thinned(every, _most(model))
+    judged = thinned(every, _most(model, most))
     found = score_origins(lambda some: model.forecast_at(data, some), data, settings, judged)
     reach = _reach_at(data, settings.horizon, calibration, found, earlier, levels, len(judged) / len(every))
     scale = calibration.divisor(found.spread)[:, None]
@@ -162,10 +167,10 @@ def _until(part: SeriesPart) -> int | float | None:
     return int(last.astype("datetime64[us]").astype(np.int64)) if times.dtype.kind == "M" else float(last)
 
 
-def _most(model: SeriesForecaster) -> int:
+def _most(model: SeriesForecaster, most: int | None) -> int:
     settings = model.settings
     numbers = settings.horizon * len(settings.reading["targets"]) * max(1, len(settings.quantiles))
-    return max(1, min(_MOST, _MOST_NUMBERS // numbers))
+    return max(1, min(_MOST if most is None else most, _MOST, _MOST_NUMBERS // numbers))
 
 
 def _cut(bounds: Sequence[tuple[int, int, int]], most: int, horizon: int) -> list[tuple[int, int, int]]:

@@ -42,6 +42,7 @@ from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
 from cellerate.training.stretches import ErrorByStretch
+from cellerate.training.time_limits import TimeLimits
 
 # Settings of reading, which a packed series has of its own.
 _PACKED_SETTINGS = (
@@ -148,6 +149,7 @@ def train_on_series(
     reading: Callable[[int, int], None] | None = None,
     table: TableOptions | None = None,
     tell: Callable[[str], None] | None = None,
+    began: float | None = None,
 ) -> SeriesRun:
     """Trains a forecaster.
 
@@ -165,11 +167,13 @@ def train_on_series(
         reading: Called while tables are read with the rows read and the rows in all, 0 if that is not known.
         table: How the tables are written, where that is not to be found out.
         tell: Called with a sentence for each thing worth knowing of how the tables were read.
+        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Raises:
         CellerateError: Anything wrong with the series, the settings, the model or the output.
     """
     training = training or TrainingSettings()
+    limits = TimeLimits.of(training, began)
     architecture = architecture or ForecastArchitecture()
     check_start(output, resume=resume, overwrite=overwrite, track=training.track)
     check_holidays(options.calendar, options.holidays)
@@ -224,6 +228,7 @@ def train_on_series(
         overwrite=overwrite,
         callbacks=callbacks,
         display=display,
+        limits=limits,
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
@@ -231,26 +236,33 @@ def train_on_series(
     calibrated = None
     if result.here and result.status != "interrupted":
         with apart():
-            calibrated = calibrate(trained.forecaster, split)
+            calibrated = calibrate(trained.forecaster, split, result.judged and result.judged.items)
         if calibrated is not None:
             payload["calibration"] = calibrated[0].to_config()
             trained = dataclasses.replace(trained, calibration=calibrated[0])
             save_model(result.model, output, TaskRecord("series", payload))
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         with apart():
-            test = _tested(trained.forecaster, split)
+            test = _tested(trained.forecaster, split, limits)
             if calibrated is not None:
-                test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated)
+                most = test["windows"] if "sampled_from" in test else None
+                test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)
             examples = _examples(trained, split.test)
     return SeriesRun(result, test, examples)
 
 
-def _tested(model: SeriesForecaster, split: SeriesSplit) -> dict[str, Any]:
-    """The figures of the test part; the baselines are fitted on the training part."""
+def _tested(model: SeriesForecaster, split: SeriesSplit, limits: TimeLimits) -> dict[str, Any]:
+    """The figures of the test part; the baselines are fitted on the training part.
+
+    Where a time limit leaves no time for all windows, `sampled_from` says how many there are.
+    """
     options = model.options
     judged = JudgedPart(split.test, "held-out", 0, "the test part, which training held out")
     baselines = Baselines.fit(split.train, options.window, options.horizon, options.season)
-    return forecaster_report(model, judged, baselines, judge_windows(model, split.test, baselines))
+    errors = judge_windows(model, split.test, baselines, seconds=limits.pass_s())
+    report = forecaster_report(model, judged, baselines, errors)
+    every = count_windows(split.test, options)
+    return report if report["windows"] == every else report | {"sampled_from": every}
 
 
 def series_loss(name: str, quantiles: Sequence[float]) -> keras.losses.Loss:

@@ -5,12 +5,15 @@ processes, and the pieces added up.
 """
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cellerate.data.gather import WindowIndex
+from cellerate.data.sampled import spread_order
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
@@ -244,8 +247,9 @@ def judge_windows(
     baselines: Baselines,
     progress: Progress | None = None,
     steps: StepErrors | None = None,
+    seconds: float | None = None,
 ) -> SeriesErrors:
-    """Judges a forecaster and the baselines on every window of a part.
+    """Judges a forecaster and the baselines on the windows of a part.
 
     Args:
         model: The forecaster.
@@ -253,6 +257,8 @@ def judge_windows(
         baselines: The forecasts to judge beside it.
         progress: Called after each batch with how many windows are done, and of how many.
         steps: Gets the errors of each step, too.
+        seconds: The most seconds it may take, compiling left out: if all windows take longer, a sample is judged,
+            spread evenly over the part. None judges every window.
 
     Raises:
         DataError: No window fits.
@@ -263,12 +269,11 @@ def judge_windows(
     targets = list(data.target_columns)
     spans = part.spans(settings.window)
     rows = settings.window + settings.horizon
-    windows = np.array([count_in(span, rows) for span in spans])
-    ends = windows.cumsum()
+    ends = np.array([count_in(span, rows) for span in spans]).cumsum()
     series = series_names(data, [begin for _, begin, _ in part.bounds])
     found = SeriesErrors.zeros(
         series,
-        windows,
+        np.zeros(len(spans), np.int64),
         ["model", *baselines.names(settings.window)],
         judging_of(model, data),
         baselines.scales_of(series, len(targets)),
@@ -276,17 +281,22 @@ def judge_windows(
     source = raw_windows(part, settings.window, settings.horizon, _BATCH)
     places = WindowIndex(np.array(spans), rows, 1)
     done, count = 0, int(ends[-1])
-    for index in range(len(source)):
+    deadline = math.inf
+    for index in range(len(source)) if seconds is None else spread_order(len(source)):
+        if time.perf_counter() > deadline:
+            break
         past, future, weight = source.batch(0, index)
         real = weight > 0
-        numbers = np.arange(done, done + int(real.sum()))
+        numbers = index * _BATCH + np.arange(int(real.sum()))
         # As many as in every batch, so that nothing is compiled for another shape.
         origins = places.starts(np.resize(numbers, len(weight))) + settings.window
         made = model.forecast_at(data, origins)[: len(numbers)]
         truth = future[real][..., targets].astype(np.float64)
+        stretch = np.searchsorted(ends, numbers, side="right")
+        np.add.at(found.windows, stretch, 1)
         others = add_errors(
             found,
-            np.searchsorted(ends, numbers, side="right"),
+            stretch,
             made,
             truth,
             past[real][..., targets].astype(np.float64),
@@ -295,6 +305,8 @@ def judge_windows(
         )
         if steps is not None:
             steps.add({"model": point_of(made, settings.quantiles), **others}, truth)
+        if not done and seconds is not None:
+            deadline = time.perf_counter() + seconds
         done += len(numbers)
         if progress is not None:
             progress(done, count)

@@ -14,6 +14,7 @@ import numpy as np
 
 from cellerate.data.decoding import READ_AS
 from cellerate.data.pipeline import KerasBatches
+from cellerate.data.sampled import SampledBatches
 from cellerate.data.text import EncodedText, open_text
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.data.tokenizers import tokenizer_from_config
@@ -34,6 +35,7 @@ from cellerate.training.parallel import Processes, apart
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.start import check_start
 from cellerate.training.telemetry import Sample
+from cellerate.training.time_limits import SampleSize, TimeLimits
 
 _NATS_PER_BIT = math.log(2)
 # Of a sample: the tokens it goes on from, those it makes, and how they are drawn.
@@ -49,7 +51,9 @@ class TextRun:
         tokenizer: The model's tokenizer.
         evaluation: `evaluate_text` of the best model on the held-out part, and beside it
             `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
-            occurs. None without a held-out part.
+            occurs. Where a time limit left no time to judge on all
+            of the part, `tokens` is how many were judged and `sampled_from` how many there are. None without a
+            held-out part.
     """
 
     training: TrainingResult
@@ -128,6 +132,7 @@ def train_on_text(
     display: Display | None = None,
     reading: Callable[[int, int], None] | None = None,
     on_ready: Callable[[TextModel], None] = lambda untrained: None,
+    began: float | None = None,
 ) -> TextRun:
     """Trains a next-character model.
 
@@ -145,6 +150,7 @@ def train_on_text(
         display: Shows the progress.
         reading: Called with the bytes read and the bytes in all while the text is encoded.
         on_ready: Called with the untrained model and its tokenizer just before training.
+        began: The time of `perf_counter` at which the command began, for `time_budget`; None for now.
 
     Returns:
         The run.
@@ -153,6 +159,7 @@ def train_on_text(
         CellerateError: Anything wrong with the text, the settings, the model or the output.
     """
     training = training or TrainingSettings()
+    limits = TimeLimits.of(training, began)
     display = display if display is not None and Processes().first else Display()
     check_number("sample_every", sample_every, at_least=1, whole=True, optional=True)
     check_start(output, resume=resume, overwrite=overwrite, track=training.track)
@@ -222,12 +229,13 @@ def train_on_text(
         bits=f"bits/{text.tokenizer.unit.removesuffix('s')}",
         sample=sample,
         sample_every=sample_every,
+        limits=limits,
     )
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
         trained = TextModel(result.model, text.tokenizer, payload)
         with apart():
-            evaluation = _evaluate(trained, tail, data.length, data.batch_size)
+            evaluation = _evaluate(trained, tail, data.length, data.batch_size, result.judged)
         unigram = split.unigram_bits() * len(tail) / max(1, evaluation["characters"])
         evaluation["unigram_bits_per_character"] = unigram
     return TextRun(result, text.tokenizer, evaluation)
@@ -313,7 +321,10 @@ def _sampler(
         return None
 
 
-def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: int) -> dict[str, Any]:
+def _evaluate(
+    text_model: TextModel, ids: np.ndarray, length: int, batch_size: int, judged: SampleSize | None = None
+) -> dict[str, Any]:
+    """The figures of a model on ids, or on as many of them as training was `judged` on."""
     tokenizer, model = text_model.tokenizer, text_model.model
     every_step = predicts_every_step(model)
     needed = 2 if every_step else length + 1
@@ -326,6 +337,11 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
         batch_size=model.inputs[0].shape[0] or batch_size,
         item=tokenizer.unit,
     )
+    sampled: dict[str, int] = {}
+    if judged is not None and (some := judged.items // source.items_per_batch) < len(source):
+        sampled = {"sampled_from": predicted}
+        source = SampledBatches(source, max(1, some))
+        predicted = len(source) * source.items_per_batch
     judge = same_layers(model)
     judge.compile(loss=text_loss(model))
     nats = float(judge.evaluate(KerasBatches(source), verbose=0))
@@ -338,4 +354,5 @@ def _evaluate(text_model: TextModel, ids: np.ndarray, length: int, batch_size: i
         "tokens": predicted,
         "characters": characters,
         "length": length,
+        **sampled,
     }

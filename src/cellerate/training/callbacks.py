@@ -47,6 +47,8 @@ class Progress:
         fixed: The names of layers that training leaves as they are.
         first: The validation loss and metrics of the model before the first epoch, if it was judged.
         first_by_stretch: Its error in each stretch of the validation part.
+        judged_batches: The validation batches that a time limit leaves time for; 0 for all.
+        judging_s: About how many seconds judging takes under a time limit.
     """
 
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -61,6 +63,8 @@ class Progress:
     fixed: list[str] = dataclasses.field(default_factory=list)
     first: dict[str, float] = dataclasses.field(default_factory=dict)
     first_by_stretch: list[float] = dataclasses.field(default_factory=list)
+    judged_batches: int = 0
+    judging_s: float = 0.0
 
 
 class Conductor(keras.callbacks.Callback):
@@ -85,6 +89,7 @@ class Conductor(keras.callbacks.Callback):
             one's clock and any one's signal decide.
         judge_first: Validation batches to judge the model on before the first epoch; None does not.
         stretched: The metric that knows the error of each stretch of the validation part, if there is one.
+        ends: The time of `perf_counter` at which training must end, besides the limit in the settings.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Conductor(keras.callbacks.Callback):
         processes: Processes,
         judge_first: BatchSource | None = None,
         stretched: ErrorByStretch | None = None,
+        ends: float = math.inf,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -132,6 +138,7 @@ class Conductor(keras.callbacks.Callback):
         self._looked = self._saved = time.perf_counter()
         self._next_look: float = math.inf
         self._deadline = math.inf
+        self._ends = ends
 
     def begin_part(self, start: int, resumed: Checkpoint | None, batches: KerasBatches) -> None:
         """Prepares for a call of `fit`; call it before each one.
@@ -156,17 +163,17 @@ class Conductor(keras.callbacks.Callback):
         if self._processes.several or done >= self._next_look:
             return done >= self._next_look
         now = time.perf_counter()
-        return self.stop_requested or now - self._looked >= _LOOK_EVERY_S or now >= self._deadline
+        return self.stop_requested or now - self._looked >= _LOOK_EVERY_S or self._late(now)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Starts the clock of the time limit, which counts training only."""
+        if self._judge_first is not None:
+            source, self._judge_first = self._judge_first, None
+            self._judge_start(source)
         if self._settings.max_seconds is not None and math.isinf(self._deadline):
             # What it took to begin counts, too.
             spent = 0.0 if self._resumed or self.progress.history else self.progress.seconds
             self._deadline = time.perf_counter() + self._settings.max_seconds - spent
-        if self._judge_first is not None:
-            source, self._judge_first = self._judge_first, None
-            self._judge_start(source)
 
     def _judge_start(self, source: BatchSource) -> None:
         """Makes the model before the first epoch the best one so far."""
@@ -258,10 +265,12 @@ class Conductor(keras.callbacks.Callback):
         self._processes.settle(self.model)
         self._begin_states()
         self._display.phase("validating")
+        self._judging_since = time.perf_counter()
 
     def on_test_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Ends the display of the validation."""
+        """Ends the display of the validation, whose time is not one of training."""
         self._display.phase("")
+        self._deadline += time.perf_counter() - self._judging_since
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Records the epoch, writes the model if it is the best so far, then the history and a checkpoint."""
@@ -323,11 +332,14 @@ class Conductor(keras.callbacks.Callback):
 
         They then look together at batch `look`.
         """
-        late = now >= self._deadline
+        late = self._late(now)
         save = now - self._saved >= self._settings.checkpoint_every_s
         *agreed, self._next_look = self._processes.most([self.stop_requested, late, save, look])
         stop, late, save = map(bool, agreed)
         return stop, late, save
+
+    def _late(self, now: float) -> bool:
+        return now >= min(self._deadline, self._ends)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes a file, in the first process only."""

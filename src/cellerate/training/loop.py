@@ -43,6 +43,7 @@ from cellerate.training.signals import stop_signals
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.telemetry import Sample, Telemetry
+from cellerate.training.time_limits import SampleSize, TimeLimits, judged_part
 from cellerate.training.trackers import check_trackers
 
 Status = Literal["finished", "stopped early", "time limit", "interrupted"]
@@ -67,6 +68,8 @@ class TrainingResult:
         precision: The dtype policy of the training.
         kernels: What computed it, as `kernels_used` says.
         here: Whether this process says and judges what came of it: of several that train together, the first.
+        judged: How much of the validation part each epoch was judged on, where a time limit leaves no time for all;
+            None for all of it.
     """
 
     model: keras.Model
@@ -80,6 +83,7 @@ class TrainingResult:
     precision: str
     kernels: str
     here: bool
+    judged: SampleSize | None = None
 
 
 def train(
@@ -102,6 +106,7 @@ def train(
     bits: str | None = None,
     sample: Callable[[keras.Model], Sample] | None = None,
     sample_every: int | None = None,
+    limits: TimeLimits | None = None,
 ) -> TrainingResult:
     """Trains `model` on `source`.
 
@@ -130,6 +135,7 @@ def train(
         bits: The name under which to show the loss in bits, if it is a cross-entropy in nats.
         sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
         sample_every: Shows a sample after so many steps, and after each epoch; None shows none.
+        limits: The time limits, which began earlier than this call; None makes them of the settings.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
@@ -149,6 +155,7 @@ def train(
         TrainingError: The loss is no longer a finite number.
     """
     output = Path(output)
+    limits = limits or TimeLimits.of(settings)
     check_trackers(settings.track)
     own_callbacks = check_callbacks(callbacks)
     processes = Processes()
@@ -189,12 +196,28 @@ def train(
         states = carried_states(model, source.batch_size) if carry_states else None
         # The trainer is compiled instead of `model`, so that the model's file holds no optimizer.
         trainer = states.model if states else same_layers(model, f"{model.name}_trainer")
-        trainer.compile(
-            optimizer=build_optimizer(settings, len(source), progress.precision),
+        compiled = functools.partial(
+            trainer.compile,
             loss=processes.loss(loss),
             weighted_metrics=list(metrics),
             jit_compile=settings.jit_compile,
         )
+        optimizer = build_optimizer(settings, len(source), progress.precision)
+        compiled(optimizer)
+        held_out, judged = judged_part(
+            trainer,
+            validation,
+            limits,
+            progress,
+            processes,
+            new=checkpoint is None and not is_probe(),
+            in_order=carry_states,
+        )
+        stretched = next((one for one in metrics if isinstance(one, ErrorByStretch)), None)
+        if stretched is not None and judged is not None and held_out is not None:
+            # What was compiled to measure the time knows another number of batches.
+            stretched.batches = len(held_out)
+            compiled(optimizer)
         if checkpoint is not None:
             restore(trainer, checkpoint)
         processes.replicate(trainer)
@@ -212,7 +235,6 @@ def train(
             show_samples=sample_every is not None,
         )
         display = telemetry if processes.first else Display()
-        held_out = processes.share(validation) if validation is not None else None
         monitor = "loss" if held_out is None else "val_loss"
 
         def save_best() -> None:
@@ -234,7 +256,8 @@ def train(
             identity=dict(identity),
             processes=processes,
             judge_first=held_out if told else None,
-            stretched=next((one for one in metrics if isinstance(one, ErrorByStretch)), None),
+            stretched=stretched,
+            ends=limits.training_ends(progress.judging_s),
         )
         watching: list[keras.callbacks.Callback] = []
         if settings.patience is not None:
@@ -249,15 +272,16 @@ def train(
                     factor=settings.plateau_factor,
                 )
             )
-        plan = Plan(
-            settings.epochs, len(source), source.items_per_batch, source.item, bits, settings.max_seconds
-        )
+        most_s = limits.training_s(settings, progress.judging_s)
+        plan = Plan(settings.epochs, len(source), source.items_per_batch, source.item, bits, most_s)
         with contextlib.ExitStack() as telling:
             if processes.first:
                 remove_unfinished(folder)
                 remove_unfinished(output)
                 telling.enter_context(telemetry)
             display.start(plan)
+            for said in limits.sentences(judged, source.item):
+                display.message(said)
             try:
                 with stop_signals(conductor, display):
                     stopped_early = _fit_parts(
@@ -304,6 +328,7 @@ def train(
             precision=progress.precision,
             kernels=kernels,
             here=processes.first,
+            judged=judged,
         )
 
 

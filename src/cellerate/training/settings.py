@@ -24,6 +24,7 @@ _FREE_ON_RESUME = frozenset(
     {
         "epochs",
         "max_seconds",
+        "time_budget",
         "checkpoint_every_s",
         "keep_checkpoints",
         "patience",
@@ -59,7 +60,9 @@ class TrainingSettings:
             "cellerate-cpu" and "cellerate-cuda" require them, "keras" leaves the layers to Keras.
         jit_compile: Keras's own argument: True, False or "auto".
         patience: Stops after this many epochs without a better validation loss; None never stops early.
-        max_seconds: Stops cleanly after this many seconds of training; None sets no limit.
+        max_seconds: Stops cleanly after this many seconds of training; None sets no limit. Under a limit, models are
+            judged on a sample where judging all held-out data would take more than a quarter of it.
+        time_budget: About how many seconds the whole run may take, reading and judging included; None sets no limit.
         checkpoint_every_s: Seconds between two checkpoints within an epoch.
         keep_checkpoints: How many of the last checkpoints stay on the disk: a damaged one is passed over.
         log_every: Steps between two points of the loss curve.
@@ -86,6 +89,7 @@ class TrainingSettings:
     jit_compile: bool | Literal["auto"] = "auto"
     patience: int | None = None
     max_seconds: float | None = None
+    time_budget: float | None = None
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 2
     log_every: int = 50
@@ -119,7 +123,8 @@ class TrainingSettings:
         check_number("momentum", self.momentum, at_least=0, below=1)
         check_number("final_rate", self.final_rate, at_least=0, at_most=1)
         check_number("plateau_factor", self.plateau_factor, above=0, below=1)
-        check_number("max_seconds", self.max_seconds, above=0, optional=True)
+        for name in ("max_seconds", "time_budget"):
+            check_number(name, getattr(self, name), above=0, optional=True)
         check_number("checkpoint_every_s", self.checkpoint_every_s, above=0)
         clips = ("clipnorm", "clipvalue", "global_clipnorm")
         for name in clips:

@@ -21,14 +21,14 @@ class ErrorByStretch(keras.metrics.Metric):
     """The mean absolute error, which also keeps that of each stretch of the batches.
 
     Args:
-        batches: How many there are.
+        batches: How many there are. What is compiled with one number keeps it.
         place: Of quantiles on the last axis, the one to judge; None for forecasts of one value.
         name: As for every Keras metric.
     """
 
     def __init__(self, batches: int, place: int | None = None, name: str = "mae") -> None:
         super().__init__(name=name)
-        self._batches, self._place = max(1, batches), place
+        self.batches, self._place = max(1, batches), place
         self._sums = self.add_variable((STRETCHES,), "zeros", name="sums")
         self._counted = self.add_variable((STRETCHES,), "zeros", name="weights")
         self._done = self.add_variable((), "zeros", name="done")
@@ -50,7 +50,7 @@ class ErrorByStretch(keras.metrics.Metric):
         weight = ops.cast(weight, "float32")
         rows = ops.shape(error)[0]
         number = self._done * ops.cast(rows, "float32") + ops.cast(ops.arange(rows), "float32")
-        stretch = ops.floor(number * STRETCHES / ops.cast(self._batches * rows, "float32"))
+        stretch = ops.floor(number * STRETCHES / ops.cast(self.batches * rows, "float32"))
         member = ops.one_hot(ops.cast(ops.minimum(stretch, STRETCHES - 1), "int32"), STRETCHES)
         self._sums.assign_add(ops.sum(member * ops.expand_dims(error * weight, -1), axis=0))
         self._counted.assign_add(ops.sum(member * ops.expand_dims(weight, -1), axis=0))

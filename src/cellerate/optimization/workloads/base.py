@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import keras
-import numpy as np
 
 from cellerate.data.batches import BatchSource
+from cellerate.data.sampled import spread
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged
@@ -27,11 +27,6 @@ SEEN_BY_TRAINING = {
     False: ", which the model may have been trained on",
 }
 """What an original may know of data that were held out of its training, and of data that were not."""
-
-
-def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, evenly spread from the first to the last."""
-    return list(map(int, np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))))
 
 
 class Predictor(Protocol):

@@ -10,12 +10,13 @@ import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.covariates import Inputs
+from cellerate.data.sampled import spread
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError, ModelError
 from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload, spread
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample
 from cellerate.runtime.packed import PackedModel

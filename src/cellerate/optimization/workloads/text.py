@@ -10,6 +10,7 @@ import numpy as np
 
 from cellerate.data.batches import BatchSource
 from cellerate.data.decoding import READ_AS
+from cellerate.data.sampled import spread
 from cellerate.data.text import open_text
 from cellerate.data.tokenizers import tokenizer_from_config
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
@@ -21,7 +22,7 @@ from cellerate.models.storage import TaskRecord
 from cellerate.optimization.clocks import Use
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.training import batch_size_of
-from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload, spread
+from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import Sample
 from cellerate.runtime.packed import PackedModel

@@ -1,0 +1,145 @@
+import json
+import math
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from cellerate.data.changed import MeanOverItems
+from cellerate.data.pipeline import KerasBatches
+from cellerate.data.sampled import SampledBatches
+from cellerate.data.text_windows import StreamBatches, TextBatches
+from cellerate.models.storage import load_model, save_model
+from cellerate.models.text import build_text_model
+from cellerate.training import time_limits
+from cellerate.training.checkpoint_folder import CheckpointFolder
+from cellerate.training.display import Display
+from cellerate.training.loop import train
+from cellerate.training.settings import TrainingSettings
+from cellerate.training.time_limits import TimeLimits
+
+pytestmark = [pytest.mark.keras, pytest.mark.backends]
+
+IDS = np.random.default_rng(3).integers(1, 3, 4000).cumsum().astype(np.int64) % 7
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Heard(Display):
+    """Notes what the run says."""
+
+    def __init__(self):
+        self.messages = []
+
+    def message(self, text):
+        self.messages.append(text)
+
+
+def held_out():
+    return MeanOverItems(TextBatches(IDS[1000:], length=10, batch_size=8, drop_last=False), 2999)
+
+
+def run(output, *, validation=None, carry=False, resume=False, limits=None, display=None, **settings):
+    source = (
+        StreamBatches(IDS[:1000], length=10, batch_size=8)
+        if carry
+        else TextBatches(IDS[:1000], length=10, batch_size=8, seed=1)
+    )
+    return train(
+        build_text_model(7, embedding=4, units=6, seed=5),
+        source,
+        output=output,
+        save=save_model,
+        loss=LOSS,
+        settings=TrainingSettings(**({"epochs": 2, "learning_rate": 0.01} | settings)),
+        validation=validation or held_out(),
+        carry_states=carry,
+        resume=resume,
+        limits=limits,
+        display=display,
+    )
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """A pass over held-out data may take next to no time."""
+    monkeypatch.setattr(time_limits, "_LEAST_S", 1e-6)
+    return {"max_seconds": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "judging_s", "told"),
+    [
+        ({}, math.inf, ""),
+        ({"max_seconds": 0.5}, 1.0, "at most 500 ms of training"),
+        ({"max_seconds": 60}, 15.0, "at most 1 min 00 s of training"),
+        ({"time_budget": 60}, 6.0, "about 1 min 00 s in all"),
+        ({"max_seconds": 12, "time_budget": 60}, 3.0, "at most 12 s of training, about 1 min 00 s in all"),
+    ],
+    ids=str,
+)
+def test_time_limits_leave_a_share_to_each_pass_over_held_out_data(settings, judging_s, told):
+    limits = TimeLimits.of(TrainingSettings(**settings))
+    assert (limits.judging_s, limits.told) == (judging_s, told)
+    assert limits.pass_s() == (judging_s if told else None)
+
+
+def test_time_budget_counts_from_the_beginning_of_the_command():
+    limits = TimeLimits.of(TrainingSettings(time_budget=60), time.perf_counter() - 58)
+    assert 1 < limits.pass_s() <= 2
+    assert limits.training_ends(5.0) == pytest.approx(limits.ends - 20)
+    assert TimeLimits.of(TrainingSettings(time_budget=60), time.perf_counter() - 90).pass_s() == 0
+
+
+def test_training_has_what_the_limits_leave_it():
+    settings = TrainingSettings(max_seconds=6, time_budget=60)
+    limits = TimeLimits.of(settings)
+    assert limits.training_s(settings, 1.5) == 6
+    assert 39 < limits.training_s(TrainingSettings(), 5.0) <= 40
+    assert limits.training_s(settings, 20.0) == 0
+    assert TimeLimits().training_s(TrainingSettings(), 0.0) is None
+
+
+def test_train_over_its_time_budget_ends_after_a_step_in_good_order(tmp_path):
+    settings = {"time_budget": 5.0}
+    limits = TimeLimits.of(TrainingSettings(**settings), time.perf_counter() - 5)
+    result = run(tmp_path / "m.keras", limits=limits, **settings)
+    assert result.status == "time limit"
+    position = CheckpointFolder(result.folder).newest().position
+    assert (position.epoch, position.batch) == (0, 1)
+    again = run(tmp_path / "m.keras", resume=True, time_budget=900.0)
+    assert again.status == "finished"
+
+
+def test_train_with_little_time_is_judged_on_a_sample_and_says_so(tmp_path, hurried):
+    heard = Heard()
+    result = run(tmp_path / "m.keras", display=heard, **hurried)
+    assert result.judged == (4 * 80, 38 * 80)
+    assert any("judged on 320 of 3,040 characters" in one for one in heard.messages)
+    assert any(one.startswith("time: at most") and "of training" in one for one in heard.messages)
+    model, _ = load_model(tmp_path / "m.keras")
+    model.compile(loss=LOSS)
+    sample = KerasBatches(SampledBatches(held_out(), 4))
+    assert model.evaluate(sample, verbose=0) == pytest.approx(result.history[-1]["val_loss"], rel=1e-5)
+    # Each of four batches counts alike, and the whole part has another loss.
+    assert model.evaluate(KerasBatches(held_out()), verbose=0) != pytest.approx(result.best, rel=1e-4)
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_train_that_goes_on_is_judged_on_the_sample_it_began_with(tmp_path, hurried, carry):
+    validation = StreamBatches(IDS[1000:], length=10, batch_size=8) if carry else held_out()
+    cut = run(tmp_path / "m.keras", validation=validation, carry=carry, **hurried)
+    again = run(tmp_path / "m.keras", validation=validation, carry=carry, resume=True)
+    assert again.judged == cut.judged
+    assert cut.judged.items < cut.judged.of
+    assert again.status == "finished"
+    lines = (again.folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+
+
+def test_train_without_a_limit_or_with_time_enough_is_judged_on_all(tmp_path):
+    assert run(tmp_path / "free.keras").judged is None
+    heard = Heard()
+    result = run(tmp_path / "long.keras", max_seconds=3600, display=heard)
+    assert (result.judged, result.status) == (None, "finished")
+    assert "time: at most 1 h 00 min of training" in heard.messages
