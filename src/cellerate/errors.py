@@ -61,7 +61,7 @@ class OutputError(CellerateError, OSError):
 
 
 class TrainingError(CellerateError, RuntimeError):
-    """Training diverged in a way no input check could foresee: the loss is no longer a number."""
+    """Training diverged in a way no input check could foresee: the loss is no longer a number, or far too large."""
 
     exit_code = 7
 

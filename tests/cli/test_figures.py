@@ -83,3 +83,7 @@ def test_judged_on_says_of_a_sample_what_it_is_of():
     assert judged_on({"windows": 1000}, "windows", "windows") == "1,000 windows"
     said = judged_on({"windows": 1000, "sampled_from": 20000}, "windows", "windows")
     assert said == "1,000 of 20,000 windows, spread evenly, for lack of time"
+
+
+def test_remedy_is_said_in_options():
+    assert in_options("Try clipnorm=1 or learning_rate=0.01.") == "Try --clipnorm 1 or --learning-rate 0.01."

@@ -767,6 +767,23 @@ def test_diverged_training_ends_with_7(cellerate, here, small):
     assert not list(here.glob("m.keras"))
 
 
+def test_training_that_leaves_its_first_loss_by_far_ends_with_7_and_says_what_to_try(cellerate, here, small):
+    words = ["train", "text", "t.txt", "-o", "m.keras", *small["text"]]
+    code, out, err = cellerate(*words, "--learning-rate", "5000", "--optimizer", "sgd")
+    assert (code, out) == (7, "")
+    assert "best so far" not in err
+    error = err.splitlines()[-1]
+    assert error.startswith("error: training diverged: the loss of epoch 1 is ")
+    assert "Try --clipnorm 1 or --learning-rate 0.01." in error
+    assert not (here / "m.keras").exists()
+    assert json.loads((here / "m.run" / "history.jsonl").read_text())["gradient_norm"] > 0
+    # Short, and with next to nothing learned, it is no error.
+    code, out, err = cellerate(*words, "--learning-rate", "1e-9", "--overwrite")
+    assert code == 0
+    assert "Worse than counting: " in err
+    assert "It has not learned enough yet: train for longer" in err
+
+
 def test_time_limits_are_said_with_what_was_judged(cellerate, here, small):
     words = ["train", "series", "s.csv", "-o", "m.keras", *small["series"]]
     code, out, err = cellerate(*words, "--max-seconds", "60", "--time-budget", "600")

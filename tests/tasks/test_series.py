@@ -7,7 +7,7 @@ import pytest
 
 import cellerate
 from cellerate.data.series import open_series
-from cellerate.errors import ConfigError, DataError, ModelError, OutputError
+from cellerate.errors import ConfigError, DataError, ModelError, OutputError, TrainingError
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.runtime.calibrating import thinned
@@ -16,7 +16,7 @@ from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
-from cellerate.training import time_limits
+from cellerate.training import divergence, time_limits
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.keras
@@ -556,3 +556,19 @@ def test_training_under_a_time_limit_judges_a_sample_of_every_part_and_says_of_h
     again = evaluate_forecaster(load_series_model(tmp_path / "m.keras").forecaster, [path])
     assert again["windows"] == every
     assert "sampled_from" not in again
+
+
+def test_training_that_goes_astray_says_why_the_model_is_no_better_than_the_baselines(data, monkeypatch):
+    monkeypatch.setattr(divergence, "_FAR", np.inf)
+    settings = TrainingSettings(epochs=1, learning_rate=50.0, optimizer="sgd", clipnorm=1.0)
+    architecture = ForecastArchitecture(units=8, dropout=0.0, linear=False)
+    run = train_on_series(
+        options(data), data.parent / "m.keras", architecture=architecture, training=settings
+    )
+    said = run.test["verdict"]["sentence"]
+    assert said.startswith("Not better than the baselines")
+    assert "Training made it worse: the loss rose from" in said
+    assert "Try learning_rate=0.01." in said
+    monkeypatch.setattr(divergence, "_FAR", 10.0)
+    with pytest.raises(TrainingError, match="training diverged: the loss of epoch 1 is"):
+        train_on_series(options(data), data.parent / "n.keras", architecture=architecture, training=settings)

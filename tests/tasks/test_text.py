@@ -16,7 +16,7 @@ from cellerate.tasks.text import (
     load_text_model,
     train_on_text,
 )
-from cellerate.training import time_limits
+from cellerate.training import divergence, time_limits
 from cellerate.training.display import Display
 from cellerate.training.settings import TrainingSettings
 
@@ -487,6 +487,32 @@ def test_saved_model_opens_as_plain_keras(trained):
     model = keras.saving.load_model(trained[0])
     assert model.output_shape == (None, None, V)
     assert load_model(trained[0])[1].task == "text"
+
+
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [(5000.0, "Training made it worse: the loss rose from"), (1e-9, "It has not learned enough yet")],
+)
+def test_training_that_ends_worse_than_counting_says_so_and_why(tmp_path, monkeypatch, rate, why):
+    monkeypatch.setattr(divergence, "_FAR", math.inf)
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = train_on_text(
+        options(tmp_path / "text.txt"),
+        tmp_path / "m.keras",
+        architecture=TextArchitecture(embedding=4, units=8),
+        training=TrainingSettings(epochs=1, learning_rate=rate, optimizer="sgd"),
+    )
+    verdict = run.evaluation["verdict"]
+    assert verdict["beats_counting"] is False
+    assert verdict["sentence"].startswith("Worse than counting: ")
+    assert why in verdict["sentence"]
+    assert f"{run.training.history[0]['gradient_norm']:,.3g}" in verdict["sentence"]
+
+
+def test_training_that_learns_is_better_than_counting(tmp_path):
+    verdict = fit(tmp_path, epochs=20, units=16).evaluation["verdict"]
+    assert verdict["beats_counting"] is True
+    assert verdict["sentence"].startswith("Better than counting: ")
 
 
 def test_training_under_a_time_limit_judges_its_model_on_a_sample_too(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.tokenizer import ByteTokenizer, CharacterTokenizer
-from cellerate.tasks.text_split import count_split
+from cellerate.tasks.text_split import count_split, counting_verdict
 
 
 def split(text, fraction, tokenizer=None):
@@ -59,3 +59,15 @@ def test_counts_are_the_same_however_long_the_text_is(monkeypatch):
     again = split("abcabca" * 50, 0.3)
     np.testing.assert_array_equal(whole.head, again.head)
     np.testing.assert_array_equal(whole.tail, again.tail)
+
+
+def test_verdict_of_a_model_that_is_worse_than_counting_says_so_and_why():
+    worse = counting_verdict(7468.2, 4.3, "Training made it worse.")
+    assert worse == {
+        "beats_counting": False,
+        "sentence": "Worse than counting: 7,468.20 bits per character against 4.30 by how often each occurs. "
+        "Training made it worse.",
+    }
+    better = counting_verdict(2.1, 4.3, "It has not learned enough yet.")
+    assert better["beats_counting"] is True
+    assert "learned" not in better["sentence"]

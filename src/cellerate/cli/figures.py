@@ -90,6 +90,7 @@ def judged_on(report: Mapping[str, Any], judged: str, unit: str) -> str:
 def in_options(told: str) -> str:
     """A sentence of the library with the option in place of the argument."""
     told = re.sub(r"\((window|calendar|future)\)", r"(--\1)", told)
+    told = re.sub(r"\bclipnorm=", "--clipnorm ", re.sub(r"\blearning_rate=", "--learning-rate ", told))
     for argument, option in _OPTIONS.items():
         told = told.replace(argument, option)
     return told

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cellerate.cli.figures import judged_on
+from cellerate.cli.figures import in_options, judged_on
 from cellerate.cli.options import (
     Backend,
     Config,
@@ -145,6 +145,8 @@ def train_text(
         if "sampled_from" in evaluation:
             emit(f"judged on {judged_on(evaluation, 'tokens', run.tokenizer.unit)}")
         if not quiet:
+            if not evaluation["verdict"]["beats_counting"]:
+                note(in_options(evaluation["verdict"]["sentence"]))
             note(
                 f"for comparison: {evaluation['unigram_bits_per_character']:.2f} by how often each of the "
                 f"{run.tokenizer.unit} occurs alone; LSTMs on English prose reach 1.2 to 2.2 (docs/training.md)"

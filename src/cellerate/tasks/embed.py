@@ -169,6 +169,7 @@ def train_on_lines(
         display=display,
         bits="bits/character",
         limits=limits,
+        ignorant=math.log(vocabulary.size),
     )
     evaluation = None
     if held_out and result.here and result.status != "interrupted":

@@ -37,6 +37,7 @@ from cellerate.tasks.series_errors import (
 from cellerate.tasks.series_network import build_network, covariates_of, identity_of, series_of
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.display import Display
+from cellerate.training.divergence import made_worse, reference_loss, why_not_better
 from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.settings import TrainingSettings
@@ -44,6 +45,8 @@ from cellerate.training.start import check_start
 from cellerate.training.stretches import ErrorByStretch
 from cellerate.training.time_limits import TimeLimits
 
+# The loss of a forecast of the mean is at most about that, because targets are scaled.
+_IGNORANT = 1.0
 # Settings of reading, which a packed series has of its own.
 _PACKED_SETTINGS = (
     "time_column",
@@ -229,6 +232,7 @@ def train_on_series(
         callbacks=callbacks,
         display=display,
         limits=limits,
+        ignorant=_IGNORANT,
     )
     test: dict[str, Any] | None = None
     examples: tuple[Example, ...] = ()
@@ -244,6 +248,9 @@ def train_on_series(
     if count_windows(split.test, options) and result.here and result.status != "interrupted":
         with apart():
             test = _tested(trained.forecaster, split, limits)
+            reference = reference_loss(result.first_loss, _IGNORANT)
+            if not test["verdict"]["beats_baselines"] and made_worse(result.history, reference):
+                test["verdict"]["sentence"] += f" {why_not_better(result.history, reference, training)}"
             if calibrated is not None:
                 most = test["windows"] if "sampled_from" in test else None
                 test["intervals"] = judge_intervals(trained.forecaster, split.test, *calibrated, most=most)

@@ -28,8 +28,9 @@ from cellerate.settings import check_number
 from cellerate.tasks.packing import packed
 from cellerate.tasks.settings import TextArchitecture, TextOptions
 from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
-from cellerate.tasks.text_split import count_split
+from cellerate.tasks.text_split import count_split, counting_verdict
 from cellerate.training.display import Display
+from cellerate.training.divergence import reference_loss, why_not_better
 from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import Processes, apart
 from cellerate.training.settings import TrainingSettings
@@ -51,7 +52,7 @@ class TextRun:
         tokenizer: The model's tokenizer.
         evaluation: `evaluate_text` of the best model on the held-out part, and beside it
             `unigram_bits_per_character`, of a model that knows only how often each character (or byte, or token)
-            occurs. Where a time limit left no time to judge on all
+            occurs, and the `verdict` of `text_split.counting_verdict`. Where a time limit left no time to judge on all
             of the part, `tokens` is how many were judged and `sampled_from` how many there are. None without a
             held-out part.
     """
@@ -209,6 +210,7 @@ def train_on_text(
         "training": dataclasses.asdict(training) | {"backend": keras.config.backend()},
     }
     on_ready(TextModel(model, text.tokenizer, payload))
+    ignorant = math.log(text.tokenizer.vocabulary_size)
     result = train(
         model,
         source,
@@ -230,6 +232,7 @@ def train_on_text(
         sample=sample,
         sample_every=sample_every,
         limits=limits,
+        ignorant=ignorant,
     )
     evaluation = None
     if validation is not None and result.here and result.status != "interrupted":
@@ -238,6 +241,11 @@ def train_on_text(
             evaluation = _evaluate(trained, tail, data.length, data.batch_size, result.judged)
         unigram = split.unigram_bits() * len(tail) / max(1, evaluation["characters"])
         evaluation["unigram_bits_per_character"] = unigram
+        evaluation["verdict"] = counting_verdict(
+            evaluation["bits_per_character"],
+            unigram,
+            why_not_better(result.history, reference_loss(result.first_loss, ignorant), training),
+        )
     return TextRun(result, text.tokenizer, evaluation)
 
 

@@ -5,6 +5,7 @@ Both come from one count of the ids of each part.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,23 @@ def count_split(tokenizer: Tokenizer, head: np.ndarray, tail: np.ndarray, *, ask
     """Counts both parts of a text; the arguments are those of `TextSplit`, but (N,) and (M,) ids."""
     size = tokenizer.vocabulary_size
     return TextSplit(tokenizer, _counts(head, size), _counts(tail, size), asked)
+
+
+def counting_verdict(model: float, counting: float, why_not: str) -> dict[str, Any]:
+    """Holds a text model against counting characters.
+
+    Args:
+        model: Its bits per character.
+        counting: Those of a model that knows only how often each character occurs.
+        why_not: What to say of a model that is worse.
+
+    Returns:
+        `beats_counting` and the `sentence`.
+    """
+    better = model < counting
+    values = f"{model:,.2f} bits per character against {counting:.2f} by how often each occurs"
+    sentence = f"Better than counting: {values}." if better else f"Worse than counting: {values}. {why_not}"
+    return {"beats_counting": better, "sentence": sentence.strip()}
 
 
 def _counts(ids: np.ndarray, size: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
 from cellerate.training.display import Display
+from cellerate.training.divergence import GradientNorm, diverged, is_far, reference_loss, remedy
 from cellerate.training.optimizers import current_learning_rate
 from cellerate.training.parallel import Processes
 from cellerate.training.settings import TrainingSettings
@@ -47,6 +48,7 @@ class Progress:
         fixed: The names of layers that training leaves as they are.
         first: The validation loss and metrics of the model before the first epoch, if it was judged.
         first_by_stretch: Its error in each stretch of the validation part.
+        first_loss: The training loss of the first step.
         judged_batches: The validation batches that a time limit leaves time for; 0 for all.
         judging_s: About how many seconds judging takes under a time limit.
     """
@@ -63,6 +65,7 @@ class Progress:
     fixed: list[str] = dataclasses.field(default_factory=list)
     first: dict[str, float] = dataclasses.field(default_factory=dict)
     first_by_stretch: list[float] = dataclasses.field(default_factory=list)
+    first_loss: float | None = None
     judged_batches: int = 0
     judging_s: float = 0.0
 
@@ -90,6 +93,8 @@ class Conductor(keras.callbacks.Callback):
         judge_first: Validation batches to judge the model on before the first epoch; None does not.
         stretched: The metric that knows the error of each stretch of the validation part, if there is one.
         ends: The time of `perf_counter` at which training must end, besides the limit in the settings.
+        norms: Counts the norms of the gradients.
+        ignorant: The loss of a model that knows nothing, if it is known.
     """
 
     def __init__(
@@ -111,6 +116,8 @@ class Conductor(keras.callbacks.Callback):
         judge_first: BatchSource | None = None,
         stretched: ErrorByStretch | None = None,
         ends: float = math.inf,
+        norms: GradientNorm | None = None,
+        ignorant: float | None = None,
     ) -> None:
         super().__init__()
         self.progress = progress
@@ -139,6 +146,8 @@ class Conductor(keras.callbacks.Callback):
         self._next_look: float = math.inf
         self._deadline = math.inf
         self._ends = ends
+        self._norms = norms
+        self._ignorant = ignorant
 
     def begin_part(self, start: int, resumed: Checkpoint | None, batches: KerasBatches) -> None:
         """Prepares for a call of `fit`; call it before each one.
@@ -212,6 +221,8 @@ class Conductor(keras.callbacks.Callback):
         else:
             self._begin_states()
             self.progress.epoch_seconds = 0.0
+            if self._norms is not None:
+                self._norms.reset()
         self._epoch_began = time.perf_counter()
         self._waited_before = self._batches.waited_s
         self._first_step: tuple[int, float] | None = None
@@ -231,9 +242,11 @@ class Conductor(keras.callbacks.Callback):
         if not math.isfinite(logs["loss"]):
             raise TrainingError(
                 f"training diverged: the loss is {logs['loss']} at step {done} of epoch "
-                f"{self.position.epoch + 1}. Lower the learning rate or clip the gradients (clipnorm 1.0). "
-                "The last checkpoint and the best model so far are as they were."
+                f"{self.position.epoch + 1}. Try {remedy(self._settings)}. The last checkpoint and the best model so "
+                "far are as they were."
             )
+        if self._steps(done) == 1:
+            self.progress.first_loss = logs["loss"]
         if done % self._settings.log_every == 0 or done == self._steps_per_epoch:
             self.progress.curve.append([self.position.epoch + 1, done, logs["loss"]])
         self._display.data_wait(self._data_wait(now - self._epoch_began))
@@ -279,7 +292,11 @@ class Conductor(keras.callbacks.Callback):
         stop, late, _ = self._agreed(time.perf_counter())
         progress = self.progress
         part_seconds = self._last_step[1] - self._epoch_began
-        best = self._is_best(logs)
+        far = is_far(logs, reference_loss(progress.first_loss, self._ignorant))
+        # Only the first process has what all have counted.
+        far = bool(self._processes.of_first(far))
+        best = not far and self._is_best(logs)
+        norm = math.nan if self._norms is None else self._norms.mean()
         record: dict[str, Any] = {
             "epoch": epoch + 1,
             "steps": self.position.batch,
@@ -288,6 +305,7 @@ class Conductor(keras.callbacks.Callback):
             "seconds": progress.epoch_seconds + part_seconds,
             "items_per_s": self._items_per_s(),
             "data_wait": self._data_wait(part_seconds),
+            **({"gradient_norm": norm} if math.isfinite(norm) else {}),
             "best": best,
         }
         if best:
@@ -297,6 +315,8 @@ class Conductor(keras.callbacks.Callback):
         progress.seconds += part_seconds
         self._write(self._write_history)
         self._display.epoch({**record, "metrics": [name for name in logs if not name.endswith("loss")]})
+        if far:
+            raise TrainingError(diverged(record, progress.first_loss, self._settings))
         if self._cut is not None:
             cut = self._cut
             cut.progress.update(best=progress.best, best_epoch=progress.best_epoch)

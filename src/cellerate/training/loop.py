@@ -31,6 +31,7 @@ from cellerate.training.checkpoint import (
 )
 from cellerate.training.checkpoint_folder import CheckpointFolder
 from cellerate.training.display import Display, Plan
+from cellerate.training.divergence import GradientNorm
 from cellerate.training.history import write_history
 from cellerate.training.kernels_used import kernels_used
 from cellerate.training.optimizers import build_optimizer
@@ -70,6 +71,7 @@ class TrainingResult:
         here: Whether this process says and judges what came of it: of several that train together, the first.
         judged: How much of the validation part each epoch was judged on, where a time limit leaves no time for all;
             None for all of it.
+        first_loss: The training loss of the first step.
     """
 
     model: keras.Model
@@ -84,6 +86,7 @@ class TrainingResult:
     kernels: str
     here: bool
     judged: SampleSize | None = None
+    first_loss: float | None = None
 
 
 def train(
@@ -107,6 +110,7 @@ def train(
     sample: Callable[[keras.Model], Sample] | None = None,
     sample_every: int | None = None,
     limits: TimeLimits | None = None,
+    ignorant: float | None = None,
 ) -> TrainingResult:
     """Trains `model` on `source`.
 
@@ -136,6 +140,8 @@ def train(
         sample: Gives something the model makes, for those who watch; from its weights alone, as only one process asks.
         sample_every: Shows a sample after so many steps, and after each epoch; None shows none.
         limits: The time limits, which began earlier than this call; None makes them of the settings.
+        ignorant: The loss of a model that knows nothing, such as one that finds all characters equally likely. An
+            epoch far above it, and above the first step, is one that diverged.
 
     Afterwards the model's layers run on Cellerate's kernels, as `settings.implementation` says, and the process
     keeps freed memory (see `environment.keep_freed_memory`).
@@ -152,7 +158,7 @@ def train(
         ConfigError: See `start.check_start`; or a callback is none.
         CheckpointError: The checkpoint is damaged, or from a run with other settings, data or model.
         OutputError: A file could not be written.
-        TrainingError: The loss is no longer a finite number.
+        TrainingError: The loss is no longer a finite number, or far above that of the first step.
     """
     output = Path(output)
     limits = limits or TimeLimits.of(settings)
@@ -203,6 +209,7 @@ def train(
             jit_compile=settings.jit_compile,
         )
         optimizer = build_optimizer(settings, len(source), progress.precision)
+        norms = GradientNorm(optimizer)
         compiled(optimizer)
         held_out, judged = judged_part(
             trainer,
@@ -258,6 +265,8 @@ def train(
             judge_first=held_out if told else None,
             stretched=stretched,
             ends=limits.training_ends(progress.judging_s),
+            norms=norms,
+            ignorant=ignorant,
         )
         watching: list[keras.callbacks.Callback] = []
         if settings.patience is not None:
@@ -329,6 +338,7 @@ def train(
             kernels=kernels,
             here=processes.first,
             judged=judged,
+            first_loss=progress.first_loss,
         )
 
 

@@ -1,0 +1,126 @@
+"""Training that goes astray without becoming NaN: how it is noticed, and what to do about it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from cellerate.training.settings import TrainingSettings
+
+# So many times the loss of a model that knows nothing is never a step on the way to a good one.
+_FAR = 10.0
+# Less above it may be chance, such as that of an easy first batch.
+_WORSE = 1.1
+# Keras's own defaults, from which most models learn.
+_USUAL_RATE = {"sgd": 0.01}
+_USUAL_RATE_ELSE = 0.001
+
+
+class GradientNorm:
+    """Adds up the norms of an optimizer's gradients: of all weights together, before clipping.
+
+    The sums are variables of the optimizer, so that a checkpoint holds them and no step waits for them.
+
+    Args:
+        optimizer: The optimizer, before it has taken a step.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        # Loss scaling gives the optimizer within it the gradients of the unscaled loss.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._sums = inner.add_variable((2,), dtype="float32", name="gradient_norms")
+        apply: Callable[..., None] = inner.apply
+
+        def counted(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+            self._add(grads)
+            apply(grads, trainable_variables)
+
+        inner.apply = counted
+
+    def reset(self) -> None:
+        """Begins to count anew."""
+        self._sums.assign(np.zeros(2, np.float32))
+
+    def mean(self) -> float:
+        """The mean norm over the steps since `reset`; NaN without any."""
+        total, steps = map(float, ops.convert_to_numpy(self._sums.value))
+        return total / steps if steps else math.nan
+
+    def _add(self, grads: Sequence[Any]) -> None:
+        squares = 0.0
+        for grad in grads:
+            if grad is not None:
+                # TensorFlow gives only the rows of an embedding that were used, and clips by the norm of those, too.
+                rows = getattr(grad, "values", None)
+                flat = ops.reshape(
+                    ops.cast(grad if rows is None or callable(rows) else rows, "float32"), (-1,)
+                )
+                squares = squares + ops.dot(flat, flat)
+        self._sums.assign_add(ops.stack([ops.sqrt(squares), 1.0]))
+
+
+def reference_loss(first: float | None, ignorant: float | None) -> float:
+    """The loss that training must not end above; infinite if nothing is known.
+
+    Args:
+        first: The loss of the first step.
+        ignorant: The loss of a model that knows nothing.
+    """
+    return max((loss for loss in (first, ignorant) if loss is not None), default=math.inf)
+
+
+def is_far(logs: Mapping[str, float], reference: float) -> bool:
+    """Return True if the losses of an epoch, in training and in validation, are far above a reference."""
+    return all(logs[name] > _FAR * reference for name in ("loss", "val_loss") if name in logs)
+
+
+def made_worse(history: Sequence[Mapping[str, Any]], reference: float) -> bool:
+    """Return True if the loss of the last epoch is above a reference."""
+    return bool(history) and history[-1]["loss"] > _WORSE * reference
+
+
+def remedy(settings: TrainingSettings) -> str:
+    """The settings to try against divergence."""
+    usual = _USUAL_RATE.get(settings.optimizer, _USUAL_RATE_ELSE)
+    rate = usual if settings.learning_rate > usual else settings.learning_rate / 10
+    clips = (settings.clipnorm, settings.clipvalue, settings.global_clipnorm)
+    clip = "clipnorm=1 or " if all(one is None for one in clips) else ""
+    return f"{clip}learning_rate={rate:g}"
+
+
+def diverged(record: Mapping[str, Any], first: float | None, settings: TrainingSettings) -> str:
+    """The error message for an epoch that ends far from where training began."""
+    began = "" if first is None else f"; it was {first:,.4g} in the first step"
+    norm = record.get("gradient_norm", math.inf)
+    return (
+        f"training diverged: the loss of epoch {record['epoch']} is {record['loss']:,.4g}{began}. The norm of its "
+        f"gradients is {norm:,.4g} on average. Try {remedy(settings)}. The last checkpoint and the best model so far "
+        "are as they were."
+    )
+
+
+def why_not_better(history: Sequence[Mapping[str, Any]], reference: float, settings: TrainingSettings) -> str:
+    """A sentence on why a model ended no better than one that learned nothing, and what to try.
+
+    Args:
+        history: The records of the epochs.
+        reference: See `reference_loss`.
+        settings: The settings of the training.
+    """
+    if not history:
+        return ""
+    last = history[-1]
+    norms = ", ".join(f"{one['gradient_norm']:,.3g}" for one in history[-3:] if "gradient_norm" in one)
+    epochs = "the last epoch" if len(history) == 1 else f"the last {min(3, len(history))} epochs"
+    if made_worse(history, reference):
+        return (
+            f"Training made it worse: the loss rose from {reference:,.4g} to {last['loss']:,.4g}, and the norm of the "
+            f"gradients was {norms} in {epochs}. Try {remedy(settings)}."
+        )
+    return (
+        f"It has not learned enough yet: train for longer, or, if the loss falls no more, try {remedy(settings)}. The "
+        f"norm of the gradients was {norms} in {epochs}."
+    )
