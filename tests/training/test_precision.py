@@ -46,7 +46,7 @@ def test_trial_of_a_precision_tells_its_median_step_in_milliseconds(monkeypatch)
     steps = as_timing([0.004, 0.002, 0.003])
     monkeypatch.setattr(precision, "try_training", lambda *_, **__: Trial(steps, 1.5))
     monkeypatch.setattr(precision, "with_dtype_policy", lambda model, _: model)
-    monkeypatch.setattr(precision, "accelerate", lambda model, _: model)
+    monkeypatch.setattr(precision, "accelerate", lambda model, _, **__: model)
     chosen, trials = precision.choose_precision(
         None, None, loss=None, settings=TrainingSettings(), candidates=["mixed_bfloat16"]
     )
@@ -61,7 +61,7 @@ def test_precision_that_cannot_run_is_told_and_an_error_of_float32_is_one(monkey
 
     monkeypatch.setattr(precision, "try_training", fail)
     monkeypatch.setattr(precision, "with_dtype_policy", lambda model, _: model)
-    monkeypatch.setattr(precision, "accelerate", lambda model, _: model)
+    monkeypatch.setattr(precision, "accelerate", lambda model, _, **__: model)
     options = {"loss": None, "settings": TrainingSettings(), "candidates": ["mixed_float16"]}
     failing = ["mixed_float16"]
     chosen, trials = precision.choose_precision(None, None, **options)
