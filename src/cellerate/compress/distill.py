@@ -27,6 +27,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, is_functional, rebuild
@@ -106,8 +107,9 @@ def distill(
             the loss. If it raises, the call ends.
 
     Returns:
-        The student, not compiled, and a record, in which the quality before is the teacher's. Details of the
-        record: "steps"; "outputs", what the outputs were taken for: "logits", "probabilities" or "values";
+        The student, compiled as the given one was or else as the teacher, and a record, in which the quality
+        before is the teacher's. Details of the record:
+        "steps"; "outputs", what the outputs were taken for: "logits", "probabilities" or "values";
         "hard_loss" and "soft_loss", means over the last hundred steps, None for a loss whose share is always
         0; "losses", one per step, at most 200 points; "hard_losses", the same for the true labels alone; and
         with `compare`, "twin_quality".
@@ -178,6 +180,7 @@ def distill(
         course = Course(steps, _counted_from(steps, in_all, on_step))
         train(twin, again, course=course, keeper=keeper if looks else None)
         details["twin_quality"] = keeper.restore()
+    compile_as(pupil, student if student.compiled else teacher)
     return pupil, CompressionRecord(
         method="distill",
         settings={
