@@ -27,6 +27,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph import keras2
 from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
@@ -217,6 +218,7 @@ def _check_pair(teacher: Any, student: Any) -> None:
     """Raises `ModelError` unless both models can be copied and have the same inputs and output shape."""
     for role, model in (("teacher", teacher), ("student", student)):
         if type(model) is not keras.Sequential and not is_functional(model):
+            keras2.refuse(model)
             raise ModelError(
                 f"{role} is a {type(model).__name__}; expected a Functional or Sequential model. Build it as "
                 "keras.Model(inputs, outputs)."

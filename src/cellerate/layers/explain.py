@@ -12,6 +12,7 @@ import keras
 from keras import layers
 
 from cellerate.errors import BackendError, ModelError
+from cellerate.keras_graph import keras2
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
 from cellerate.keras_graph.to_program import why_not_packed
 from cellerate.kernels import native
@@ -154,6 +155,7 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
         >>> print(explain(model))  # doctest: +SKIP
     """
     if not isinstance(model, keras.Layer):
+        keras2.refuse(model)
         raise ModelError(
             f"explain needs a Keras model, got {type(model).__name__}. Load a saved one first, with "
             "keras.saving.load_model; a packed one explains itself: cellerate.load(path).explain()."
