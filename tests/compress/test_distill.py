@@ -425,6 +425,7 @@ def test_arguments_stay_as_they_were():
         assert model.compiled
         assert not is_accelerated(model.get_layer("lstm_1"))
     assert (large.optimizer, student.optimizer) == optimizers
+    assert isinstance(small.optimizer, keras.optimizers.Adam) and small.optimizer is not student.optimizer
     assert large.trainable
     assert all(layer.trainable for layer in large.layers)
     # What was frozen stays frozen, in the copy as well.

@@ -85,7 +85,7 @@ def test_training_makes_up_for_zeros_and_leaves_the_model_that_was_given_alone()
         np.testing.assert_array_equal(mine, its)
     assert model.optimizer is optimizer
     assert all(weight.constraint is None for weight in (*model.weights, *found.weights))
-    assert not found.compiled
+    assert found.compiled and found.loss is LOSS
     assert not is_accelerated(found.get_layer("lstm_1"))
 
 

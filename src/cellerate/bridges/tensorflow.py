@@ -3,15 +3,27 @@
 Only this module imports TensorFlow; it is imported only where TensorFlow is asked for.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.saved_model.save_context import in_save_context
 
 from cellerate.kernels import operation as on_core
 from cellerate.kernels.operation import Codes, Operation
 
+# The code of the method that traces a function and does not run it.
+_GET_CONCRETE_FUNCTION = type(tf.function(lambda: None)).get_concrete_function.__code__
+# XLA names the operation that it cannot compile, and says nothing else that would help.
+_NODE = "cellerate_core.restore_the_model_or_make_a_new_tf.function"
+_NOT_SAVEABLE = (
+    "it was traced to run here, on Cellerate's kernels, which a SavedModel cannot hold. Make a new tf.function, do not "
+    "call it, and store that; or call cellerate.restore(model) before."
+)
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
 
@@ -96,12 +108,38 @@ def in_place_changes(tensor: Any) -> int:
     return 0
 
 
+def traced_for() -> str | None:
+    """The reason why the graph that is being traced cannot call the native core, in words; None if it can.
+
+    The core is called through Python. A function that XLA compiles cannot do that, nor can one in a file. What
+    `get_concrete_function` returns counts as one for a file: `TFLiteConverter` and the signatures of a SavedModel ask
+    for it, and a caller who only runs a function does not.
+    """
+    if not tf.inside_function():
+        return None
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return "XLA compiles the function that calls it"
+    if in_save_context() or _traced_for_its_graph():
+        return "the function that calls it is traced for a SavedModel or LiteRT (get_concrete_function)"
+    return None
+
+
+def _traced_for_its_graph() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _GET_CONCRETE_FUNCTION:
+        frame = frame.f_back
+    asking = None if frame is None else frame.f_back
+    # `compile_step` runs what it gets.
+    return asking is not None and asking.f_globals is not globals()
+
+
 def run(
     operation: Operation, arrays: dict[str, Any], codes: Codes = (), *, training: bool = True
 ) -> tuple[Any, ...]:
     """An operation on the native core, eagerly or in a `tf.function`, with gradients.
 
-    It runs as a Python function inside the graph, so it works neither with XLA nor in a SavedModel.
+    It runs as a Python function inside the graph, so it works neither with XLA nor in a SavedModel: see `traced_for`.
+    A function that calls it and is traced to be run refuses to be stored.
 
     Args:
         operation: Which.
@@ -127,7 +165,7 @@ def run(
         given, rest = dict(zip(names, values, strict=False)), values[len(names) :]
         done = dict(zip(kept_names, rest, strict=False))
         if operation.kept and not done:
-            done = on_core.forward(operation, {name: given[name] for name in read}, codes)
+            done = on_core.forward(operation, {name: given[name] for name in read}, codes, keep=True)
         cotangents = dict(zip(operation.results, rest[len(kept_names) :], strict=True))
         gradients = on_core.backward(operation, given, done, cotangents, codes)
         return [gradients[name] for name in wanted]
@@ -164,8 +202,19 @@ def _called(
     function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], types: Sequence[Any]
 ) -> list[Any]:
     """What a Python function gives of tensors, always as a list: TensorFlow unpacks a single result when eager."""
-    found = tf.numpy_function(function, inputs, types, stateful=False)
+    _refuse_to_be_stored()
+    # LiteRT quotes this line where it cannot convert a function that was traced to be run.
+    found = tf.numpy_function(function, inputs, types, False, _NODE)  # cellerate.restore(model) first
     return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _refuse_to_be_stored() -> None:
+    """Makes `tf.saved_model.save` refuse the functions that are being traced; it would write what cannot be run."""
+    graph = tf.compat.v1.get_default_graph() if tf.inside_function() else None
+    while graph is not None:
+        if hasattr(graph, "mark_as_unsaveable"):
+            graph.mark_as_unsaveable(_NOT_SAVEABLE)
+        graph = getattr(graph, "outer_graph", None)
 
 
 def _differentiate_twice(*_: Any) -> None:

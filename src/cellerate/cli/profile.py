@@ -139,10 +139,6 @@ def _training(
     note: Any,
 ) -> "Profile":
     """Profiles the training of a model: its own with data of its task, else on batches that are made up."""
-    import warnings
-
-    import keras
-
     from cellerate.data.pipeline import KerasBatches
     from cellerate.layers.accelerate import accelerate
     from cellerate.models.storage import load_model
@@ -169,9 +165,8 @@ def _training(
         loaded, record = load_model(path)
         ours = record is not None
         if not ours:
-            # Its own loss, optimizer and settings; what could run code was refused above.
-            with warnings.catch_warnings(action="ignore"):
-                loaded = keras.saving.load_model(path, compile=True, safe_mode=True)
+            # Its own loss, optimizer and settings.
+            loaded, _ = load_model(path, compiled=True)
         _check_sizes(loaded, batch_size, steps)
         compiled = loaded.compiled
         feed, loss = made_up_batches(loaded, batch_size or 32, steps, loaded.loss if compiled else None)

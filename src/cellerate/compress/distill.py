@@ -27,6 +27,8 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph import keras2
+from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.step_graph import gives_probabilities
 from cellerate.layers.accelerate import accelerate, restore
 from cellerate.models.rewrite import describe, is_functional, rebuild
@@ -106,8 +108,9 @@ def distill(
             the loss. If it raises, the call ends.
 
     Returns:
-        The student, not compiled, and a record, in which the quality before is the teacher's. Details of the
-        record: "steps"; "outputs", what the outputs were taken for: "logits", "probabilities" or "values";
+        The student, compiled as the given one was or else as the teacher, and a record, in which the quality
+        before is the teacher's. Details of the record:
+        "steps"; "outputs", what the outputs were taken for: "logits", "probabilities" or "values";
         "hard_loss" and "soft_loss", means over the last hundred steps, None for a loss whose share is always
         0; "losses", one per step, at most 200 points; "hard_losses", the same for the true labels alone; and
         with `compare`, "twin_quality".
@@ -152,7 +155,7 @@ def distill(
         guide = _speaking_like(student, guide, outputs)
     accelerate(guide)
     before = quality(guide)
-    pupil = accelerate(_exact_copy(student))
+    pupil = accelerate(_exact_copy(student), sum_embedding_gradients=True)
     train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
     in_all = 2 * steps if compare else steps
     course = Course(steps, _counted_from(0, in_all, on_step))
@@ -178,6 +181,7 @@ def distill(
         course = Course(steps, _counted_from(steps, in_all, on_step))
         train(twin, again, course=course, keeper=keeper if looks else None)
         details["twin_quality"] = keeper.restore()
+    compile_as(pupil, student if student.compiled else teacher)
     return pupil, CompressionRecord(
         method="distill",
         settings={
@@ -214,6 +218,7 @@ def _check_pair(teacher: Any, student: Any) -> None:
     """Raises `ModelError` unless both models can be copied and have the same inputs and output shape."""
     for role, model in (("teacher", teacher), ("student", student)):
         if type(model) is not keras.Sequential and not is_functional(model):
+            keras2.refuse(model)
             raise ModelError(
                 f"{role} is a {type(model).__name__}; expected a Functional or Sequential model. Build it as "
                 "keras.Model(inputs, outputs)."

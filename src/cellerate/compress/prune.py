@@ -26,6 +26,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError, TrainingError
+from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.ties import Units, units_of
 from cellerate.keras_graph.ties_layers import Array, WeightAxis
 from cellerate.layers.accelerate import accelerate, restore
@@ -103,10 +104,10 @@ def prune(
             it raises, the call ends.
 
     Returns:
-        The smaller model, not compiled, and a record. Details of the record: "layers", for the path of each
-        pruned LSTM the units it had ("units") and has now ("kept"); "kept_whole", for the path of each other
-        LSTM the reason; "judged_on", what the quality was measured by: "judge", "validation" or "data";
-        "losses", one per step, at most 200 points.
+        The smaller model, compiled as the given one was, and a record. Details of the record: "layers", for
+        the path of each pruned LSTM the units it had ("units") and has now ("kept"); "kept_whole", for the
+        path of each other LSTM the reason; "judged_on", what the quality was measured by: "judge",
+        "validation" or "data"; "losses", one per step, at most 200 points.
 
     Raises:
         ConfigError: An argument is out of range, no unit would be removed, or there is no loss.
@@ -171,7 +172,7 @@ def prune(
             keeper=keeper if last and judged_on != "data" else None,
         )
     quality_after = keeper.restore()
-    restore(current)
+    compile_as(restore(current), model)
     kept = units_of(current).layers
     details = {
         "layers": {
@@ -248,7 +249,7 @@ def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]
         TrainingError: The result is not finite.
     """
     copy = _plain(model)
-    trainer = same_layers(accelerate(copy), f"{model.name}_trainer")
+    trainer = same_layers(accelerate(copy, sum_embedding_gradients=True), f"{model.name}_trainer")
     # A plain SGD step gives the gradient on every backend: the fall of the weights over the step length.
     trainer.compile(optimizer=keras.optimizers.SGD(_LONG_STEP), loss=loss)
     places = {id(variable): place for place, variable in enumerate(model.weights)}

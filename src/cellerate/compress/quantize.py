@@ -18,6 +18,7 @@ from cellerate.compress.control import ahead, stretches
 from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.to_program import read_program, read_weights
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.program import PRECISIONS, Program
@@ -139,7 +140,7 @@ def quantize(
             loss. If it raises, the call ends.
 
     Returns:
-        The model, not compiled, and a record. Details of the record: "precision"; "bytes_before" and
+        The model, compiled as the given one was, and a record. Details of the record: "precision"; "bytes_before" and
         "bytes_after", the size of the weights as float32 and in the file; "calibrated", the paths of the
         kernels whose inputs were observed; "qualities", one for each way that was judged; "kept", the way the
         model was rounded: "plain", "calibrated" or "fine-tuned"; "passed", the gate's answer, or None.
@@ -192,8 +193,7 @@ def quantize(
         qualities[tuned.kept] = tuned.quality
         best = tuned if tuned.better_than(best) else best
 
-    result = rebuild(model, describe(model))
-    result.set_weights(best.weights)
+    result = compile_as(rebuild(model, describe(model), best.weights), model)
     parameters = int(model.count_params())
     return result, CompressionRecord(
         method="quantize",

@@ -28,6 +28,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ModelError
+from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.to_program import read_program
 from cellerate.models.rewrite import describe, rebuild
 from cellerate.program import PRECISIONS
@@ -84,10 +85,10 @@ def sparsify(
             it raises, the call ends.
 
     Returns:
-        The model, not compiled, and a record. Details of the record: "sparsity", the share of zeros it has;
-        "matrices", the same by the path of each matrix; "zlib_bytes", the compressed sizes of the packed file
-        by precision, "before" and "after", None if the model cannot be packed; "remark"; "losses", one per
-        step, at most 200 points.
+        The model, compiled as the given one was, and a record. Details of the record: "sparsity", the share
+        of zeros it has; "matrices", the same by the path of each matrix; "zlib_bytes", the compressed sizes
+        of the packed file by precision, "before" and "after", None if the model cannot be packed; "remark";
+        "losses", one per step, at most 200 points.
 
     Raises:
         ConfigError: An argument is out of range, or there is no loss.
@@ -151,7 +152,7 @@ def sparsify(
     zeros = {weight.path: 1 - _nonzero(weight) / int(np.prod(weight.shape)) for weight in matrices}
     total = sum(int(np.prod(weight.shape)) for weight in matrices)
     parameters = int(model.count_params())
-    return rebuild(current, describe(current)), CompressionRecord(
+    return compile_as(rebuild(current, describe(current)), model), CompressionRecord(
         method="sparsify",
         settings=settings,
         metric=metric,

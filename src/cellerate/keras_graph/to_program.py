@@ -14,6 +14,7 @@ from keras.src import tree
 from keras.src.layers.merging.base_merge import Merge
 
 from cellerate.errors import ModelError
+from cellerate.keras_graph import keras2
 from cellerate.keras_graph.graph import functional_graph, tensor_names
 from cellerate.keras_graph.keras_layers import operation_row, readers
 from cellerate.keras_graph.program_nodes import (
@@ -237,6 +238,7 @@ def _graph(layer: Any) -> Any | None:
 
 def _no_graph(model: Any) -> str:
     if not isinstance(model, keras.Model):
+        keras2.refuse(model)
         return (
             f"expected a Keras model, got {type(model).__name__}. Load a saved one first, with "
             "keras.saving.load_model; put a single layer into a keras.Sequential."

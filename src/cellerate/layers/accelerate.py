@@ -17,6 +17,7 @@ import keras
 from keras import layers
 
 from cellerate.errors import BackendError, ConfigError, ModelError
+from cellerate.keras_graph import keras2
 from cellerate.layers import cuda_graph_step, cudnn_choice, fused, fused_dense, table
 from cellerate.machine.environment import keep_freed_memory
 
@@ -234,6 +235,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
 
 def _check_layer(model: Any) -> None:
     if not isinstance(model, keras.Layer):
+        keras2.refuse(model)
         raise ModelError(
             f"expected a Keras model or layer, got {type(model).__name__}. Load a saved one first, with "
             "keras.saving.load_model."

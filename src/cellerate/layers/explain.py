@@ -12,6 +12,7 @@ import keras
 from keras import layers
 
 from cellerate.errors import BackendError, ModelError
+from cellerate.keras_graph import keras2
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
 from cellerate.keras_graph.nearest_activation import RANGE, nearest_activation
 from cellerate.keras_graph.to_program import why_not_packed
@@ -158,6 +159,7 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
         >>> print(explain(model))  # doctest: +SKIP
     """
     if not isinstance(model, keras.Layer):
+        keras2.refuse(model)
         raise ModelError(
             f"explain needs a Keras model, got {type(model).__name__}. Load a saved one first, with "
             "keras.saving.load_model; a packed one explains itself: cellerate.load(path).explain()."
@@ -185,7 +187,8 @@ def explain(model: keras.Model, *, backend: str | None = None) -> Explanation:
 _WITHOUT_XLA = (
     "XLA is off (jit_compile=False), because it cannot compile the kernels, which TensorFlow calls through Python. The "
     'rest of the model runs as a TensorFlow graph; jit_compile="auto" means the same, jit_compile=True is turned off '
-    "with a warning, and tf.function(jit_compile=True) around the model fails. cellerate.restore(model) allows XLA."
+    "with a warning, and tf.function(jit_compile=True) around the model runs Keras's own code. "
+    "cellerate.restore(model) allows XLA."
 )
 
 
@@ -247,6 +250,9 @@ def _call_conditions(layer: layers.RNN, found: TimeLayer, ours: str) -> list[Con
     if layer.unroll and found.mask is not None:
         fix, holds = "unroll=False: the kernels need no unrolling", None if found.mask == UNKNOWN else False
         met.append(Condition("unroll", holds, f"unroll=True, mask from {found.mask}", fix))
+    if hasattr(fused.bridge(), "traced_for"):
+        does = "refused" if is_strict(layer) else "Keras's own code"
+        met.append(Condition("XLA or a file", None, f"in what XLA compiles or a file holds: {does}"))
     reason = fused.too_short(layer, found.steps)
     if reason is not None and ours == "cellerate-cpu" and not is_strict(layer):
         met.append(

@@ -170,6 +170,8 @@ def unfit_call(layer: Any, sequences: Any, mask: Any) -> str | None:
     """Why one call of a layer that is otherwise fit cannot be fused, or None."""
     if 0 in sequences.shape:
         return "a batch without elements"
+    if (traced := traced_for()) is not None:
+        return traced
     if mask is None:
         return None
     if layer.unroll:
@@ -178,6 +180,11 @@ def unfit_call(layer: Any, sequences: Any, mask: Any) -> str | None:
     if len(mask.shape) != 2:
         return f"a mask of {len(mask.shape)} dimensions"
     return None
+
+
+def traced_for() -> str | None:
+    """Why what is traced now cannot call Cellerate's kernels, in words; None if it can, or nothing is traced."""
+    return bridge().traced_for() if hasattr(bridge(), "traced_for") else None
 
 
 def too_short(layer: Any, steps: int | None) -> str | None:

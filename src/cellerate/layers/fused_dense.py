@@ -43,7 +43,7 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
     """
     inputs = ops.convert_to_tensor(inputs)
     changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None
-    if changed or not _worth_it(inputs.shape, layer.units):
+    if changed or not _worth_it(inputs.shape, layer.units) or fused.traced_for() is not None:
         return original(inputs, training=training)
     width = inputs.shape[-1]
     x = ops.reshape(ops.cast(inputs, layer.compute_dtype), (-1, width))

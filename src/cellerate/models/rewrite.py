@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph import keras2
 from cellerate.models.text import check_policy, layer_seeds
 
 _Config = dict[str, Any]
@@ -88,6 +89,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
         ModelError: The model is subclassed, or not built.
     """
     if type(model) is not keras.Sequential and not is_functional(model):
+        keras2.refuse(model)
         raise ModelError(
             f"model {getattr(model, 'name', model)!r} is a {type(model).__name__}, whose layers cannot be "
             "rewritten: expected a Functional or Sequential model. Build it as keras.Model(inputs, outputs)."

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import struct
+import tempfile
 import typing
 import warnings
 import zipfile
@@ -22,6 +23,8 @@ import keras
 import cellerate
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write
+from cellerate.keras_graph import keras2
+from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
 
 Task = Literal["text", "series", "embed"]
@@ -122,9 +125,9 @@ def save_model(model: keras.Model, path: str | os.PathLike[str], record: TaskRec
 
 
 def load_model(
-    path: str | os.PathLike[str], *, need_task: Task | None = None
+    path: str | os.PathLike[str], *, need_task: Task | None = None, compiled: bool = False
 ) -> tuple[keras.Model, TaskRecord | None]:
-    """Opens a `.keras` file (or a legacy `.h5` file), checking everything before trusting it.
+    """Opens a `.keras` file (or a legacy `.h5` file), of Keras 3 or 2, checking everything before trusting it.
 
     Code in a file is never run: a model with Lambda layers is refused. Checksums are compared, because Keras
     itself would silently load the weights of a damaged file.
@@ -132,14 +135,16 @@ def load_model(
     Args:
         path: The file.
         need_task: The task the model must be for; None accepts any file, even one without a record.
+        compiled: Whether to compile the model as the file says, if it does and Keras 3 wrote it.
 
     Returns:
-        The model, not compiled, and its record, or None if Cellerate did not write the file.
+        The model, not compiled unless asked for, and its record, or None if Cellerate did not write the file.
 
     Raises:
         ModelError: The file is missing, damaged, unsafe, from a newer Cellerate, for another task, or refers
             to classes that are not registered.
     """
+    keras2.refuse(path)
     source = Path(path)
     _check_is_file(source)
     config: Any = None
@@ -158,10 +163,13 @@ def load_model(
     if need_task is not None:
         check_task(source, record, need_task)
     try:
-        with warnings.catch_warnings():
-            # Keras's warnings here are about the training state, which is not loaded.
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+            # Keras's warnings here are about the training state.
             warnings.simplefilter("ignore")
-            model = keras.saving.load_model(source, compile=False, safe_mode=True)
+            readable = keras2_files.translated(source, Path(folder))
+            # Keras 3 cannot read the optimizers of Keras 2.
+            compiled = compiled and readable == source
+            model = keras.saving.load_model(readable, compile=compiled, safe_mode=True)
     except _FAILURES as error:
         raise _loading_failed(source, config, error) from error
     if record is not None:
@@ -311,6 +319,10 @@ def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelErr
         )
     if source.suffix != ".keras" and "lambda" in str(error).lower():
         return _carries_code(source)
+    if (advice := keras2_files.advice(str(error))) is not None:
+        return ModelError(
+            f"{source} cannot be read by Keras {keras.__version__}: {advice}. Build the model again so."
+        )
     return _damaged(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
 
 

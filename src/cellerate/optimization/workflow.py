@@ -23,6 +23,7 @@ import numpy as np
 import cellerate
 from cellerate.errors import ConfigError, OutputError
 from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.keras_graph import keras2
 from cellerate.machine.doctor.load import busy_now
 from cellerate.machine.environment import machine, processors, versions
 from cellerate.models.rewrite import describe
@@ -227,6 +228,7 @@ def _stopping(listener: Listener) -> Iterator[None]:
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
     """Gives the path of a model's file, unless the run would overwrite it."""
+    keras2.refuse(model)
     if record is not None:
         raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
     own = (folder / "optimized.keras", folder / "candidates")

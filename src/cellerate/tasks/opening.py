@@ -41,6 +41,7 @@ def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
     require("keras", "jax", "a model that is not packed")
     import keras
 
+    from cellerate.keras_graph import keras2
     from cellerate.models.storage import check_fits, load_model
 
     if given:
@@ -50,6 +51,7 @@ def open_model(model: Model, record: "TaskRecord | None" = None) -> Opened:
         if record is not None:
             check_fits(name, model, record)
         return model, record, name
+    keras2.refuse(model)
     raise ConfigError(f"model must be a path, a Keras model or a packed model, got {type(model).__name__}.")
 
 

@@ -1,0 +1,45 @@
+"""Compiles a model as another one is compiled."""
+
+import warnings
+from typing import Any
+
+import keras
+
+from cellerate.errors import in_a_line
+
+
+def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
+    """Compiles a model with the optimizer, loss, metrics and options that another one was compiled with.
+
+    The model gets an optimizer and metrics of its own, with fresh states. Keras's `compile_from_config` would do for
+    what Keras can store, but not for a loss that is a lambda. A warning says so if an optimizer or a metric cannot be
+    copied; the model then stays uncompiled.
+
+    Args:
+        model: The model to compile, with the outputs of `source`.
+        source: The other one. If it is not compiled, nothing happens.
+
+    Returns:
+        `model` itself.
+    """
+    compiled = getattr(source, "_compile_config", None)
+    if compiled is None or not source.compiled:
+        return model
+    try:
+        given = {name: keras.tree.map_structure(_own, value) for name, value in compiled.config.items()}
+    except (TypeError, ValueError, NotImplementedError) as error:
+        warnings.warn(
+            f"{model.name!r} is returned uncompiled, because how {source.name!r} was compiled cannot be copied; "
+            f"call its compile() ({in_a_line(error)}).",
+            stacklevel=3,
+        )
+    else:
+        model.compile(**given)
+    return model
+
+
+def _own(value: Any) -> Any:
+    """A copy of what has a state; anything else as it is."""
+    if isinstance(value, keras.optimizers.Optimizer | keras.Metric):
+        return type(value).from_config(value.get_config())
+    return value
