@@ -185,15 +185,21 @@ def test_fine_tune_trains_as_fit_does_and_leaves_no_compiled_state():
     assert is_accelerated(tuned.get_layer("lstm_1"))
 
 
+def dense_weights(of: keras.Model) -> list[keras.Variable]:
+    return [weight for weight in of.weights if weight.name != "embeddings"]
+
+
 def test_stretches_of_a_course_share_one_falling_rate():
     tuned, course = model(), Course(8)
     batches = endless(arrays(), 8, seed=0)
     rates = []
     for steps in (3, 5):
-        before = tuned.get_weights()
-        # The first step of Adam is as long as its rate, whatever the gradient.
+        before = [keras.ops.convert_to_numpy(weight) for weight in dense_weights(tuned)]
+        # The first step of Adam is as long as its rate, whatever the gradient; on TensorFlow rows of an embedding, which
+        # a batch reads several times, take longer ones.
         fine_tune(tuned, itertools.islice(batches, 1), loss=LOSS, steps=1, learning_rate=0.01, course=course)
-        moved = [abs(a - b).max() for a, b in zip(tuned.get_weights(), before, strict=True)]
+        after = [keras.ops.convert_to_numpy(weight) for weight in dense_weights(tuned)]
+        moved = [abs(a - b).max() for a, b in zip(after, before, strict=True)]
         rates.append(max(moved))
         fine_tune(tuned, batches, loss=LOSS, steps=steps - 1, learning_rate=0.01, course=course)
     assert rates == pytest.approx([0.01, 0.01 * 5 / 8], rel=1e-3)

@@ -155,7 +155,7 @@ def distill(
         guide = _speaking_like(student, guide, outputs)
     accelerate(guide)
     before = quality(guide)
-    pupil = accelerate(_exact_copy(student), sum_embedding_gradients=True)
+    pupil = accelerate(_exact_copy(student))
     train = functools.partial(fine_tune, loss=hard, steps=steps, learning_rate=learning_rate)
     in_all = 2 * steps if compare else steps
     course = Course(steps, _counted_from(0, in_all, on_step))

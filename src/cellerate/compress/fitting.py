@@ -171,7 +171,7 @@ def fine_tune(
     if steps == 0:
         return math.nan
     course = Course(steps) if course is None else course
-    trainer = same_layers(accelerate(model, sum_embedding_gradients=True), f"{model.name}_trainer")
+    trainer = same_layers(accelerate(model), f"{model.name}_trainer")
     trainer.compile(optimizer=_optimizer(model, learning_rate), loss=loss)
     forget_states(model)
     total = 0.0
@@ -200,7 +200,7 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
 
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
     """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after."""
-    judge = same_layers(accelerate(model, sum_embedding_gradients=True), f"{model.name}_judge")
+    judge = same_layers(accelerate(model), f"{model.name}_judge")
     judge.compile(loss=loss)
     forget_states(model)
     try:

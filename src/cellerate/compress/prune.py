@@ -249,7 +249,7 @@ def saliency(model: keras.Model, units: Units, batches: Iterator[tuple[Any, ...]
         TrainingError: The result is not finite.
     """
     copy = _plain(model)
-    trainer = same_layers(accelerate(copy, sum_embedding_gradients=True), f"{model.name}_trainer")
+    trainer = same_layers(accelerate(copy), f"{model.name}_trainer")
     # A plain SGD step gives the gradient on every backend: the fall of the weights over the step length.
     trainer.compile(optimizer=keras.optimizers.SGD(_LONG_STEP), loss=loss)
     places = {id(variable): place for place, variable in enumerate(model.weights)}
