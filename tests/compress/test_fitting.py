@@ -195,8 +195,8 @@ def test_stretches_of_a_course_share_one_falling_rate():
     rates = []
     for steps in (3, 5):
         before = [keras.ops.convert_to_numpy(weight) for weight in dense_weights(tuned)]
-        # The first step of Adam is as long as its rate, whatever the gradient; on TensorFlow rows of an embedding, which
-        # a batch reads several times, take longer ones.
+        # The first step of Adam is as long as its rate, whatever the gradient; on TensorFlow rows of an embedding that
+        # a batch reads several times take longer ones.
         fine_tune(tuned, itertools.islice(batches, 1), loss=LOSS, steps=1, learning_rate=0.01, course=course)
         after = [keras.ops.convert_to_numpy(weight) for weight in dense_weights(tuned)]
         moved = [abs(a - b).max() for a, b in zip(after, before, strict=True)]

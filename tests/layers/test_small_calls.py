@@ -3,11 +3,7 @@
 Stock and accelerated steps are timed in turns, so that whatever the machine does meets both.
 """
 
-import itertools
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 
 import keras
@@ -18,6 +14,7 @@ from cellerate.kernels import native
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.explain import explain
+from support.turns import busy_programs, ratios
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps]
 
@@ -36,12 +33,8 @@ SHAPES = [
 @pytest.fixture
 def busy() -> Iterator[None]:
     """Has another program on every core but one."""
-    cores = max(1, native.num_threads() - 1)
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
-    yield
-    for program in programs:
-        program.kill()
-        program.wait()
+    with busy_programs(max(1, native.num_threads() - 1)):
+        yield
 
 
 def forecaster(steps: int, features: int, units: tuple[int, ...], activation: str) -> keras.Model:
@@ -70,20 +63,13 @@ def test_training_of_a_small_model_beside_a_busy_program_is_not_slower_than_kera
     x = random.normal(size=(STEPS * batch, steps, features)).astype(np.float32)
     y = random.normal(size=(STEPS * batch, 1)).astype(np.float32)
 
-    def seconds(model: keras.Model) -> float:
-        start = time.perf_counter()
+    def train(model: keras.Model) -> None:
         model.fit(x, y, batch, epochs=1, shuffle=False, verbose=0)
-        return time.perf_counter() - start
 
     for model in models * 2:
-        seconds(model)
-    ratios = []
-    for turn in itertools.cycle([(0, 1), (1, 0)]):
-        taken = {which: seconds(models[which]) for which in turn}
-        ratios.append(taken[1] / taken[0])
-        if len(ratios) == PAIRS:
-            break
-    assert statistics.median(ratios) <= NOISE, sorted(ratios)
+        train(model)
+    found = ratios(lambda: train(models[0]), lambda: train(models[1]), PAIRS)
+    assert statistics.median(found) <= NOISE, sorted(found)
 
 
 @pytest.mark.parametrize(("steps", "units"), [(3, 64), (7, 64), (8, 64), (3, 512)])

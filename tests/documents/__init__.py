@@ -1,0 +1,1 @@
+"""The programs that Cellerate is made for: a reader's own Keras code, run as it is and accelerated."""
