@@ -9,8 +9,6 @@ from keras import layers
 from documents.program import STEPS_PER_EPOCH, Program, fit, records
 
 LENGTH, FEATURES, BATCH = 8, 6, 8
-# Whether accelerated layers compute `ReLU(negative_slope=...)` on Cellerate's kernels, and can be packed.
-HAS_KERNELS = False
 
 
 class Pieces(keras.utils.PyDataset):
@@ -85,7 +83,6 @@ BATCH_OF_ONE = Program(
     build_plain,
     train_plain,
     lambda: Pieces(1, 1, itself=False)[0][0],
-    has_kernels=HAS_KERNELS,
     slow=True,
 )
 AUTOENCODER = Program(
@@ -93,6 +90,5 @@ AUTOENCODER = Program(
     build_autoencoder,
     train_autoencoder,
     lambda: Pieces(1, BATCH, itself=True)[0][0],
-    has_kernels=HAS_KERNELS,
     slow=True,
 )

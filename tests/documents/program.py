@@ -24,7 +24,6 @@ class Program:
             writes goes into the folder.
         inputs: A batch that the model reads.
         characters: What the ids stand for, of a model that predicts the next character; else empty.
-        has_kernels: Whether Cellerate has kernels for all of its LSTM layers, and packs it.
         slow: Whether the suite leaves its 300 steps, and uses that take as long, to `make test-slow`.
     """
 
@@ -33,7 +32,6 @@ class Program:
     train: Callable[[keras.Model, Path], dict[str, list[float]]]
     inputs: Callable[[], np.ndarray]
     characters: tuple[str, ...] = ()
-    has_kernels: bool = True
     slow: bool = False
 
     def __str__(self) -> str:
