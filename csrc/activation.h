@@ -43,6 +43,7 @@ struct Activation {
     kSparseSigmoidBetween,
     kHardShrinkOfNumbers,
     kSoftShrinkOfNumbers,
+    kReluBetween,
     kCount
   };
   // In the order of cellerate.activations.PARAMETERS, which explains them.
@@ -50,7 +51,7 @@ struct Activation {
 
   // An activation with Keras's defaults.
   constexpr Activation(Kind of = kLinear) : kind(of) {  // NOLINT: a kind stands for its activation
-    if (of == kRelu) parameters[1] = std::numeric_limits<float>::infinity();
+    if (of == kRelu || of == kReluBetween) parameters[1] = std::numeric_limits<float>::infinity();
     if (of == kElu || of == kCelu || of == kCeluOfBothSides) parameters[0] = 1.0f;
     if (of == kLeakyRelu || of == kLeakyReluFromAbove) parameters[0] = 0.2f;
     if (of == kHardShrink || of == kSoftShrink) parameters[0] = 0.5f;

@@ -140,7 +140,9 @@ inline F relu_slope_of(const Activation& of, F x) {
   const F zero = set(0.0f), one = set(1.0f), threshold = set(of.parameters[2]);
   F above = one;
   if (of.parameters[1] < std::numeric_limits<float>::infinity()) {
-    above = Simd::where_greater(x, set(of.parameters[1]), zero, Simd::where_greater(zero, x, zero, one));
+    const F high = set(of.parameters[1]), at_ends = set(of == Activation::kReluBetween ? 0.5f : 1.0f);
+    const F inside = Simd::where_greater(high, x, Simd::where_greater(x, zero, one, at_ends), at_ends);
+    above = Simd::where_greater(x, high, zero, Simd::where_greater(zero, x, zero, inside));
   }
   const F below = Simd::where_greater(threshold, x, set(of.parameters[0]), zero);
   return Simd::where_greater(x, threshold, above, below);
@@ -167,6 +169,7 @@ constexpr bool derivative_from_value(const Activation& of) {
     case Activation::kSeluFromAbove:
       return true;
     case Activation::kRelu:
+    case Activation::kReluBetween:
       return is_plain_relu(of);
     // With a slope or an alpha above 0 the value has the sign of the pre-activation.
     case Activation::kElu:
@@ -186,6 +189,7 @@ constexpr bool derivative_from_value(const Activation& of) {
   const float parameter = of.parameters[0];
   switch (of) {
     case Activation::kRelu:
+    case Activation::kReluBetween:
       return is_plain_relu(of) ? Simd::max(zero, x) : relu_of(of, x);
     case Activation::kHardSigmoid:
       return clamp(Simd::fma(x, set(1.0f / 6), set(0.5f)), 0.0f, 1.0f);
@@ -263,6 +267,7 @@ constexpr bool derivative_from_value(const Activation& of) {
   const F side = derivative_from_value(of) ? y : x;
   switch (of) {
     case Activation::kRelu:
+    case Activation::kReluBetween:
       return is_plain_relu(of) ? Simd::where_greater(y, zero, one, zero) : relu_slope_of(of, x);
     case Activation::kHardSigmoid:
       return Simd::where_greater(y, zero, Simd::where_greater(one, y, set(1.0f / 6), zero), zero);

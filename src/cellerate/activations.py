@@ -75,6 +75,8 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         # A NaN becomes 0.
         "hard_shrink_of_numbers": ("hard_shrink", ("tensorflow", "jax")),
         "soft_shrink_of_numbers": ("soft_shrink", ("tensorflow", "jax")),
+        # The slope where a maximum cuts off, and at 0 below a negative threshold, is that of the middle.
+        "relu_between": ("relu", ("jax",)),
     }
 )
 """Activations that differ from one above at single points only: name → (that one, the backends of Keras that compute
@@ -180,6 +182,8 @@ def on_backend(activation: str, backend: str) -> str:
         The same, or one of `VARIANTS` with the same parameters.
     """
     name, parameters = read(activation)
+    if name == "relu" and parameters["max_value"] == math.inf:
+        return activation
     same = (variant for variant, (of, backends) in VARIANTS.items() if of == name and backend in backends)
     return written(next(same, name), parameters)
 

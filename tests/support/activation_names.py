@@ -37,6 +37,8 @@ VARIANTS_WITH_PARAMETERS = (
     "leaky_relu_from_above(negative_slope=0.0)",
     "leaky_relu_from_above(negative_slope=-0.3)",
     "celu_of_both_sides(alpha=0.4)",
+    "relu_between(max_value=3.0)",
+    "relu_between(negative_slope=0.25, max_value=1.5, threshold=-0.5)",
     "hard_shrink_of_numbers(threshold=1.25)",
     "soft_shrink_of_numbers(threshold=0.25)",
 )

@@ -247,7 +247,8 @@ def slopes_in_keras(name: str, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.keras
 @pytest.mark.backends
-@pytest.mark.parametrize("name", IN_FILES)
+# The approximate GELU has no kink, and Keras's own loses digits far below 0.
+@pytest.mark.parametrize("name", [name for name in IN_FILES if not name.startswith("gelu(")])
 def test_derivative_at_every_kink_is_that_of_the_backend(name):
     x = np.array([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0], np.float32)
     found = activation_of(on_backend(name, BACKEND)).derivative(x.astype(np.float64))

@@ -91,6 +91,7 @@ def test_codes_of_activations_and_masked_outputs_never_move():
         "sparse_sigmoid_between": 30,
         "hard_shrink_of_numbers": 31,
         "soft_shrink_of_numbers": 32,
+        "relu_between": 33,
     }
     assert MASKED_OUTPUTS == ("previous_output", "previous_state", "zero")
 

@@ -46,6 +46,7 @@ struct Activation {
     kSparseSigmoidBetween,
     kHardShrinkOfNumbers,
     kSoftShrinkOfNumbers,
+    kReluBetween,
     kCount
   };
 
@@ -129,6 +130,7 @@ CELLERATE_DEVICE constexpr bool derivative_from_value(Activation of) {
     case Activation::kSeluFromAbove:
       return true;
     case Activation::kRelu:
+    case Activation::kReluBetween:
       return is_plain_relu(of);
     // With a slope or an alpha above 0 the value has the sign of the pre-activation.
     case Activation::kElu:
@@ -151,7 +153,8 @@ CELLERATE_DEVICE float activate(float x) {
       return hyperbolic_tangent(Storage{}, x);
     case Activation::kSigmoid:
       return sigmoid(x);
-    case Activation::kRelu: {
+    case Activation::kRelu:
+    case Activation::kReluBetween: {
       if constexpr (is_plain_relu(kKind)) return x < 0 ? 0.0f : x;
       // Below a maximum, numbers between a negative threshold and 0 become 0.
       const float above = kKind.second == kInfinityBits ? x : clamp(x, 0.0f, second);
@@ -229,10 +232,14 @@ CELLERATE_DEVICE float derivative(float x, float y) {
       return 1.0f - y * y;
     case Activation::kSigmoid:
       return y * (1.0f - y);
-    case Activation::kRelu: {
+    case Activation::kRelu:
+    case Activation::kReluBetween: {
       if constexpr (is_plain_relu(kKind)) return y > 0 ? 1.0f : 0.0f;
       const float threshold = from_bits(kKind.third);
-      if (x > threshold) return kKind.second == kInfinityBits || (x >= 0 && x <= second) ? 1.0f : 0.0f;
+      if (x > threshold) {
+        if (kKind.second == kInfinityBits || (x > 0 && x < second)) return 1.0f;
+        return x < 0 || x > second ? 0.0f : kKind == Activation::kReluBetween ? 0.5f : 1.0f;
+      }
       return x < threshold ? parameter : 0.0f;
     }
     case Activation::kHardSigmoid:

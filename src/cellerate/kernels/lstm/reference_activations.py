@@ -77,7 +77,9 @@ def _sparse_plus(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, (np.clip(x, -1, 1) + 1) ** 2 / 4, x)
 
 
-def _relu(negative_slope: float, max_value: float, threshold: float) -> Activation:
+def _relu(
+    negative_slope: float, max_value: float, threshold: float, slope_at_ends: float = 1.0
+) -> Activation:
     if not negative_slope and not threshold and max_value == math.inf:
         return Activation(lambda x: np.maximum(x, 0), lambda x: np.where(x > 0, 1.0, 0.0))
     # A negative threshold lets negative numbers pass, but a maximum cuts them off at 0 as well.
@@ -87,7 +89,8 @@ def _relu(negative_slope: float, max_value: float, threshold: float) -> Activati
         return np.where(x > threshold, np.clip(x, low, max_value), negative_slope * (x - threshold))
 
     def derivative(x: np.ndarray) -> np.ndarray:
-        above = np.where((x >= low) & (x <= max_value), 1.0, 0.0)
+        ends = np.where((x == low) | (x == max_value), slope_at_ends, 0.0)
+        above = np.where((x > low) & (x < max_value), 1.0, ends)
         return np.where(x > threshold, above, np.where(x < threshold, negative_slope, 0.0))
 
     return Activation(value, derivative)
@@ -177,6 +180,7 @@ def _threshold(threshold: float, default_value: float) -> Activation:
 # By their names; those in `_MADE` from their parameters.
 _MADE: dict[str, Callable[..., Activation]] = {
     "relu": _relu,
+    "relu_between": functools.partial(_relu, slope_at_ends=0.5),
     "leaky_relu": _leaky_relu,
     "leaky_relu_from_above": _leaky_relu_from_above,
     "elu": _elu,
