@@ -1,7 +1,6 @@
 """No program is slower accelerated than as Keras runs it, on an idle machine and beside one busy program."""
 
 import functools
-import statistics
 from collections.abc import Callable
 
 import keras
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.measure import Order
 from documents import autoencoder, character_model, long_records, six_steps, text_generation
 from documents.autoencoder import AUTOENCODER, BATCH_OF_ONE, Pieces
 from documents.pairs import each_program
@@ -17,9 +17,9 @@ from support.turns import busy_programs, ratios
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps, pytest.mark.slow]
 
-# What a median of so many pairs may be off by, beside a busy program; see tests/layers/test_small_calls.py.
+# What two timings of one thing may differ by, as in tests/layers/test_small_calls.py.
 NOISE = 1.1
-STEPS, PAIRS, SECONDS = 20, 20, 6
+STEPS, PAIRS, SECONDS = 20, 40, 6
 # The data of those programs that `tf.data` feeds.
 DATA = {
     text_generation.TEXT_GENERATION: lambda: text_generation.dataset(1),
@@ -51,8 +51,9 @@ def judge(stock: Callable[[], object], ours: Callable[[], object], busy: int) ->
     for call in (stock, ours) * 2:
         call()
     with busy_programs(busy):
-        found = ratios(stock, ours, PAIRS, SECONDS)
-    assert statistics.median(found) <= NOISE, sorted(found)
+        order = Order(tuple(ratios(ours, stock, PAIRS, SECONDS)))
+    # A machine that others use, too, is no proof of anything: slower is what is slower in turn after turn.
+    assert order.interval[1] >= 1 / NOISE, f"as fast as Keras, times {order.reach}"
 
 
 @each_machine
