@@ -196,6 +196,7 @@ EXPECTED_S: dict[str, int] = {
 }
 """What each case takes on the slowest machine seen so far with 2 cores, in seconds."""
 LONG = (
+    "loss",
     "text",
     "inference",
     "quality",

@@ -16,13 +16,14 @@ QUIET = {"average": [0.1, 0.2, 0.3], "others": 0.01, "stolen": 0.0}
 def record(case: str, **fields: Any) -> dict[str, Any]:
     """A record with which nothing is wrong; its result is that of one old record of the case."""
     load = {"before": dict(QUIET), "during": {"others": 0.01, "stolen": 0.0}, "after": dict(QUIET)}
-    # Of the kernel the first in which oneDNN stands beside ours; inference, serving, scale and plan began later.
+    # Of the kernel the first in which oneDNN stands beside ours; inference, serving, scale and plan began later, and losses on each backend.
     days = {
         "kernel": "2026-11-22",
         "inference": "2026-11-23T02",
         "serving": "2026-11-23",
         "scale": "2026-11-23",
         "plan": "2026-11-23",
+        "loss": "2026-11-25",
     }.get(case, "2026-11-2[01]")
     old = json.loads(max(RESULTS.glob(f"{'step' if case in MADE_UP else case}-{days}*.json")).read_text())
     if case in MADE_UP:
