@@ -16,7 +16,8 @@ QUIET = {"average": [0.1, 0.2, 0.3], "others": 0.01, "stolen": 0.0}
 def record(case: str, **fields: Any) -> dict[str, Any]:
     """A record with which nothing is wrong; its result is that of one old record of the case."""
     load = {"before": dict(QUIET), "during": {"others": 0.01, "stolen": 0.0}, "after": dict(QUIET)}
-    # Of the kernel the first in which oneDNN stands beside ours; inference, serving, scale and plan began later, and losses on each backend.
+    # Of the kernel the first in which oneDNN stands beside ours; inference, serving, scale and plan began later, and so
+    # did losses on each backend.
     days = {
         "kernel": "2026-11-22",
         "inference": "2026-11-23T02",
