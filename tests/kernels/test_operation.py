@@ -36,10 +36,10 @@ def test_core_takes_float32_and_bfloat16():
     [
         ("gru_forward", (), 'there is no call "gru_forward"'),
         ("dense_forward", (1,), "options: expected 0, got 1"),
-        ("lstm_forward", (1, 2, 0, 0), "options: expected 5, got 4"),
-        ("lstm_forward", (99, 2, 0, 0, 1), "activation: expected a code below 32, got 99"),
-        ("lstm_forward", (1, 2, 3, 0, 1), "masked_output: expected a code below 3, got 3"),
-        ("lstm_forward", (1, 2, 0, -1, 1), "go_backwards: expected a code below 2, got -1"),
+        ("lstm_forward", (1, 0, 0, 0, 2, 0, 0, 0, 0, 0), "options: expected 11, got 10"),
+        ("lstm_forward", (99, 0, 0, 0, 2, 0, 0, 0, 0, 0, 1), "activation: expected a code below 34, got 99"),
+        ("lstm_forward", (1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 1), "masked_output: expected a code below 3, got 3"),
+        ("lstm_forward", (1, 0, 0, 0, 2, 0, 0, 0, 0, -1, 1), "go_backwards: expected a code below 2, got -1"),
     ],
 )
 def test_wrong_name_or_option_is_refused_with_what_was_expected(name, options, said):
