@@ -143,7 +143,7 @@ def expected(activation: object) -> str:
 
 
 def is_activation(activation: object) -> bool:
-    """Whether something is an activation as a `.cell` file may hold it."""
+    """Return True for an activation that a `.cell` file may hold."""
     if not isinstance(activation, str):
         return False
     try:

@@ -160,7 +160,7 @@ _TUPLES = {"input": "shape", "reshape": "shape", "permute": "axes", "take": "ind
 NORMALIZERS = ("softmax", "log_softmax")
 
 
-def activation_of(activation: Option) -> tuple[str, Mapping[str, float]]:
+def named_activation(activation: Option) -> tuple[str, Mapping[str, float]]:
     """The name of an activation of a node, and its parameters.
 
     Raises:

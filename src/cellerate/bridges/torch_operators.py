@@ -215,7 +215,7 @@ def _differentiate(operation: Operation, backward: str, ctx: Any, *cotangents: A
 
 
 def _asked(through: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether the gradient of a tensor that was made of another one is used other than to lead back to that one.
+    """Return True if the gradient of a tensor is used other than to lead back to the one that it was made of.
 
     It is if the tensor keeps its gradient or has a hook; or if torch does not go on to the source, since it then seeks
     the gradients of given tensors, of which this may be one.

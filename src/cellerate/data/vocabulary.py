@@ -18,7 +18,7 @@ from cellerate.data.tokenizers import open_tokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 
 Vocabulary: TypeAlias = str | os.PathLike[str] | Sequence[str] | Mapping[Any, Any]
-"""What `open_vocabulary` takes."""
+"""The forms of a vocabulary that `open_vocabulary` takes."""
 
 HAS_OWN_VOCABULARY = "vocabulary is for a model without one, and this one has its own: leave vocabulary out."
 """The message for a vocabulary that is not needed."""

@@ -9,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from cellerate.errors import ModelError
 from cellerate.exports.litert_graph import LiteRtGraph, Value
-from cellerate.program import Node, activation_of
+from cellerate.program import Node, named_activation
 
 Given = Mapping[str, Value]
 """What an operation reads: the name of an input → its tensor."""
@@ -39,7 +39,7 @@ def masks_refused(node: Node) -> ModelError:
 
 def activate(graph: LiteRtGraph, activation: str, x: Value) -> Value:
     """An activation of a node, with its parameters."""
-    name, parameters = activation_of(activation)
+    name, parameters = named_activation(activation)
     return x if name == "linear" else _ACTIVATIONS[name](graph, x, **parameters)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from cellerate.exports.onnx_graph import TO_THE_END, OnnxGraph
-from cellerate.program import Node, activation_of
+from cellerate.program import Node, named_activation
 
 
 class Given(NamedTuple):
@@ -30,7 +30,7 @@ def add_operation(graph: OnnxGraph, node: Node, given: Given) -> str:
 
 def activate(graph: OnnxGraph, activation: str, x: str) -> str:
     """An activation of a node, with its parameters."""
-    name, parameters = activation_of(activation)
+    name, parameters = named_activation(activation)
     return x if name == "linear" else str(_ACTIVATIONS[name](graph, x, **parameters))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cellerate.program import Node, activation_of
+from cellerate.program import Node, named_activation
 
 Given = Mapping[str, Any]
 """What an operation reads: the name of an input → its tensor; and of a weight → its variable."""
@@ -60,7 +60,7 @@ def lstm(node: Node, given: Given) -> tuple[Any, Any, Any]:
 
 def activate(activation: str, x: Any) -> Any:
     """An activation of a node, with its parameters."""
-    name, parameters = activation_of(activation)
+    name, parameters = named_activation(activation)
     return _ACTIVATIONS[name](x, **parameters)
 
 

@@ -19,8 +19,9 @@ from cellerate.kernels.lstm.reference_activations import activation_of
 _COUNTS = "object_name_uids"
 # A recognized activation differs by less from what Keras computes: by the rounding of float32.
 _LIMIT = 1e-5
-# The activations that a layer was found to compute.
-_compared: weakref.WeakKeyDictionary[keras.Layer, set[str]] = weakref.WeakKeyDictionary()
+_ATTRIBUTES = ("activation", *sorted({name for names in PARAMETERS.values() for name in names}))
+# The activations that a layer was found to compute, by what decides which.
+_known: weakref.WeakKeyDictionary[keras.Layer, dict[Any, str]] = weakref.WeakKeyDictionary()
 
 
 def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None:
@@ -48,34 +49,35 @@ def activation_name(function: Any, *, fixed_weights: bool = False) -> str | None
 
 
 def _of_layer(layer: keras.Layer) -> str | None:
-    """The activation that a layer is now: its attributes may change. What it was compared with is remembered.
+    """The activation that a layer is now: its attributes may change. What it was found to compute is remembered.
 
-    While a backend traces a model, nothing can be computed to compare it.
+    A call on torch asks each time, and tracing takes 0.2 ms. While a backend traces a model, nothing can be computed to
+    compare the layer.
     """
-    found = _candidate(layer.call)
-    if found is None or found in _compared.setdefault(layer, set()):
-        return found
-    if not _computes(layer.call, found):
-        return None
-    _compared[layer].add(found)
-    return found
+    known = _known.setdefault(layer, {})
+    own = type(layer).__module__.startswith("keras.")
+    # What decides in a layer of Keras itself; of others, the operation that they call.
+    key = tuple(getattr(layer, name, None) for name in _ATTRIBUTES) if own else _candidate(layer.call)
+    if key not in known:
+        found = _candidate(layer.call)
+        if found is None or not _computes(layer.call, found):
+            return None
+        known[key] = found
+    return known[key]
 
 
 @functools.lru_cache(maxsize=256)
 def _remembered(function: Callable[..., Any]) -> str | None:
-    return _recognized(function)
+    return _named(function) or _recognized(function)
 
 
 def _recognized(function: Callable[..., Any]) -> str | None:
     found = _candidate(function)
-    return found if found is not None and (_named(function) or _computes(function, found)) else None
+    return found if found is not None and _computes(function, found) else None
 
 
 def _candidate(function: Callable[..., Any]) -> str | None:
     """The activation that a function seems to be, by the operation of Keras that it calls."""
-    named = _named(function)
-    if named is not None:
-        return named
     call = _only_call(function)
     return call if call == "linear" else operation_activation(call)
 
@@ -149,7 +151,7 @@ def _canonical(name: str, parameters: dict[str, float]) -> str:
 
 
 def _computes(function: Callable[..., Any], activation: str) -> bool:
-    """Whether a function gives what an activation gives."""
+    """Return True if a function gives what an activation gives."""
     x = np.linspace(-8, 8, 97, dtype=np.float32)
     try:
         found = np.asarray(keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(x))), np.float64)

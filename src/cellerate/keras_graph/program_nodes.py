@@ -11,7 +11,7 @@ from keras import ops
 
 from cellerate.keras_graph.activations import activation_name
 from cellerate.keras_graph.variables import weight
-from cellerate.program import Node, Option
+from cellerate.program import NORMALIZERS, Node, Option
 
 ALL_COUNT = -1
 """Stands among the masks of a `ProgramValue` for a mask that is True everywhere."""
@@ -347,7 +347,7 @@ def known_activation(function: Any) -> str:
     Raises:
         Refused: Programs do not know it.
     """
-    for name in ("softmax", "log_softmax"):
+    for name in NORMALIZERS:
         if function is keras.activations.get(name):
             return name
     known = activation_name(function, fixed_weights=True)

@@ -314,5 +314,5 @@ def item(found: FeatureMap, call: TiesCall) -> list[Array]:
 
 
 def _is_elementwise(function: Any) -> bool:
-    """Whether a function is an activation that works on each number alone."""
+    """Return True for an activation that works on each number alone."""
     return activation_name(function) is not None

@@ -20,7 +20,7 @@ from cellerate.kernels import dense, native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import LstmOptions, validate
-from cellerate.program import Node
+from cellerate.program import NORMALIZERS, Node
 from cellerate.runtime.over_time import States, over_time
 
 Given = Mapping[str, np.ndarray]
@@ -163,7 +163,7 @@ def _numpy_lstm(
 
 def activate(name: str, x: np.ndarray) -> np.ndarray:
     """An activation of float32 numbers, as a node names it."""
-    if name in ("softmax", "log_softmax"):
+    if name in NORMALIZERS:
         # Subtracting the maximum keeps exp from overflowing, and the sum at 1 or more.
         x = x - x.max(axis=-1, keepdims=True)
         weights = np.exp(x)

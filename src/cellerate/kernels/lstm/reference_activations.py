@@ -1,4 +1,4 @@
-"""What each activation computes, and its derivative, in NumPy: slow and obvious."""
+"""Each activation and its derivative in NumPy: slow and obvious."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class Activation:
 
 @functools.lru_cache(maxsize=1024)
 def activation_of(activation: str) -> Activation:
-    """What an activation of `cellerate.activations` means, parameters included.
+    """The functions of an activation of `cellerate.activations`, parameters included.
 
     Raises:
         ConfigError: It is none.

@@ -12,7 +12,7 @@ import numpy as np
 
 from cellerate import activations
 from cellerate.kernels import native
-from cellerate.program import MASKED_OUTPUTS, PRECISIONS, Node
+from cellerate.program import MASKED_OUTPUTS, NORMALIZERS, PRECISIONS, Node
 
 Shape = tuple[int, ...]
 """The shape of a row of a value, without the batch."""
@@ -49,7 +49,7 @@ OPERATIONS = (
 )
 """The operations that the core knows; each by its index here. An "unembedding" is a "dense" with a cap."""
 
-_NORMALIZERS = ("", "softmax", "log_softmax")
+_NORMALIZERS = ("", *NORMALIZERS)
 _MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
 # A hostile file may have many nodes share one array, each of which would be packed by itself, and so many nodes that
 # linking them takes long. Packed weights and tables of real models stay far below.
