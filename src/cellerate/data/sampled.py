@@ -1,5 +1,8 @@
 """A sample of many batches or windows, spread evenly over all of them."""
 
+import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,26 @@ def spread_order(count: int) -> list[int]:
     for bit in range(bits):
         turned |= (places >> bit & 1) << (bits - 1 - bit)
     return turned[turned < count].tolist()
+
+
+def spread_within(count: int, seconds: float | None) -> Iterator[int]:
+    """Yield numbers below `count` until time is over: spread evenly, or all of them in order without a limit.
+
+    Args:
+        count: How many there are.
+        seconds: The most seconds that what is done with them may take, from the end of the first on, in which things
+            are compiled; None for no limit.
+    """
+    if seconds is None:
+        yield from range(count)
+        return
+    deadline = math.inf
+    for number in spread_order(count):
+        if time.perf_counter() > deadline:
+            return
+        yield number
+        if deadline == math.inf:
+            deadline = time.perf_counter() + seconds
 
 
 class SampledBatches(ChangedBatches):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from cellerate.data.line_files import read_lines
 from cellerate.data.lines import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches
 from cellerate.data.pipeline import KerasBatches
-from cellerate.data.sampled import SampledBatches, spread_order
+from cellerate.data.sampled import SampledBatches, spread_within
 from cellerate.errors import DataError, ModelError
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
@@ -269,10 +268,7 @@ def evaluate_lines(
     encode, decode = encoder_and_decoder(line_model.model)
     stepper = stepwise_decoder(decode)
     right = total = exact = count = judged = 0
-    deadline = math.inf
-    for index in range(len(source)) if seconds is None else spread_order(len(source)):
-        if time.perf_counter() > deadline:
-            break
+    for index in spread_within(len(source), seconds):
         inputs, target, weight = source.batch(0, index)
         real = weight.any(axis=1)
         vectors = np.asarray(encode.predict_on_batch(inputs["source"]))
@@ -282,8 +278,6 @@ def evaluate_lines(
         total += int(weight[real].sum())
         exact += int((hits.sum(axis=1) == weight.sum(axis=1))[real].sum())
         count += int(real.sum())
-        if not judged and seconds is not None:
-            deadline = time.perf_counter() + seconds
         judged += 1
     judge = same_layers(line_model.model)
     judge.compile(

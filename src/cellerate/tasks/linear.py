@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from cellerate.data.gather import WindowIndex, open_rows
+from cellerate.data.sampled import spread
 from cellerate.data.series import SeriesPart
 
 # More windows than these change the solution little; of more, every so many are taken.
@@ -140,7 +141,7 @@ class TargetWindows:
         self._data, self._span = part.data, window + horizon
         spans = [(first, last) for first, last in part.spans(window) if last - first >= self._span]
         every = WindowIndex(np.array(spans).reshape(-1, 2), self._span, 1)
-        numbers = np.unique(np.linspace(0, every.count - 1, min(every.count, most)).astype(np.int64))
+        numbers = np.array(spread(every.count, most), np.int64)
         self.count = len(numbers)
         self._starts = every.starts(numbers) if self.count else numbers
 

@@ -5,15 +5,13 @@ processes, and the pieces added up.
 """
 
 import dataclasses
-import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cellerate.data.gather import WindowIndex
-from cellerate.data.sampled import spread_order
+from cellerate.data.sampled import spread_within
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
@@ -281,10 +279,7 @@ def judge_windows(
     source = raw_windows(part, settings.window, settings.horizon, _BATCH)
     places = WindowIndex(np.array(spans), rows, 1)
     done, count = 0, int(ends[-1])
-    deadline = math.inf
-    for index in range(len(source)) if seconds is None else spread_order(len(source)):
-        if time.perf_counter() > deadline:
-            break
+    for index in spread_within(len(source), seconds):
         past, future, weight = source.batch(0, index)
         real = weight > 0
         numbers = index * _BATCH + np.arange(int(real.sum()))
@@ -305,8 +300,6 @@ def judge_windows(
         )
         if steps is not None:
             steps.add({"model": point_of(made, settings.quantiles), **others}, truth)
-        if not done and seconds is not None:
-            deadline = time.perf_counter() + seconds
         done += len(numbers)
         if progress is not None:
             progress(done, count)
