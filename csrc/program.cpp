@@ -93,7 +93,9 @@ void CompiledProgram::check_shapes(const ProgramCall& call) const {
         need(shape.features == 1 && shape.steps >= 1 && shape.steps == of(0).steps);
         break;
       case ProgramOp::kMasked:
+      case ProgramOp::kWhere:
         need(shape == of(0) && shape.steps == of(1).steps);
+        if (node.op == ProgramOp::kWhere) need(shape == of(2));
         break;
       case ProgramOp::kLstm: {
         need(of(0).steps >= 1 && of(0).features == node.rows && shape.features == node.columns &&
@@ -141,7 +143,7 @@ void CompiledProgram::check_shapes(const ProgramCall& call) const {
         need(of(0).steps >= 1 && shape.steps == 0 && shape.features == of(0).features);
         if (node.op == ProgramOp::kMeanOverTime && node.inputs[1] >= 0) need(of(1).steps == of(0).steps);
         break;
-      default:  // the merges
+      default:  // the merges, and masks joined
         for (int32_t input = 0; input < node.input_count; ++input) need(of(input) == shape);
         break;
     }

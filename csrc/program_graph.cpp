@@ -29,6 +29,7 @@ bool reads_many(ProgramOp op) {
     case ProgramOp::kMaximum:
     case ProgramOp::kMinimum:
     case ProgramOp::kConcatenate:
+    case ProgramOp::kAnyMask:
       return true;
     default:
       return false;
@@ -42,6 +43,8 @@ size_t count_of_inputs(ProgramOp op) {
       return 0;
     case ProgramOp::kLstm:
       return 4;
+    case ProgramOp::kWhere:
+      return 3;
     case ProgramOp::kMasked:
     case ProgramOp::kMeanOverTime:
       return 2;
@@ -57,6 +60,7 @@ ValueKind kind_of(const ProgramNode& node) {
     case ProgramOp::kIdsMask:
     case ProgramOp::kFeaturesMask:
     case ProgramOp::kFlipMask:
+    case ProgramOp::kAnyMask:
       return ValueKind::kMask;
     default:
       return ValueKind::kNumbers;
@@ -69,9 +73,11 @@ ValueKind kind_of_input(const ProgramNode& node, size_t input) {
     case ProgramOp::kIdsMask:
       return ValueKind::kIds;
     case ProgramOp::kFlipMask:
+    case ProgramOp::kAnyMask:
       return ValueKind::kMask;
     case ProgramOp::kLstm:
     case ProgramOp::kMasked:
+    case ProgramOp::kWhere:
     case ProgramOp::kMeanOverTime:
       return input == 1 ? ValueKind::kMask : ValueKind::kNumbers;
     default:
@@ -93,7 +99,8 @@ void CompiledProgram::check_graph(Precision precision) {
     if (reads_many(node.op) ? count < 1 : count != count_of_inputs(node.op)) refuse(n, "wrong inputs");
     for (size_t input = 0; input < count; ++input) {
       const int32_t source = node.inputs[input];
-      const bool optional = input > 0 && !reads_many(node.op) && node.op != ProgramOp::kMasked;
+      const bool optional =
+          input > 0 && !reads_many(node.op) && node.op != ProgramOp::kMasked && node.op != ProgramOp::kWhere;
       if (source == -1 && optional) continue;
       if (source < 0 || source >= static_cast<int32_t>(n))
         refuse(n, "reads a node that does not come before it");

@@ -105,6 +105,7 @@ class ProgramJob : ProgramOperations {
       case ProgramOp::kIdsMask:
       case ProgramOp::kFeaturesMask:
       case ProgramOp::kFlipMask:
+      case ProgramOp::kAnyMask:
         return make_mask(block, n, rows);
       case ProgramOp::kDense:
         return run_dense(block, n, rows);

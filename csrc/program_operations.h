@@ -104,6 +104,11 @@ class ProgramOperations {
         to[place] = values<int32_t>(block, source)[place] != 0;
       } else if (nodes_[n].op == ProgramOp::kFlipMask) {
         to[place] = values<uint8_t>(block, source)[(steps - 1 - place / rows) * rows + place % rows];
+      } else if (nodes_[n].op == ProgramOp::kAnyMask) {
+        uint8_t any = 0;
+        for (int32_t input = 0; input < nodes_[n].input_count; ++input)
+          any |= values<uint8_t>(block, inputs_of(n)[input])[place];
+        to[place] = any;
       } else {
         const Frames x = frames(block, source, rows);
         bool any = false;
@@ -183,11 +188,16 @@ class ProgramOperations {
         normalise_row(layers_[n].factors, layers_[n].bias, node.number, to.features, out);
         continue;
       }
-      const bool live = node.op != ProgramOp::kMasked || values<uint8_t>(block, node.inputs[1])[row] != 0;
+      const bool chooses = node.op == ProgramOp::kMasked || node.op == ProgramOp::kWhere;
+      const bool live = !chooses || values<uint8_t>(block, node.inputs[1])[row] != 0;
       for (Index first = 0; first < to.features; first += kLanes) {
         F value = load_upto<Storage::kFloat32>(from, first, to.features);
         if (node.op == ProgramOp::kMasked) {
           if (!live) value = set(0.0f);
+        } else if (node.op == ProgramOp::kWhere) {
+          const Frames other = frames(block, node.inputs[2], rows);
+          if (!live)
+            value = load_upto<Storage::kFloat32>(other.data + row * other.stride, first, to.features);
         } else if (node.op == ProgramOp::kActivation) {
           value = activate(node.activation, value);
         } else if (node.op == ProgramOp::kAffine) {

@@ -64,6 +64,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "features_mask": _operation("x", mask_value=float),
         # x (B, T, F), mask -> x with zeros where the mask is False.
         "masked": _operation("x", "mask"),
+        # x, other, mask -> x where the mask is True, else other; stretched to one shape as the inputs of an add.
+        "where": _operation("x", "other", "mask"),
         # -> outputs (B, T, H), or with return_sequences=False the last one (B, H). See kernels.lstm.spec.
         "lstm": _operation(
             "x",
@@ -135,9 +137,14 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "max_over_time": _operation("x"),
         # mask -> mask, reversed over time: for the outputs of a backward layer, put back in order.
         "flip_mask": _operation("mask"),
+        # masks -> mask: True where any of them is; a mask of one step is stretched to the steps of the others.
+        "any_mask": _operation("*"),
     }
 )
 """Every operation; a file that names any other is refused."""
+
+MASKS = ("ids_mask", "features_mask", "flip_mask", "any_mask")
+"""The operations that give a mask."""
 
 RECURRENT = ("lstm", "gru", "simple_rnn")
 """The operations that have a state, and run one step after the other."""

@@ -106,7 +106,9 @@ Graph everything(int64_t T) {
   graph.nodes.back().cell = true;
   const int32_t seen = graph.add(ProgramOp::kFeaturesMask, {x}, {T, 1});
   const int32_t turned = graph.add(ProgramOp::kFlipMask, {seen}, {T, 1});
-  const int32_t masked = graph.add(ProgramOp::kMasked, {x, turned}, {T, 5});
+  const int32_t either = graph.add(ProgramOp::kAnyMask, {seen, turned}, {T, 1});
+  const int32_t zeroed = graph.add(ProgramOp::kMasked, {x, turned}, {T, 5});
+  const int32_t masked = graph.add(ProgramOp::kWhere, {zeroed, either, x}, {T, 5});
   const int32_t third = graph.lstm(masked, 5, H, seen, h, c);
   graph.nodes.back().activation = Activation::kRelu;
   const int32_t norm = graph.add(ProgramOp::kLayerNorm, {third}, {T, H});

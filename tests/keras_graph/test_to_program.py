@@ -814,11 +814,6 @@ def quantised() -> layers.Dense:
     return layer
 
 
-def of_two_masks(x: Any) -> Any:
-    other = layers.Masking(mask_value=1.0)(ops.flip(x, axis=1))
-    return layers.LSTM(3, name="confused")(layers.Add()([layers.Masking()(x), other]))
-
-
 REFUSED: dict[str, tuple[Chain, str]] = {
     "unknown": (layers.Conv1D(3, 2, name="conv"), r"conv \(Conv1D\) is not a layer that can be packed\. Use"),
     "conv-lstm": (
@@ -866,7 +861,6 @@ REFUSED: dict[str, tuple[Chain, str]] = {
     "op-quotient": (lambda x: 1.0 / x, "divides by a tensor"),
     "boolean": (lambda x: x > 0, r"output '\w+' is a tensor of booleans"),
     "cast-boolean": (lambda x: ops.cast(x > 0, "float32"), "booleans|not a numeric tensor"),
-    "masks": (of_two_masks, r"confused \(LSTM\) is given 2 masks"),
     "computed-mask": (
         lambda x: layers.LSTM(3)(x, mask=ops.logical_not(ops.any(x != 0.0, axis=-1))),
         "a mask that comes from something else",

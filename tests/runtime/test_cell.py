@@ -82,6 +82,8 @@ def every_operation() -> Program:
             GRU | {"reset_after": False},
         ),
         Node("simple_rnn", "y", {"x": 5}, {"kernel": weights(4, 3), "recurrent_kernel": weights(3, 3)}, RNN),
+        Node("any_mask", "z", {"0": 3, "1": 3}),
+        Node("where", "z", {"x": 5, "other": 5, "mask": 3}),
         *(Node(op, "v", {"0": 11, "1": 10}) for op in ("add", "multiply", "average", "maximum", "minimum")),
     ]
     assert {node.op for node in nodes} == set(OPERATIONS)

@@ -287,6 +287,26 @@ def test_masked_gives_zeros_even_for_nan(where):
     np.testing.assert_array_equal(run("masked", given={"x": x, "mask": mask}), right, strict=True)
 
 
+def test_where_chooses_by_step_even_beside_nan(where):
+    x, other, mask = draw(B, T, F), draw(B, T, F, seed=1), scattered(B, T)
+    right = np.where(mask[..., np.newaxis], x, other)
+    x[~mask], other[mask] = np.nan, np.nan
+    found = run("where", given={"x": x, "other": other, "mask": mask})
+    np.testing.assert_array_equal(found, right, strict=True)
+
+
+def test_where_stretches_values_and_masks_of_one_step(where):
+    x, other, mask = draw(B, T, F), draw(B, F), scattered(B, 1)
+    found = run("where", given={"x": x, "other": other, "mask": mask})
+    np.testing.assert_array_equal(found, np.where(mask[..., None], x, other[:, None]), strict=True)
+
+
+def test_any_mask_is_true_where_any_is(where):
+    masks = [scattered(B, T), scattered(B, T)[:, ::-1], scattered(B, 1)]
+    found = run("any_mask", given={str(number): mask for number, mask in enumerate(masks)})
+    np.testing.assert_array_equal(found, masks[0] | masks[1] | masks[2], strict=True)
+
+
 def test_flip_mask_reverses_time(where):
     mask = scattered(B, T)
     np.testing.assert_array_equal(run("flip_mask", given={"mask": mask}), mask[:, ::-1], strict=True)
@@ -470,6 +490,7 @@ CASES = {
     "ids_mask": (node("ids_mask"), {"ids": IDS}),
     "features_mask": (node("features_mask", mask_value=0.0), XS),
     "masked": (node("masked"), XS | MASK),
+    "where": (node("where"), XS | MASK | {"other": draw(B, T, F, seed=1)}),
     "dense": (node("dense", {"kernel": draw(F, 70), "bias": draw(70)}, activation="softmax"), XS),
     "activation": (node("activation", activation="gelu"), XS),
     "layer_norm": (node("layer_norm", {"gamma": draw(F), "beta": draw(F)}, epsilon=1e-3), XS),
@@ -486,6 +507,7 @@ CASES = {
     "mean_over_time": (node("mean_over_time"), XS | {"mask": np.ones((B, T), bool) & (np.arange(T) < 5)}),
     "max_over_time": (node("max_over_time"), XS),
     "flip_mask": (node("flip_mask"), MASK),
+    "any_mask": (node("any_mask"), {"0": MASK["mask"], "1": MASK["mask"][:, ::-1].copy()}),
 }
 
 

@@ -43,6 +43,9 @@ CASES = [
     (node("features_mask", mask_value=0.0), XS),
     (node("features_mask", mask_value=0.0), {"x": draw(B, F)}),
     (node("masked"), XS | MASK),
+    (node("where"), XS | MASK | {"other": draw(B, T, F, seed=1)}),
+    (node("where"), {"x": draw(B, F), "other": draw(B, 1, 1), "mask": MASK["mask"]}),
+    (node("where"), XS | {"other": draw(B, F), "mask": MASK["mask"][:, :1]}),
     (node("dense", {"kernel": draw(F, 70)}, activation="softmax"), XS),
     (node("dense", {"kernel": draw(F, 2)}, activation="relu"), {"x": draw(B, 2, 2, 2, F)}),
     (node("activation", activation="relu"), {"x": draw(B)}),
@@ -77,6 +80,8 @@ CASES = [
     (node("max_over_time"), XS),
     (node("max_over_time"), {"x": draw(B, T)}),
     (node("flip_mask"), MASK),
+    (node("any_mask"), {"0": MASK["mask"]}),
+    (node("any_mask"), {"0": MASK["mask"], "1": MASK["mask"][:, :1]}),
 ]  # fmt: skip
 
 
@@ -114,6 +119,11 @@ WRONG = {
     "flip_mask of the batch": (node("flip_mask"), {"mask": ()}),
     "mask that would broadcast": (node("masked"), {"x": (T, F), "mask": (1,)}),
     "mask of four axes": (node("masked"), {"x": (T, F, 1), "mask": (T,)}),
+    "where of other features": (node("where"), {"x": (T, 2), "other": (T, F), "mask": (T,)}),
+    "where of another mask": (node("where"), {"x": (T, F), "other": (T, F), "mask": (T + 1,)}),
+    "where of four axes": (node("where"), {"x": (T, F, 2), "other": (T, F, 2), "mask": (T,)}),
+    "where of a mask of features": (node("where"), {"x": (T, F), "other": (T, F), "mask": (T, F)}),
+    "masks of other steps": (node("any_mask"), {"0": (T,), "1": (T + 1,)}),
     "mean with another mask": (node("mean_over_time"), {"x": (T, F), "mask": (T + 1,)}),
     "mean over the batch": (node("mean_over_time"), {"x": ()}),
     "max over the batch": (node("max_over_time"), {"x": ()}),

@@ -52,7 +52,10 @@ def sequence_to_sequence() -> Program:
     mask = graph.add("features_mask", "mask", {"x": x}, mask_value=0.0)
     masked = graph.add("masked", "masked", {"x": x, "mask": mask})
     flipped = graph.add("flip_mask", "flipped", {"mask": mask})
-    encoder = graph.lstm(masked, "encoder", F, H, mask=flipped, go_backwards=True, return_sequences=False)
+    either = graph.add("any_mask", "either", {"0": mask, "1": flipped})
+    back = graph.add("flip", "back", {"x": x}, axis=1)
+    chosen = graph.add("where", "chosen", {"x": masked, "other": back, "mask": either})
+    encoder = graph.lstm(chosen, "encoder", F, H, mask=flipped, go_backwards=True, return_sequences=False)
     h = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="h")
     again = graph.add("lstm_state", "again", {"lstm": encoder}, state="h")
     c = graph.add("lstm_state", "encoder", {"lstm": encoder}, state="c")
@@ -147,7 +150,8 @@ class DrawnProgram:
         return self.data.draw(st.sampled_from(values))
 
     def add(self, name: str) -> None:
-        kind = self.pick(["lstm", "lstm", "dense", "row", "merge", "join", "move", "over", "mask", "repeat"])
+        kinds = ["lstm", "lstm", "dense", "row", "merge", "join", "move", "over", "mask", "where", "repeat"]
+        kind = self.pick(kinds)
         graph = self.graph
         many = self.pick([True, False])
         (x, width), values = self.pick(self.sequences), self.sequences
@@ -197,7 +201,14 @@ class DrawnProgram:
             )
             self.flat.append((over, width))
         elif kind == "mask":
-            self.masks.append(graph.add("flip_mask", name, {"mask": self.pick(self.masks)}))
+            mask = self.pick(self.masks)
+            joined = graph.add("any_mask", name, {"0": mask, "1": self.pick(self.masks)})
+            self.masks.append(self.pick([graph.add("flip_mask", name, {"mask": mask}), joined]))
+        elif kind == "where":
+            x, width = self.pick(self.sequences)
+            other = self.pick([value for value, size in self.sequences if size == width])
+            chosen = graph.add("where", name, {"x": x, "other": other, "mask": self.pick(self.masks)})
+            self.sequences.append((chosen, width))
         else:
             flat, size = self.pick(self.flat)
             self.sequences.append((graph.add("repeat_vector", name, {"x": flat}, n=self.steps), size))

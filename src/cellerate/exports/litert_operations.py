@@ -9,13 +9,13 @@ from ai_edge_litert import schema_py_generated as schema
 
 from cellerate.errors import ModelError
 from cellerate.exports.litert_graph import LiteRtGraph, Value
-from cellerate.program import Node, named_activation
+from cellerate.program import MASKS, Node, named_activation
 
 Given = Mapping[str, Value]
 """What an operation reads: the name of an input → its tensor."""
 
 # LiteRT's LSTM has no mask, and without one the others have nothing to say.
-_OF_MASKS = ("ids_mask", "features_mask", "masked", "flip_mask")
+_OF_MASKS = (*MASKS, "masked", "where")
 
 
 def add_operation(graph: LiteRtGraph, node: Node, given: Given) -> Value:

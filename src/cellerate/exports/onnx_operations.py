@@ -1,7 +1,7 @@
 """Each operation of a program as nodes of ONNX, all but the LSTM. What an operation means is in `cellerate.program`."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,6 +164,11 @@ def _masked(graph: OnnxGraph, node: Node, given: Given) -> str:
     return str(graph.add("Where", _over_features(graph, given), given.values["x"], graph.number(0)))
 
 
+def _where(graph: OnnxGraph, node: Node, given: Given) -> str:
+    x, other = _aligned(graph, given, ("x", "other"))
+    return str(graph.add("Where", _over_features(graph, given), x, other))
+
+
 def _over_features(graph: OnnxGraph, given: Given) -> str:
     """The mask with one more axis."""
     return str(graph.add("Unsqueeze", given.values["mask"], graph.sizes(2)))
@@ -190,20 +195,25 @@ def _all(given: Given) -> list[str]:
     return [given.values[name] for name in map(str, range(len(given.values)))]
 
 
+def _aligned(graph: OnnxGraph, given: Given, names: Sequence[str]) -> list[str]:
+    """Inputs with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    most = max(given.axes[name] for name in names)
+    aligned = []
+    for name in names:
+        missing = most - given.axes[name]
+        value = given.values[name]
+        if missing:
+            value = graph.add("Unsqueeze", value, graph.sizes(*range(1, 1 + missing)))
+        aligned.append(value)
+    return aligned
+
+
 def _merge(op: str) -> Callable[[OnnxGraph, Node, Given], str]:
-    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+    """Joins all inputs, two by two."""
 
     def merge(graph: OnnxGraph, node: Node, given: Given) -> str:
-        most = max(given.axes.values())
-        values = []
-        for name in map(str, range(len(given.values))):
-            missing = most - given.axes[name]
-            value = given.values[name]
-            if missing:
-                value = graph.add("Unsqueeze", value, graph.sizes(*range(1, 1 + missing)))
-            values.append(value)
-        merged = values[0]
-        for other in values[1:]:
+        merged, *others = _aligned(graph, given, list(map(str, range(len(given.values)))))
+        for other in others:
             merged = graph.add(op, merged, other)
         return merged
 
@@ -279,6 +289,7 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
     ),
     "features_mask": _features_mask,
     "masked": _masked,
+    "where": _where,
     "dense": _dense,
     "activation": lambda graph, node, given: activate(
         graph, str(node.options["activation"]), given.values["x"]
@@ -304,4 +315,5 @@ _OPERATIONS: Mapping[str, Callable[[OnnxGraph, Node, Given], str]] = {
         "ReduceMax", given.values["x"], axes=[1], keepdims=0
     ),
     "flip_mask": lambda graph, node, given: graph.flip(given.values["mask"], 1),
+    "any_mask": _merge("Or"),
 }

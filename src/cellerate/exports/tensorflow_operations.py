@@ -1,7 +1,7 @@
 """Each operation of a program in TensorFlow's own operations, of which none is cuDNN's or XLA's."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -140,6 +140,11 @@ def _masked(node: Node, given: Given) -> Any:
     return tf.where(given["mask"][..., tf.newaxis], given["x"], 0.0)
 
 
+def _where(node: Node, given: Given) -> Any:
+    x, other = _aligned([given["x"], given["other"]])
+    return tf.where(given["mask"][..., tf.newaxis], x, other)
+
+
 def _layer_norm(node: Node, given: Given) -> Any:
     x = given["x"]
     centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
@@ -152,17 +157,22 @@ def _layer_norm(node: Node, given: Given) -> Any:
     return y
 
 
+def _aligned(values: Sequence[Any]) -> list[Any]:
+    """The values with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    axes = max(len(value.shape) for value in values)
+    aligned = []
+    for value in values:
+        for _ in range(axes - len(value.shape)):
+            value = value[:, tf.newaxis]
+        aligned.append(value)
+    return aligned
+
+
 def _merge(function: Callable[[Any, Any], Any]) -> Callable[[Node, Given], Any]:
-    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+    """Joins all inputs, two by two."""
 
     def merge(node: Node, given: Given) -> Any:
-        values = _all(given)
-        axes = max(len(value.shape) for value in values)
-        for number, value in enumerate(values):
-            for _ in range(axes - len(value.shape)):
-                value = value[:, tf.newaxis]
-            values[number] = value
-        merged, *others = values
+        merged, *others = _aligned(_all(given))
         for other in others:
             merged = function(merged, other)
         return merged
@@ -212,6 +222,7 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "ids_mask": lambda node, given: tf.not_equal(given["ids"], 0),
     "features_mask": lambda node, given: tf.reduce_any(given["x"] != node.options["mask_value"], axis=-1),
     "masked": _masked,
+    "where": _where,
     "dense": lambda node, given: activate(
         str(node.options["activation"]), _project(given["x"], given["kernel"], given.get("bias"))
     ),
@@ -235,4 +246,5 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], Any]] = {
     "mean_over_time": _mean_over_time,
     "max_over_time": lambda node, given: tf.reduce_max(given["x"], axis=1),
     "flip_mask": lambda node, given: tf.reverse(given["mask"], [1]),
+    "any_mask": _merge(tf.logical_or),
 }

@@ -6,7 +6,7 @@ The table in `keras_layers` assigns these functions to layers.
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from cellerate.keras_graph.program_nodes import (
     Refused,
     Weight,
     carried,
+    either,
     known_activation,
     numpy,
     read_layer,
@@ -240,6 +241,21 @@ def reshaped(call: ProgramCall, x: ProgramValue | None = None) -> ProgramValue:
     return call.add("reshape", {"x": call.x if x is None else x}, shape=shape)
 
 
+def reshape(call: ProgramCall) -> ProgramValue:
+    """The input in another shape."""
+    check_changes(call)
+    return reshaped(call)
+
+
+def check_changes(call: ProgramCall) -> None:
+    """Refuses a masked tensor that is given back: on JAX, which gives the same object, it keeps its mask."""
+    if call.x.mask is not None and tuple(call.x.shape) == call.shapes[0]:
+        raise Refused(
+            "leaves a masked tensor as it is, and backends differ in what becomes of its mask",
+            "Leave it out.",
+        )
+
+
 def flatten(call: ProgramCall) -> ProgramValue:
     """The input in the flattened shape."""
     if len(call.x.shape) > 2:
@@ -249,7 +265,10 @@ def flatten(call: ProgramCall) -> ProgramValue:
 
 def permute(call: ProgramCall) -> ProgramValue:
     """The input with its axes in another order."""
-    return call.add("permute", axes=tuple(call.layer.dims))
+    axes = tuple(call.layer.dims)
+    if axes == tuple(sorted(axes)):
+        check_changes(call)
+    return call.add("permute", axes=axes)
 
 
 def repeat_vector(call: ProgramCall) -> ProgramValue:
@@ -260,6 +279,8 @@ def repeat_vector(call: ProgramCall) -> ProgramValue:
 def cropping(call: ProgramCall) -> ProgramValue:
     """The input without some of its first and last steps."""
     begin, end = call.layer.cropping
+    if not begin and not end:
+        check_changes(call)
     return call.add("crop", begin=begin, end=-end if end else None)
 
 
@@ -287,6 +308,62 @@ def _check_data_format(call: ProgramCall) -> None:
 def merge(op: str) -> Read:
     """A reader of layers that join their inputs by an operation of programs."""
     return lambda call: call.add(op, numbered(call.x))
+
+
+def product(call: ProgramCall) -> ProgramValue:
+    """The product of the inputs, where each counts where its mask is True; zeros where no mask is."""
+
+    def joined(left: ProgramValue, right: ProgramValue, left_counts: Any, right_counts: Any) -> ProgramValue:
+        both = call.add("multiply", numbered([left, right]))
+        either = _where(call, right_counts, both, left)
+        return _where(call, left_counts, either, right)
+
+    outputs, counts = _joined_by_masks(call, joined)
+    return outputs if counts is None else call.add("masked", {"x": outputs, "mask": counts})
+
+
+def extreme(op: str) -> Read:
+    """A reader of Maximum and Minimum, where an input takes the number of the other where its mask is False."""
+
+    def read(call: ProgramCall) -> ProgramValue:
+        def joined(
+            left: ProgramValue, right: ProgramValue, left_counts: Any, right_counts: Any
+        ) -> ProgramValue:
+            right = _where(call, right_counts, right, left)
+            return call.add(op, numbered([_where(call, left_counts, left, right), right]))
+
+        return _joined_by_masks(call, joined)[0]
+
+    return read
+
+
+def _joined_by_masks(
+    call: ProgramCall, joined: Callable[[ProgramValue, ProgramValue, Any, Any], ProgramValue]
+) -> tuple[ProgramValue, ProgramValue | None]:
+    """The inputs joined two by two, and the mask that is True where any of theirs is; None if one has no mask.
+
+    Args:
+        call: The call of a layer that joins its inputs.
+        joined: Joins two values, each with its mask or None.
+
+    Source: `keras.src.layers.merging`, as these rules are in no documentation.
+    """
+    most = max(len(value.shape) for value in call.x)
+    # A value that gets more axes loses its mask.
+    masks = [value.mask if len(value.shape) == most else None for value in call.x]
+    if most != 3 and any(mask is not None for mask in masks):
+        raise Refused(f"joins masked tensors of {most} axes, where programs take (B, T, F)")
+    outputs, counts = call.x[0], masks[0]
+    for value, mask in zip(call.x[1:], masks[1:], strict=True):
+        outputs = joined(outputs, value, counts, mask)
+        counts = None if counts is None or mask is None else either([counts, mask])
+    return outputs, call.mask_node(counts)
+
+
+def _where(call: ProgramCall, mask: Any, x: ProgramValue, other: ProgramValue) -> ProgramValue:
+    """The value x where a mask is True, and `other` elsewhere."""
+    node = call.mask_node(mask)
+    return x if node is None else call.add("where", {"x": x, "other": other, "mask": node})
 
 
 def numbered(values: Sequence[ProgramValue]) -> dict[str, ProgramValue]:

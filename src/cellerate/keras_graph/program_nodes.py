@@ -226,9 +226,16 @@ class ProgramCall:
         """The node of the mask that the call is given, None if every step counts.
 
         Raises:
-            Refused: No single node makes this mask.
+            Refused: No node makes this mask.
         """
-        mask = self.mask
+        return self.mask_node(self.mask)
+
+    def mask_node(self, mask: Any) -> ProgramValue | None:
+        """The node of a mask on one of the call's tensors, None if every step counts.
+
+        Raises:
+            Refused: No node makes this mask.
+        """
         if mask is None:
             return None
         masks = mask.masks if isinstance(mask, ProgramValue) else None
@@ -240,7 +247,7 @@ class ProgramCall:
         ):
             # Keras reads numbers as booleans.
             masks = carried(self.nodes.nonzero(self.path, mask)).masks
-        if masks is None or len(mask.shape) not in (0, 2):
+        if not masks or len(mask.shape) not in (0, 2):
             raise Refused(
                 "is given a mask that comes from something else than an Embedding, a Masking or an input",
                 "Make the mask with one of these: an input of booleans, or of numbers that are 0 where a step does not "
@@ -248,12 +255,12 @@ class ProgramCall:
             )
         if ALL_COUNT in masks:
             return None
-        if len(masks) != 1:
-            raise Refused(
-                f"is given {len(masks)} masks, joined by an Add, a Concatenate or the like; a packed layer takes one",
-                "Mask only one of the joined tensors, or all of them with the same mask.",
-            )
-        return ProgramValue(next(iter(masks)))
+        values = [ProgramValue(number) for number in sorted(masks)]
+        if len(values) == 1:
+            return values[0]
+        return self.nodes.mask(
+            "any_mask", self.path, {str(place): value for place, value in enumerate(values)}
+        )
 
 
 Read = Callable[[ProgramCall], ProgramValue | list[ProgramValue]]

@@ -13,7 +13,7 @@ from keras import ops
 from keras.src import tree
 
 from cellerate.keras_graph.activations import operation_activation
-from cellerate.keras_graph.program_layers import affine, inner_axis, numbered, reshaped
+from cellerate.keras_graph.program_layers import affine, check_changes, inner_axis, numbered, reshaped
 from cellerate.keras_graph.program_nodes import (
     ALL_COUNT,
     NAMED,
@@ -46,6 +46,7 @@ def get_item(call: ProgramCall) -> ProgramValue:
         parts[place : place + 1] = [slice(None)] * (len(call.x.shape) - len(parts) + 1)
     changed = [axis for axis, part in enumerate(parts) if part != slice(None)]
     if not changed:
+        check_changes(call)
         return call.x
     part = parts[changed[0]]
     if len(changed) > 1 or changed[0] == 0 or not isinstance(part, int | slice):

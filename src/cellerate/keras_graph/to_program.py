@@ -185,7 +185,8 @@ class _Reading(Visitor[ProgramValue]):
         boolean = tensors[0].dtype == "bool"
         made = ProgramCall(operation, call.path, arguments, mask, shapes, boolean, self.nodes, self._readers)
         if not isinstance(operation, keras.Layer):
-            return [_read_operation(made)]
+            # Keras puts masks on the outputs of layers only.
+            return [dataclasses.replace(_read_operation(made), mask=None)]
         outputs = read_layer(made, self._readers.anywhere)
         masks = _masks_after(operation, _attached(made.x) if mask is None else mask)
         return [

@@ -10,7 +10,7 @@ bit. NumPy's matrix products, which replace the core, sum in an order that depen
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from cellerate.kernels import dense, native
 from cellerate.kernels.lstm import cpu
 from cellerate.kernels.lstm.reference_activations import activation_of
 from cellerate.kernels.lstm.spec import LstmOptions, validate
-from cellerate.program import NORMALIZERS, Node
+from cellerate.program import MASKS, NORMALIZERS, Node
 from cellerate.runtime.over_time import States, over_time
 
 Given = Mapping[str, np.ndarray]
@@ -67,12 +67,12 @@ def result_type(node: Node, types: Mapping[str, str]) -> str:
     if node.op in _MOVES and len(set(types.values())) == 1:
         return next(iter(types.values()))
     for name, found in types.items():
-        expected = {"ids": "int32", "mask": "bool"}.get(name, "float32")
+        expected = {"ids": "int32", "mask": "bool"}.get(name, "bool" if node.op == "any_mask" else "float32")
         if found != expected:
             raise ModelError(
                 f"{node.name}: input {name!r} of {node.op} must be {expected}, got {found}; pack the model again."
             )
-    return "bool" if node.op in ("ids_mask", "features_mask", "flip_mask") else "float32"
+    return "bool" if node.op in MASKS else "float32"
 
 
 def run(node: Node, given: Given) -> np.ndarray:
@@ -238,6 +238,11 @@ def _masked(node: Node, given: Given) -> np.ndarray:
     return np.where(given["mask"][..., np.newaxis], given["x"], 0)
 
 
+def _where(node: Node, given: Given) -> np.ndarray:
+    x, other = _aligned([given["x"], given["other"]])
+    return np.where(given["mask"][..., np.newaxis], x, other)
+
+
 def _mean_over_time(node: Node, given: Given) -> np.ndarray:
     x, mask = given["x"], given.get("mask")
     if mask is None:
@@ -264,15 +269,17 @@ def _permute(node: Node, given: Given) -> np.ndarray:
     return given["x"].transpose(0, *_option(node, "axes"))
 
 
+def _aligned(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arrays with one number of axes: those with fewer get axes of size 1 after the batch, as in Keras."""
+    axes = max(array.ndim for array in arrays)
+    return [array.reshape(len(array), *[1] * (axes - array.ndim), *array.shape[1:]) for array in arrays]
+
+
 def _merge(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Node, Given], np.ndarray]:
-    """Joins all inputs, two by two; those with fewer axes get axes of size 1 after the batch, as in Keras."""
+    """Joins all inputs, two by two."""
 
     def merge(node: Node, given: Given) -> np.ndarray:
-        axes = max(array.ndim for array in given.values())
-        merged, *others = (
-            given[name].reshape(len(given[name]), *[1] * (axes - given[name].ndim), *given[name].shape[1:])
-            for name in map(str, range(len(given)))
-        )
+        merged, *others = _aligned([given[name] for name in map(str, range(len(given)))])
         for other in others:
             merged = function(merged, other)
         return merged
@@ -299,6 +306,7 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
     "ids_mask": lambda node, given: given["ids"] != 0,
     "features_mask": _features_mask,
     "masked": _masked,
+    "where": _where,
     "dense": lambda node, given: activate(_option(node, "activation"), _dense(node, given)),
     "activation": lambda node, given: activate(_option(node, "activation"), given["x"]),
     "layer_norm": _layer_norm,
@@ -320,4 +328,5 @@ _OPERATIONS: Mapping[str, Callable[[Node, Given], np.ndarray]] = {
     "mean_over_time": _mean_over_time,
     "max_over_time": lambda node, given: given["x"].max(axis=1),
     "flip_mask": lambda node, given: np.flip(given["mask"], axis=1),
+    "any_mask": _merge(np.logical_or),
 }

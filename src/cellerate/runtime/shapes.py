@@ -33,7 +33,7 @@ The first limit takes one core about a second; the second is a row of 100,000 st
 _ELEMENT, _STEP, _NODE = 1 << 7, 1 << 12, 1 << 17
 
 _SAME = ("activation", "layer_norm", "affine", "masked", "cumsum", "flip")
-_MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
+_MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum", "any_mask")
 
 
 def row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
@@ -90,6 +90,8 @@ def _row_shape(node: Node, read: Mapping[str, Shape]) -> Shape:
         case "features_mask":
             _check_last(x)
             return x[:-1]
+        case "where":
+            return _chosen(read["x"], read["other"], read["mask"])
         case "flip_mask":
             _check_last(read["mask"])
             return read["mask"]
@@ -149,6 +151,13 @@ def _merged(shapes: Sequence[Shape]) -> Shape:
     if any(len(found) > 1 for found in sizes):
         raise ValueError("the sizes of an axis are not the same, or 1")
     return tuple(found.pop() if found else 1 for found in sizes)
+
+
+def _chosen(x: Shape, other: Shape, mask: Shape) -> Shape:
+    shape = _merged([x, other, (*mask, 1)])
+    if len(mask) != 1 or len(shape) != 2:
+        raise ValueError("x and other must be (B, T, F) and mask (B, T)")
+    return shape
 
 
 def _concatenated(node: Node, shapes: Sequence[Shape]) -> Shape:

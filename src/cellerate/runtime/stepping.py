@@ -13,7 +13,8 @@ from cellerate.program import LAST_STATES, RECURRENT, Node, Program
 
 # Nodes that compute each step by itself, or a result for the last step from the last step.
 _STEP_BY_STEP = (
-    *("embedding", "unembedding", "ids_mask", "features_mask", "masked", "dense", "activation"),
+    *("embedding", "unembedding", "ids_mask", "features_mask", "any_mask", "masked", "where"),
+    *("dense", "activation"),
     *("layer_norm", "affine", "add", "subtract", "multiply", "average", "maximum", "minimum", "concatenate"),
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cellerate import activations
 from cellerate.kernels import native
-from cellerate.program import MASKED_OUTPUTS, NORMALIZERS, PRECISIONS, Node
+from cellerate.program import MASKED_OUTPUTS, MASKS, NORMALIZERS, PRECISIONS, Node
 
 Shape = tuple[int, ...]
 """The shape of a row of a value, without the batch."""
@@ -26,7 +26,9 @@ OPERATIONS = (
     "ids_mask",
     "features_mask",
     "flip_mask",
+    "any_mask",
     "masked",
+    "where",
     "lstm",
     "lstm_state",
     "dense",
@@ -51,11 +53,18 @@ OPERATIONS = (
 
 _NORMALIZERS = ("", *NORMALIZERS)
 _MERGES = ("add", "subtract", "multiply", "average", "maximum", "minimum")
+# All their inputs lie as they do: what would have to be stretched is left to NumPy.
+_OF_ONE_SHAPE = (*_MERGES, "any_mask")
 # A hostile file may have many nodes share one array, each of which would be packed by itself, and so many nodes that
 # linking them takes long. Packed weights and tables of real models stay far below.
 _MOST_GROWTH, _SPARE_BYTES, _MOST_NODES = 4, 1 << 28, 1 << 10
 # The names of a node's inputs, in the core's order.
-_INPUTS = {"lstm": ("x", "mask", "h0", "c0"), "masked": ("x", "mask"), "mean_over_time": ("x", "mask")}
+_INPUTS = {
+    "lstm": ("x", "mask", "h0", "c0"),
+    "masked": ("x", "mask"),
+    "where": ("x", "mask", "other"),
+    "mean_over_time": ("x", "mask"),
+}
 # The names of its weights: what the core calls kernel, recurrent_kernel and bias.
 _ARRAYS = {
     "embedding": ("embeddings", None, None),
@@ -159,8 +168,12 @@ def sizes_of(nodes: Mapping[int, Node], shapes: Mapping[int, Shape]) -> Sizes:
         whole = _gives_ids_or_mask(node)
         if len(shape) != 1 if whole else not 1 <= len(shape) <= 2:
             return None
-        if node.op in _MERGES and any(shapes[source] != shape for source in node.inputs.values()):
-            return None  # sizes of 1 would have to be stretched
+        if node.op in _OF_ONE_SHAPE and any(shapes[source] != shape for source in node.inputs.values()):
+            return None
+        if node.op == "where" and {shapes[node.inputs[name]] for name in ("x", "other")} != {shape}:
+            return None
+        if node.op == "where" and shapes[node.inputs["mask"]] != shape[:1]:
+            return None
         if node.op == "concatenate" and node.options["axis"] not in (-1, len(shape)):
             return None
         if node.op in ("flip", "crop", "mean_over_time", "max_over_time") and _axes(node, shapes) != 2:
@@ -197,14 +210,14 @@ def _steps(node: Node, shapes: Mapping[int, Shape]) -> int:
 
 
 def _gives_ids_or_mask(node: Node) -> bool:
-    return node.op in ("ids_mask", "features_mask", "flip_mask") or node.options.get("dtype") == "int32"
+    return node.op in MASKS or node.options.get("dtype") == "int32"
 
 
 def _native_node(node: Node, places: Mapping[int, int]) -> tuple[Any, ...]:
     """A node as the core's constructor takes it."""
     names = _INPUTS.get(node.op)
     if names is None:
-        many = node.op in (*_MERGES, "concatenate")
+        many = node.op in (*_OF_ONE_SHAPE, "concatenate")
         names = tuple(map(str, range(len(node.inputs)))) if many else tuple(node.inputs)
     inputs = [places[node.inputs[name]] if name in node.inputs else -1 for name in names]
     arrays = tuple(
