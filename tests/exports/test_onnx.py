@@ -14,7 +14,7 @@ from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.onnx import OnnxRuntime, onnx_model
 from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
-from cellerate.exports.trials import deviation, sizes_of, trials_of
+from cellerate.exports.trials import Trial, deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.engine import Engine
 from support.activation_names import IN_FILES
@@ -149,6 +149,46 @@ def test_wrong_results_have_a_deviation() -> None:
     ):
         found = iter([wrong(trial.expected["y"]) for trial in trials])
         assert deviation(trials, lambda _, found=found: {"y": next(found)}).error > 1e-4
+
+
+def growing(weight: float) -> Program:
+    """A layer without a bound, whose outputs become `weight` times as large at each step."""
+    graph = Graph()
+    arrays = {"kernel": np.ones((F, H), np.float32), "recurrent_kernel": weight * np.eye(H, dtype=np.float32)}
+    options = {"masked_output": "previous_output", "go_backwards": False, "return_sequences": True}
+    x = graph.input("x", -1, F)
+    return graph.program(y=graph.add("simple_rnn", "grows", {"x": x}, arrays, activation="linear", **options))
+
+
+def test_trials_leave_out_lengths_at_which_results_run_away() -> None:
+    assert {trial.length for trial in trials_of(growing(1.1))} == {1, 2, 9, 40}
+    assert {trial.length for trial in trials_of(growing(30.0))} == {1, 2}
+    assert {trial.length for trial in trials_of(growing(1e6))} == {1}
+    # From the first step on: smaller numbers.
+    assert all(np.abs(trial.inputs["x"]).max() < 1 for trial in trials_of(scaled(5e6)))
+
+
+def scaled(by: float) -> Program:
+    graph = Graph()
+    arrays = {"kernel": np.full((F, H), by, np.float32)}
+    x = graph.input("x", -1, F)
+    return graph.program(y=graph.add("dense", "large", {"x": x}, arrays, activation="linear"))
+
+
+def test_numbers_at_the_end_of_the_range_may_overflow_in_one_runtime_and_not_in_the_other() -> None:
+    right = np.float32([1.0, 3e38, np.inf, np.nan])
+    (trial,) = [Trial(None, {"x": right}, {"y": right})]
+
+    def error(*found: float) -> float:
+        return deviation([trial], lambda _: {"y": np.float32(found)}).error
+
+    assert error(1.0, np.inf, 2e38, np.nan) == 0.0
+    assert error(1.0, np.nan, np.nan, np.nan) == 0.0
+    assert error(1.001, np.inf, np.inf, np.nan) > 1e-4
+    for wrong in (np.nan, np.inf):
+        assert error(wrong, 3e38, np.inf, np.nan) == np.inf
+    assert error(1.0, 3e38, 5.0, np.nan) == np.inf
+    assert error(1.0, 3e38, np.inf, 5.0) == np.inf
 
 
 def test_two_inputs_may_have_different_lengths(tmp_path: Path) -> None:

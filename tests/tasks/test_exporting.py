@@ -16,6 +16,8 @@ from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.exports.litert import LiteRt
 from cellerate.exports.onnx import OnnxRuntime
 from cellerate.exports.trials import deviation, trials_of
+from cellerate.keras_graph import program_layers
+from cellerate.keras_graph.keras_layers import ALIKE, ROWS, Row
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
@@ -174,6 +176,48 @@ def test_wrong_results_are_an_error_and_leave_the_older_file(tmp_path, monkeypat
     with pytest.raises(ModelError, match=r"its error is [\d.]+e-05, and at most 1e-05 is right"):
         cellerate.export(text_model(), tmp_path / "m.onnx")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("m.onnx", b"older")]
+
+
+@pytest.mark.backends
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")
+def test_program_that_computes_something_else_than_keras_is_not_written(tmp_path, monkeypatch):
+    """Such as one that multiplies what is masked, as programs did once."""
+    x = keras.Input((6, 3))
+    h = keras.layers.LSTM(4, return_sequences=True)(keras.layers.Masking()(x))
+    gated = keras.layers.Multiply()([h, keras.layers.Dense(4, activation="sigmoid")(h)])
+    model = keras.Model(x, keras.layers.Flatten()(gated))
+    padded = np.random.default_rng(0).normal(size=(3, 6, 3)).astype(np.float32)
+    padded[0, 3:] = 0
+    cellerate.export(model, tmp_path / "m.onnx")
+    found = OnnxRuntime(tmp_path / "m.onnx").run(dict.fromkeys(packed(model).inputs, padded))
+    assert_near(next(iter(found.values())), model(padded, training=False))
+
+    before = (tmp_path / "m.onnx").read_bytes()
+    plain = Row(ALIKE, program_layers.merge("multiply"), per_step=True)
+    monkeypatch.setitem(ROWS, keras.layers.Multiply, plain)
+    with pytest.raises(ModelError, match=r"gives other numbers than in Keras: its error is 0\.\d+"):
+        cellerate.export(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == before
+
+
+def test_model_whose_states_grow_is_exported(tmp_path):
+    keras.utils.set_random_seed(0)
+    grows = keras.initializers.RandomNormal(stddev=3.0)
+    layers = [
+        keras.layers.LSTM(8, activation=activation, return_sequences=True, recurrent_initializer=grows)
+        for activation in ("relu", "linear")
+    ]
+    model = keras.Sequential([keras.Input((None, 3)), *layers, keras.layers.Dense(1)])
+    done = cellerate.export(model, tmp_path / "m.onnx")
+    assert done.error <= 1e-5
+
+
+@pytest.mark.backends
+def test_stateful_model_of_a_fixed_batch_is_compared_with_keras_and_left_as_it_is(tmp_path):
+    model = keras.Sequential([keras.Input(batch_shape=(4, 5, 3)), keras.layers.LSTM(8, stateful=True)])
+    cellerate.export(model, tmp_path / "m.onnx")
+    for state in model.layers[0].states:
+        assert not np.asarray(keras.ops.convert_to_numpy(state)).any()
 
 
 def test_what_onnx_does_not_have_is_refused_by_name(tmp_path):

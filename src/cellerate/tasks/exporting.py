@@ -275,13 +275,16 @@ def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | N
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
         return _exportable(read_cell(model))
     from cellerate.models.storage import load_model
-    from cellerate.tasks.packing import packed
+    from cellerate.tasks.keras_agreement import check_against_keras
+    from cellerate.tasks.packing import packable, packed
 
     if isinstance(model, str | os.PathLike):
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
         model, record = load_model(model)
-    return _exportable(packed(model, record).cell)
+    cell = _exportable(packed(model, record).cell)
+    check_against_keras(packable(model, record), cell.program)
+    return cell
 
 
 def _exportable(cell: Cell) -> Cell:

@@ -56,7 +56,7 @@ def pack(
         if record is not None:
             raise ConfigError("record is for a model, and a file has its own: leave one of them out.")
         model, record = load_model(model)
-    program = _program(model, record)
+    program = read_program(packable(model, record))
     if vocabulary is not None:
         record = _with_vocabulary(program, record, vocabulary)
     write_cell(target, program, precision=precision, header=_header(model, record))
@@ -86,13 +86,13 @@ def packed(
     Example:
         >>> packed(model, precision="int8").predict(ids)
     """
-    program = narrowed(_program(model, record), precision)
+    program = narrowed(read_program(packable(model, record)), precision)
     return PackedModel(Cell(program, precision, _header(model, record)), device)
 
 
-def _program(model: keras.Model, record: TaskRecord | None) -> Program:
-    # The vectors of a line model must be an output too.
-    return read_program(with_vectors(model) if record is not None and record.task == "embed" else model)
+def packable(model: keras.Model, record: TaskRecord | None) -> keras.Model:
+    """The model whose outputs are packed: of a model of lines its vectors are one, too."""
+    return with_vectors(model) if record is not None and record.task == "embed" else model
 
 
 def _with_vocabulary(program: Program, record: TaskRecord | None, vocabulary: Vocabulary) -> TaskRecord:
