@@ -324,7 +324,11 @@ def test_lstm_whose_activation_is_a_layer_or_a_function_equals_keras(
         first = layers.LSTM(H, activation, return_sequences=True)
         # It makes the second direction from the configuration of the first, which functions do not have.
         copied = isinstance(activation, keras.Layer)
-        return model_of(layers.Bidirectional(first) if copied else first, layers.LSTM(H, activation))
+        model = model_of(layers.Bidirectional(first) if copied else first, layers.LSTM(H, activation))
+        # With these weights nothing comes within 2e-4 of a kink, where rounding alone would choose the slope.
+        rng = np.random.default_rng(84)
+        model.set_weights([rng.normal(scale=0.4, size=weight.shape) for weight in model.get_weights()])
+        return model
 
     assert_accelerated_equals(build, data())
     assert calls
