@@ -292,7 +292,7 @@ def test_samples_while_training_go_on_from_a_prompt_and_a_model_without_them_is_
     with pytest.raises(ConfigError, match="sample_every must be a whole number"):
         fit(tmp_path, sample_every=0, output="b.keras")
     ids = keras.Input((None,), dtype="int32")
-    gru = keras.layers.GRU(4, return_sequences=True, go_backwards=True)(keras.layers.Embedding(V, 4)(ids))
+    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
     with pytest.raises(ConfigError, match="sample_every needs a model that the native engine can run"):
         fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), sample_every=5, output="b.keras")
     assert not (tmp_path / "b.keras").exists()
@@ -383,10 +383,64 @@ def test_own_many_to_one_model_with_no_whole_held_out_window_raises_before_train
     assert not (tmp_path / "m.keras").exists()
 
 
-def test_own_bidirectional_model_trains_but_is_refused_for_generation(tmp_path):
-    fit(tmp_path, model=own_model(*own_layers(wrap=keras.layers.Bidirectional)))
-    with pytest.raises(ModelError, match="Bidirectional"):
-        generate(tmp_path / "m.keras", "the ")
+def attentive(causal):
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(ids)
+    seen = keras.layers.MultiHeadAttention(1, 4)(x, x, use_causal_mask=causal)
+    return keras.Model(ids, keras.layers.Dense(V)(seen))
+
+
+def of_branch(padding):
+    """A branch beside an LSTM, whose weights begin at zero."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 4)(ids)
+    beside = keras.layers.Conv1D(6, 3, padding=padding, kernel_initializer="zeros")(x)
+    return keras.Model(ids, keras.layers.Dense(V)(keras.layers.LSTM(6, return_sequences=True)(x) + beside))
+
+
+AHEAD = {
+    "bidirectional": lambda: own_model(*own_layers(wrap=keras.layers.Bidirectional)),
+    "backwards": lambda: own_model(*own_layers(wrap=backwards)),
+    "attention": lambda: attentive(causal=False),
+    "branch-at-zero": lambda: of_branch("same"),
+    "one-step": lambda: own_model(*own_layers(wrap=next_step)),
+}
+
+
+def backwards(layer):
+    return keras.layers.GRU(layer.units, return_sequences=True, go_backwards=True)
+
+
+def next_step(layer):
+    return keras.layers.Conv1D(layer.units, 2, padding="same")
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("name", AHEAD)
+def test_own_model_that_sees_what_it_is_to_predict_is_refused_before_training(tmp_path, name):
+    model = AHEAD[name]()
+    before = model.get_weights()
+    with pytest.raises(
+        ModelError, match=r"sees the characters that it is to predict.* leave out Bidirectional"
+    ):
+        fit(tmp_path, model=model)
+    assert not list(tmp_path.glob("m.*"))
+    for left, right in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(left, right, strict=True)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize(
+    "make", [lambda: attentive(causal=True), lambda: of_branch("causal")], ids=["attention", "conv"]
+)
+def test_own_model_of_other_layers_that_look_back_trains(tmp_path, make):
+    fit(tmp_path, model=make())
+    assert (tmp_path / "m.keras").exists()
+
+
+def test_text_of_one_distinct_character_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"one distinct character only.* at least two"):
+        fit(tmp_path, text="a" * 500)
 
 
 def two_inputs():

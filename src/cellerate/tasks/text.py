@@ -27,7 +27,13 @@ from cellerate.models.text import build_text_model
 from cellerate.settings import check_number
 from cellerate.tasks.packing import packed
 from cellerate.tasks.settings import TextArchitecture, TextOptions
-from cellerate.tasks.text_batches import check_text_model, every_window, predicts_every_step, text_sources
+from cellerate.tasks.text_batches import (
+    check_looks_back,
+    check_text_model,
+    every_window,
+    predicts_every_step,
+    text_sources,
+)
 from cellerate.tasks.text_split import count_split, counting_verdict
 from cellerate.training.display import Display
 from cellerate.training.divergence import reference_loss, why_not_better
@@ -180,19 +186,27 @@ def train_on_text(
         raise ConfigError(
             f"field is {data.field!r}, and no file has JSON lines (*.jsonl, *.ndjson): leave field out."
         )
+    if text.tokenizer.vocabulary_size < 2:
+        raise DataError(
+            f"the text has one distinct {text.tokenizer.unit.removesuffix('s')} only, so there is nothing to predict. "
+            "Give a text of at least two."
+        )
     _tell_licence(text, data, display)
     head, tail = text.split(data.validation_fraction)
     built = {} if model is not None else dataclasses.asdict(architecture or TextArchitecture())
     if model is None:
         model = build_text_model(text.tokenizer.vocabulary_size, **built, seed=training.seed)
-    check_text_model(model, text.tokenizer, data)
+        check_text_model(model, text.tokenizer, data)
+    else:
+        check_text_model(model, text.tokenizer, data)
+        check_looks_back(model, text.tokenizer)
     source, validation = text_sources(model, data, text, head, tail, training.seed)
     split = count_split(text.tokenizer, head, tail, asked=data.validation_fraction > 0)
     for remark in split.remarks():
         display.message(remark)
     if prompt is not None:
         # Raises if it has a character that the model will never see.
-        text.tokenizer.encode(prompt)
+        text.tokenizer.encode_prompt(prompt)
     sample = _sampler(model, text.tokenizer, tail if len(tail) else head, prompt)
     if sample is None and sample_every is not None:
         raise ConfigError(

@@ -15,6 +15,7 @@ from cellerate.data.text import EncodedText
 from cellerate.data.text_windows import StreamBatches, TextBatches
 from cellerate.data.tokenizer import Tokenizer
 from cellerate.errors import DataError, ModelError
+from cellerate.keras_graph.causality import looks_ahead
 from cellerate.keras_graph.graph import functional_graph
 from cellerate.tasks.settings import TextOptions
 
@@ -139,4 +140,15 @@ def check_text_model(model: keras.Model, tokenizer: Tokenizer, data: TextOptions
     if batch not in (None, data.batch_size):
         raise ModelError(
             f"the model takes batches of {batch}, not {data.batch_size}: set batch_size to {batch}."
+        )
+
+
+def check_looks_back(model: keras.Model, tokenizer: Tokenizer) -> None:
+    """Raises `ModelError` if a next-token model sees what it is to predict."""
+    if predicts_every_step(model) and looks_ahead(model, tokenizer.vocabulary_size):
+        raise ModelError(
+            f"the model {model.name!r} sees the {tokenizer.unit} that it is to predict: an output changes with an id "
+            "of a later step. Expected a model that looks back only: leave out Bidirectional, Conv1D without "
+            'padding="causal", and attention without use_causal_mask=True; or let it predict after the last step only '
+            "(return_sequences=False in its last recurrent layer)."
         )

@@ -1,0 +1,51 @@
+"""Whether a model of sequences looks at steps that come later, by asking it."""
+
+import keras
+import numpy as np
+
+from cellerate.keras_graph.graph import forget_states
+
+# Rounding is far below, and what a neighbouring step adds far above.
+_SAME = 1e-5
+_STEPS, _ROWS = 16, 4
+
+
+def looks_ahead(model: keras.Model, vocabulary_size: int) -> bool:
+    """Return True if an output of a model depends on an id of a later step.
+
+    No list of layers would be complete, so the model is asked: ids of the second half of a batch change, and the
+    outputs of the first half are compared. Its trainable weights are moved a little meanwhile, as a branch whose
+    weights begin at zero hides what it reads.
+
+    Args:
+        model: Takes ids (B, T) and gives (B, T, V). It is not changed, but for the states of stateful layers, which
+            are zeros then.
+        vocabulary_size: How many different ids it takes.
+    """
+    rows, steps = model.inputs[0].shape
+    rows, steps = rows or _ROWS, steps or _STEPS
+    if steps < 2 or vocabulary_size < 2:
+        return False
+    random = np.random.default_rng(0)
+    ids = random.integers(0, vocabulary_size, (rows, steps)).astype("int32")
+    half = steps // 2
+    changed = ids.copy()
+    changed[:, half:] = (
+        ids[:, half:] + random.integers(1, vocabulary_size, (rows, steps - half))
+    ) % vocabulary_size
+    before = [keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables]
+    try:
+        for variable, values in zip(model.trainable_variables, before, strict=True):
+            variable.assign(values + 0.1 * random.standard_normal(values.shape).astype(values.dtype))
+        first, second = (_outputs(model, each)[:, :half] for each in (ids, changed))
+    finally:
+        for variable, values in zip(model.trainable_variables, before, strict=True):
+            variable.assign(values)
+    return bool(np.abs(first - second).max() > _SAME * np.abs(first).max())
+
+
+def _outputs(model: keras.Model, ids: np.ndarray) -> np.ndarray:
+    forget_states(model)
+    outputs = model(ids, training=False)
+    forget_states(model)
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
