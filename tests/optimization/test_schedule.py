@@ -3,6 +3,7 @@
 import pytest
 
 from cellerate.optimization import clocks, workflow
+from cellerate.optimization.context import OutOfTimeError
 from cellerate.optimization.passes.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import Candidate, Speed
@@ -109,6 +110,35 @@ def test_a_stage_may_take_a_tenth_of_the_budget_beyond_it(go, stands, spent, cos
     found = go(time_budget=1000.0, only=["prune"])
     assert (found.passes[-1].status == "done") is runs
     assert found.passes[-1].expected_s == (cost if runs else None)
+
+
+@pytest.mark.parametrize(("budget", "again"), [(1000.0, True), (300.0, False)])
+def test_a_stage_that_found_its_time_too_short_runs_again_if_the_others_left_enough(
+    go, stands, spent, budget, again
+):
+    def short_once(context):
+        if Stand.begun.count("prune") == 1:
+            raise OutOfTimeError("there was no time for 50 steps", 400.0)
+
+    for kind in stands.values():
+        kind.cost = 10.0
+    stands["prune"].does, stands["prune"].first = staticmethod(short_once), True
+    spent(0.0)
+    found = go(time_budget=budget)
+    assert Stand.begun == ["prune", "kernels", "quantize"] + ["prune"] * again
+    assert statuses(found)["prune"] == ("done" if again else "skipped")
+    assert found.passes[-1].needs_s == (None if again else 400.0)
+
+
+def test_a_stage_whose_time_is_too_short_twice_is_left_out(go, stands, spent):
+    def short(context):
+        raise OutOfTimeError("there was no time for 50 steps", 1.0)
+
+    stands["prune"].does = staticmethod(short)
+    spent(0.0)
+    found = go(time_budget=1000.0)
+    assert Stand.begun.count("prune") == 2
+    assert (found.passes[-1].status, found.passes[-1].needs_s) == ("skipped", 1.0)
 
 
 def test_what_a_stage_was_expected_to_take_is_what_it_can_use_of_its_share(go, stands):

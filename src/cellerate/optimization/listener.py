@@ -66,7 +66,8 @@ class Terminal(Listener):
 
     def begin(self, title: str) -> None:
         """Shows the name of the pass."""
-        self._number += 1
+        # A stage that found its time too short may begin once more.
+        self._number = min(self._number + 1, self._count)
         self._title = title
         self._show("")
 

@@ -24,15 +24,24 @@ _FIRST_SHARE = 0.4
 
 
 def run_passes(context: Context, began: float, before: float) -> list[str]:
-    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue."""
+    """Runs the passes not done yet, and gives their names; a failing one is reported, and the others continue.
+
+    A pass that found its share too short runs once more at the end if the others left it enough.
+    """
     state, settings, listener = context.state, context.settings, context.listener
     done = {one.name for one in state.passes if one.status == "done"}
     chosen = [Baseline(), *(kind() for kind in chosen_passes(settings).values())]
     waiting = [one for one in chosen if one.name not in done]
     names = [one.name for one in waiting]
     listener.start([one.title for one in waiting] + ["Verdict"], settings.time_budget - before)
-    while waiting:
+    spent_s: dict[str, float] = {}
+    short: dict[OptimizerPass, float] = {}
+    while waiting or short:
         left = settings.time_budget - before - (time.perf_counter() - began)
+        if not waiting:
+            waiting = [one for one, needs_s in short.items() if needs_s <= left - verdict_s(context)]
+            short.clear()
+            continue
         one, share, spare = _next(context, waiting, left)
         waiting.remove(one)
         listener.begin(one.title)
@@ -49,21 +58,25 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
             expected = one.expected_s(context, share)
             context.give(share, spare)
             found = _result(one, context)
-        found = dataclasses.replace(
-            found,
-            seconds=time.perf_counter() - started,
-            expected_s=expected if found.status == "done" else None,
-        )
-        # Includes passes of an earlier call that chose others.
-        place = [Baseline.name, *registry.PASSES]
-        kept = [other for other in state.passes if other.name != one.name]
-        state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
+        if share is not None and found.needs_s is not None and one.name not in spent_s:
+            short[one] = max(found.needs_s, one.cost_s(context))
+        spent_s[one.name] = spent_s.get(one.name, 0.0) + time.perf_counter() - started
+        expected = expected if found.status == "done" else None
+        _keep(context, dataclasses.replace(found, seconds=spent_s[one.name], expected_s=expected))
         state.seconds = before + time.perf_counter() - began
         save_state(state, context.folder)
         if found.kept:
             keep_interim(context)
-        listener.end(found)
+        listener.end(dataclasses.replace(found, seconds=spent_s[one.name]))
     return names
+
+
+def _keep(context: Context, found: Pass) -> None:
+    """Put what a pass found into the state, in the place of what it found before."""
+    # Includes passes of an earlier call that chose others.
+    place = [Baseline.name, *registry.PASSES]
+    kept = [other for other in context.state.passes if other.name != found.name]
+    context.state.passes[:] = sorted([*kept, found], key=lambda other: place.index(other.name))
 
 
 def _next(
