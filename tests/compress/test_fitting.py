@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from cellerate.compress.fitting import Course, Keeper, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.prune import prune
+from cellerate.compress.quantize import quantize
+from cellerate.compress.sparsify import sparsify
 from cellerate.data.lines import LineBatches, LineVocabulary
 from cellerate.data.pipeline import KerasBatches, as_tf_dataset, as_torch_dataset
 from cellerate.data.text_windows import TextBatches
@@ -402,3 +405,37 @@ def test_loss_of_a_model_is_the_one_given_or_the_one_compiled_with():
     compiled.compile(loss=LOSS)
     assert loss_of(compiled, None) is LOSS
     assert loss_of(compiled, "mse") == "mse"
+
+
+def fixed_model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(8, 5, 3)), keras.layers.LSTM(16, stateful=True), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+def rows_of(count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 5, 3)).astype("float32"), rng.normal(size=(count, 1)).astype("float32")
+
+
+COMPRESSING = {
+    "quantize": lambda model, data: quantize(model, data, loss="mse"),
+    "prune": lambda model, data: prune(model, data, keep=0.5, loss="mse", steps=2),
+    "sparsify": lambda model, data: sparsify(model, data, sparsity=0.5, loss="mse", steps=2),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSING)
+def test_model_of_a_fixed_batch_is_compressed_in_batches_that_it_takes(name: str) -> None:
+    model = fixed_model()
+    before = [weight.copy() for weight in model.get_weights()]
+    COMPRESSING[name](model, rows_of(16))
+    for found, right in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, right)
+    with pytest.raises(
+        DataError, match="takes batches of 8 rows, and data has 20: give a multiple of 8 rows"
+    ):
+        COMPRESSING[name](fixed_model(), rows_of(20))

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from cellerate.compress.fitting import Course, Data, Judge, Keeper, OnStep, endless, fine_tune
+from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.layers.accelerate import restore
 from cellerate.models.rewrite import describe, rebuild
 
@@ -55,6 +56,7 @@ def train_further(
         ModelError: The model cannot be rebuilt.
         TrainingError: The loss is no longer a finite number.
     """
+    batch_size = rows_per_batch(model, batch_size, data)
     copy = rebuild(model, describe(model))
     batches, course, keeper = endless(data, batch_size, seed), Course(steps, on_step), Keeper(copy, judge)
     for length in stretches(steps, parts):

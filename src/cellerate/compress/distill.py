@@ -25,6 +25,7 @@ from cellerate.compress.fitting import (
     loss_of,
     loss_on,
 )
+from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph import keras2
@@ -139,6 +140,7 @@ def distill(
     check_number("learning_rate", learning_rate, above=0)
     check_number("batch_size", batch_size, at_least=1, whole=True)
     _check_pair(teacher, student)
+    batch_size = rows_per_batch(student, batch_size, data, validation)
     hard = _only(loss_of(student if getattr(student, "loss", None) is not None else teacher, loss))
     outputs = _outputs(student, hard, from_logits)
     taken = itertools.islice(endless(data, batch_size, seed), steps)

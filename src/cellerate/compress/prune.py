@@ -24,6 +24,7 @@ from cellerate.compress.fitting import (
     loss_of,
     loss_on,
 )
+from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ConfigError, ModelError, TrainingError
 from cellerate.keras_graph.compiling import compile_as
@@ -137,6 +138,7 @@ def prune(
         check_number(name, settings[name], at_least=0, whole=True)
     check_number("learning_rate", learning_rate, above=0)
     check_choice("importance", importance, get_args(Importance))
+    batch_size = rows_per_batch(model, batch_size, data, validation)
     needs_loss = bool(steps) or judge is None or importance != "magnitude"
     used_loss = loss_of(model, loss) if needs_loss else None
     # A copy, because judging installs kernels in the layers.

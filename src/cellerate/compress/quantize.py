@@ -16,6 +16,7 @@ import numpy as np
 
 from cellerate.compress.control import ahead, stretches
 from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.keras_graph.compiling import compile_as
@@ -163,13 +164,13 @@ def quantize(
     """
     started = time.perf_counter()
     _check(precision, gate, steps, learning_rate, batch_size)
+    batch_size = rows_per_batch(model, batch_size, data, validation)
     program = read_program(model)
     judge = _judge(model, data, validation, loss, batch_size, judge)
     if gate is not None and judge is None:
         raise ConfigError("gate needs something to judge by: give data, validation or judge.")
     may_train = gate is not None and data is not None and steps > 0
     tuned_loss = loss_of(model, loss) if may_train else None
-
     work = _Work(rebuild(model, describe(model)), precision, judge)
     _settle(work.model, program, precision)
     before = work.quality()
@@ -192,7 +193,6 @@ def quantize(
         tuned = _fine_tuned(work, best, floats, moments if best.kept == "calibrated" else {}, train, steps)
         qualities[tuned.kept] = tuned.quality
         best = tuned if tuned.better_than(best) else best
-
     result = compile_as(rebuild(model, describe(model), best.weights), model)
     parameters = int(model.count_params())
     return result, CompressionRecord(

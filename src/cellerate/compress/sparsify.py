@@ -26,6 +26,7 @@ from cellerate.compress.fitting import (
     loss_of,
     loss_on,
 )
+from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord
 from cellerate.errors import ModelError
 from cellerate.keras_graph.compiling import compile_as
@@ -115,6 +116,7 @@ def sparsify(
     for name in ("steps", "seed"):
         check_number(name, settings[name], at_least=0, whole=True)
     check_number("learning_rate", learning_rate, above=0)
+    batch_size = rows_per_batch(model, batch_size, data, validation)
     used_loss = loss_of(model, loss) if steps or judge is None else None
     current = rebuild(model, describe(model))
     matrices = [weight for weight in current.trainable_weights if len(weight.shape) == 2]
