@@ -26,6 +26,7 @@ __all__ = [
     "in_place_changes",
     "run",
     "torch_dataset",
+    "traced_for",
 ]
 Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray | None]]
 
@@ -33,6 +34,16 @@ Step = Callable[[tuple[Any, ...], np.ndarray], tuple[tuple[Any, ...], np.ndarray
 def gpu_available() -> bool:
     """Whether torch computes on a GPU here: the test Keras's cuDNN path makes."""
     return torch.cuda.is_available() and torch.backends.cudnn.is_available()
+
+
+def traced_for() -> str | None:
+    """The reason why what is computed now cannot call the native core, in words; None if it can.
+
+    The transforms of `torch.func` (grad, vjp, jacrev, vmap) take no operator whose gradient is registered as ours is.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
+        return None
+    return "a transform of torch.func calls it"
 
 
 def gpu_number(array: torch.Tensor | None = None) -> int:

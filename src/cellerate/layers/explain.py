@@ -250,7 +250,7 @@ def _call_conditions(layer: layers.RNN, found: TimeLayer, ours: str) -> list[Con
     if layer.unroll and found.mask is not None:
         fix, holds = "unroll=False: the kernels need no unrolling", None if found.mask == UNKNOWN else False
         met.append(Condition("unroll", holds, f"unroll=True, mask from {found.mask}", fix))
-    if hasattr(fused.bridge(), "traced_for"):
+    if keras.backend.backend() == "tensorflow":
         does = "refused" if is_strict(layer) else "Keras's own code"
         met.append(Condition("XLA or a file", None, f"in what XLA compiles or a file holds: {does}"))
     reason = fused.too_short(layer, found.steps)

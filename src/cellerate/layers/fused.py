@@ -212,7 +212,7 @@ def arrays_of(
         layer: The layer.
         dtype: That of x and the states.
         sequences: (B, T, D).
-        states: The initial states (B, H), by name.
+        states: The initial states (B, H), or (1, H) for all rows, by name.
         mask: (B, T), or None.
         training: Whether dropout is applied.
     """
@@ -224,7 +224,7 @@ def arrays_of(
     arrays = {
         "kernel": weight(cell.kernel),
         "recurrent_kernel": weight(cell.recurrent_kernel),
-        **{name: ops.cast(state, dtype) for name, state in states.items()},
+        **{name: _for_each_row(ops.cast(state, dtype), sequences) for name, state in states.items()},
     }
     if cell.use_bias:
         arrays["bias"] = weight(cell.bias)
@@ -234,7 +234,8 @@ def arrays_of(
         0.0 < cell.dropout < 1.0 or (cell.dropout == 1.0 and _drops_all(layer, mask))
     )
     if training and 0.0 < cell.recurrent_dropout < 1.0:
-        arrays["recurrent_dropout"] = _by_gate(cell.get_recurrent_dropout_mask(next(iter(states.values()))))
+        masks = cell.get_recurrent_dropout_mask(next(iter(states.values())))
+        arrays["recurrent_dropout"] = _by_gate([_for_each_row(mask, sequences) for mask in masks])
     lookup = None if dropped else _found_lookup(sequences)
     if lookup is not None and _worth_a_table(lookup.ids, lookup.table):
         arrays["ids"], arrays["embeddings"] = _row_numbers(lookup.ids, lookup.table), weight(lookup.table)
@@ -353,6 +354,13 @@ def _row_numbers(ids: Any, embeddings: Any) -> Any:
     """The ids as Keras takes them: negative ones count from the end of the table."""
     ids = ops.cast(ids, "int32")
     return ops.where(ids < 0, ids + embeddings.shape[0], ids)
+
+
+def _for_each_row(values: Any, sequences: Any) -> Any:
+    """Values (B, H) as they are, and those of one row, (1, H), repeated for all rows, as Keras broadcasts them."""
+    if values.shape[0] != 1 or sequences.shape[0] == 1:
+        return values
+    return ops.broadcast_to(values, (ops.shape(sequences)[0], *values.shape[1:]))
 
 
 def _by_gate(masks: list[Any]) -> Any:

@@ -1,0 +1,47 @@
+"""Accelerated models in the transforms of `torch.func`, which take Keras's own code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from cellerate.errors import ModelError
+from cellerate.layers.accelerate import accelerate
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch's own"),
+]
+
+
+def model(implementation: str | None = None) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    made = keras.Sequential([keras.Input((None, 3)), layers.LSTM(4), layers.Dense(2)])
+    return made if implementation is None else accelerate(made, implementation)
+
+
+def inputs() -> Any:
+    return torch.tensor(np.random.default_rng(0).normal(size=(4, 5, 3)).astype("float32"))
+
+
+TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda m, x: torch.func.grad(lambda a: m(a).sum())(x),
+    "vjp": lambda m, x: torch.func.vjp(m, x)[1](torch.ones(4, 2))[0],
+    "jacrev": lambda m, x: torch.func.jacrev(m)(x),
+    "per-example": lambda m, x: torch.func.vmap(torch.func.grad(lambda a: m(a[None]).sum()))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transform_gives_what_it_gives_of_the_stock_model(name: str) -> None:
+    right = TRANSFORMS[name](model(), inputs())
+    torch.testing.assert_close(TRANSFORMS[name](model("auto"), inputs()), right)
+
+
+def test_named_implementation_raises_in_words() -> None:
+    with pytest.raises(ModelError, match=r"a transform of torch\.func calls it"):
+        TRANSFORMS["grad"](model("cellerate-cpu"), inputs())
