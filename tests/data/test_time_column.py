@@ -81,6 +81,30 @@ def test_numbers_that_are_no_dates_stay_numbers(numbers):
     assert (form.kind, form.write(times)) == ("number", numbers)
 
 
+@pytest.mark.parametrize(("first", "second"), [("s", "ms"), ("ms", "s"), ("us", "ms"), ("ms", "ns")])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_epochs_that_change_their_unit_are_refused_with_the_row(first, second, blocks):
+    per = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    before = [(1_600_000_000 + hour * 3600) * per[first] for hour in range(3)]
+    after = [(1_600_000_000 + hour * 3600) * per[second] for hour in range(3, 6)]
+    parser = TimeParser(PATH, "date")
+    with pytest.raises(
+        DataError, match=f"changes its unit: {after[0]} in data row 4 is in .*Write all times in one"
+    ):
+        if blocks == 1:
+            parser.parse(pa.array(before + after), 0)
+        else:
+            parser.parse(pa.array(before), 0)
+            parser.parse(pa.array(after), 3)
+
+
+def test_epochs_in_milliseconds_may_go_back_to_1970_step_by_step():
+    days = np.arange(0, 20_000 * 86_400_000, 86_400_000)[::-1].copy()
+    parser = TimeParser(PATH, "date")
+    times = np.concatenate([parser.parse(pa.array(part), 0) for part in np.split(days, 4)])
+    assert (str(times[0])[:10], str(times[-1])[:10]) == ("2024-10-03", "1970-01-01")
+
+
 def test_dates_as_numbers_may_have_gaps():
     times, form = parsed([20200130, 20200131, 20200203, 20200204, 20200206, 20200207])
     assert form.words == "dates as yyyymmdd"

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from cellerate.data.frequency import find_frequency
-from cellerate.data.time_form import TimeForm
+from cellerate.data.time_form import EPOCH_UNITS, TimeForm
 from cellerate.data.time_patterns import Parts, parts_of, pattern_of, put_together, way_of
 from cellerate.errors import DataError
 from cellerate.settings import check_choice
@@ -48,6 +48,7 @@ class TimeParser:
         self._path, self._column, self._order = path, column, date_order
         self._way: str | None = None
         self._unread = True
+        self._last_unit = 0
         self.form = TimeForm()
 
     def parse(self, values: Any, row: int) -> np.ndarray:
@@ -126,6 +127,7 @@ class TimeParser:
     def _from_numbers(self, numbers: np.ndarray, texts: Any, row: int) -> np.ndarray:
         good = np.isfinite(numbers)
         if self.form.kind == "epoch":
+            self._check_unit(numbers, texts, row)
             good &= np.abs(numbers) <= _LATEST * _PER_SECOND[self.form.unit]
         if not good.all():
             self._refuse(texts, row, int(np.argmin(good)))
@@ -137,6 +139,20 @@ class TimeParser:
         if not good.all():
             self._refuse(texts, row, int(np.argmin(good)))
         return found
+
+    def _check_unit(self, numbers: np.ndarray, texts: Any, row: int) -> None:
+        """Refuses epochs whose unit changes from one row to the next: one of them would be a time of 1970 or 50,000."""
+        units = np.concatenate([[self._last_unit], _units_of(numbers)])
+        self._last_unit = int(units[-1])
+        changes = (units[1:] != units[:-1]) & (units[1:] > 0) & (units[:-1] > 0)
+        if not changes.any():
+            return
+        at = int(np.argmax(changes))
+        before, now = (EPOCH_UNITS[list(_PER_SECOND)[units[at + step] - 1]] for step in (0, 1))
+        raise DataError(
+            f"{self._path}: the time column {self._column!r} changes its unit: {texts[at].as_py()!r} in data row "
+            f"{row + at + 1} is in {now}, the row before it in {before} since 1970. Write all times in one unit."
+        )
 
     def _from_texts(self, texts: Any, row: int) -> np.ndarray:
         if self._way in ("iso", "zone"):
@@ -243,13 +259,21 @@ def _form_of_numbers(numbers: np.ndarray, texts: Any) -> TimeForm | None:
             found, good = _from_compact(numbers, pattern)
             if good.all() and _is_calendar(found, numbers):
                 return TimeForm("text", pattern, whole=True)
-    for unit, per_second in _PER_SECOND.items():
-        if _EPOCHS[0] * per_second <= low and high <= _EPOCHS[1] * per_second:
-            whole = numbers.dtype.kind == "i" or (
-                pa.types.is_floating(texts.type) and bool((numbers == np.floor(numbers)).all())
-            )
-            return TimeForm("epoch", unit=unit, zone="UTC", whole=whole)
-    return None
+    units = _units_of(numbers)
+    if not units.all():
+        return None
+    whole = numbers.dtype.kind == "i" or (
+        pa.types.is_floating(texts.type) and bool((numbers == np.floor(numbers)).all())
+    )
+    return TimeForm("epoch", unit=list(_PER_SECOND)[units[0] - 1], zone="UTC", whole=whole)
+
+
+def _units_of(numbers: np.ndarray) -> np.ndarray:
+    """Of each number the place, from 1, of the unit in `_PER_SECOND` in which it is a time since 1990; 0 for none."""
+    units = np.zeros(len(numbers), np.int64)
+    for place, per_second in enumerate(_PER_SECOND.values(), 1):
+        units[(_EPOCHS[0] * per_second <= numbers) & (numbers <= _EPOCHS[1] * per_second)] = place
+    return units
 
 
 def _is_calendar(times: np.ndarray, numbers: np.ndarray) -> bool:
