@@ -87,6 +87,16 @@ def test_encode_unknown_characters_names_each_once_with_the_nearest_known_one() 
     )
 
 
+def test_prompt_has_the_line_ends_of_a_training_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.prompt_text("a\r\nb\rc\n") == "a\nb\nc\n"
+
+
+def test_prompt_of_a_vocabulary_with_carriage_returns_keeps_them() -> None:
+    tokenizer = CharacterTokenizer("ab\r\n")
+    assert tokenizer.encode_prompt("a\r\nb").tolist() == tokenizer.encode("a\r\nb").tolist()
+    assert CharacterTokenizer("ab\n").encode_prompt("a\r\nb").tolist() == [1, 0, 2]
+
+
 def test_encode_a_lone_surrogate_is_a_data_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"surrogate \(U\+DC80\) at position 2"):
         tokenizer.encode("ab\udc80")

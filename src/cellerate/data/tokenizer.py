@@ -77,6 +77,14 @@ class Tokenizer(abc.ABC):
         encoder = self.stream_encoder()
         return np.concatenate([encoder.push(text), encoder.finish()])
 
+    def prompt_text(self, text: str) -> str:
+        """The text with the line ends that files of texts are read with: carriage returns become newlines."""
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """As `encode`, of `prompt_text`."""
+        return self.encode(self.prompt_text(text))
+
     def decode(self, ids: Iterable[int]) -> str:
         """Turns ids into text; bytes that are not UTF-8 become U+FFFD.
 
@@ -134,6 +142,10 @@ class CharacterTokenizer(Tokenizer):
             int(self._codes.max()) + 2, self.vocabulary_size, narrowest_dtype(self.vocabulary_size + 1)
         )
         self._table[self._codes] = np.arange(self.vocabulary_size)
+
+    def prompt_text(self, text: str) -> str:
+        """As for all tokenizers, unless carriage returns are in the vocabulary."""
+        return text if "\r" in self.characters else super().prompt_text(text)
 
     def lookup(self, text: str) -> np.ndarray:
         """The id of each character, or `vocabulary_size` for a character without one."""

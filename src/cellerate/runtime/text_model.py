@@ -353,6 +353,7 @@ class NextTokenModel:
         if errors not in ("strict", "ignore"):
             raise ConfigError(f"errors is {errors!r}; expected 'strict' or 'ignore'.")
         self._check_tokenizer()
+        text = tokenizer.prompt_text(text)
         ids = tokenizer.encode(tokenizer.known(text) if errors == "ignore" else text)
         if len(ids) == 0:
             raise ConfigError(f"{what} is empty: give at least one character that the model knows.")

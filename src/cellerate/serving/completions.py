@@ -273,7 +273,8 @@ def _prompts(given: Any) -> list[str | list[int]]:
 def _encoded(prompt: str | list[int], served: Served) -> tuple[str, np.ndarray]:
     tokenizer = served.model.tokenizer
     if isinstance(prompt, str):
-        text, ids = prompt, tokenizer.encode(prompt)
+        text = tokenizer.prompt_text(prompt)
+        ids = tokenizer.encode(text)
     else:
         if max(prompt, default=0) >= tokenizer.vocabulary_size:
             raise DataError(

@@ -87,7 +87,7 @@ async def forecast(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`, as vLLM has it."""
     asked = decoded(await body_of(request), TokenizeRequest)
-    ids = _text_model(request, asked.model).model.tokenizer.encode(asked.prompt)
+    ids = _text_model(request, asked.model).model.tokenizer.encode_prompt(asked.prompt)
     limit = models_of(request).limits.prompt_tokens
     return json_answer({"tokens": ids.tolist(), "count": len(ids), "max_model_len": limit})
 

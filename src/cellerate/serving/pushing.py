@@ -69,7 +69,7 @@ def steps_of(served: Served, given: Any) -> dict[str, np.ndarray]:
     if isinstance(given, str):
         if served.model.task != "text":
             raise ConfigError(f"{served.name} reads no text; expected steps of numbers.")
-        return {_only_input(served): served.model.tokenizer.encode(given)}
+        return {_only_input(served): served.model.tokenizer.encode_prompt(given)}
     arrays = given if isinstance(given, dict) else {_only_input(served): given}
     return {name: array_of(f"input {name!r:.100}", values) for name, values in arrays.items()}
 

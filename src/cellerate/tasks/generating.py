@@ -75,7 +75,7 @@ def generate_text(
             return engine.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)
     if not prompt:
         raise ConfigError("the prompt is empty: give at least one character to continue.")
-    ids = model.tokenizer.encode(prompt)
+    ids = model.tokenizer.encode_prompt(prompt)
     stepper = KerasStepper(model.model)
     _check_vocabulary(stepper.vocabulary_size, model.tokenizer)
     drawn = generate_ids(stepper, ids, max_tokens=max_tokens, rules=rules)
