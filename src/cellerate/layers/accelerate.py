@@ -366,7 +366,7 @@ def _inner_loop(
     if contested and cudnn_choice.cudnn_is_faster(layer, sequences, mask, training):
         reason = "cuDNN is faster"
     if reason is None and implementation == "cellerate-cpu" and not strict:
-        reason = fused.too_short(layer, sequences.shape[1])
+        reason = fused.too_short(layer, sequences.shape[1], training=bool(training))
     if reason is None:
         return table.kernels_of(layer).run(layer, implementation, sequences, initial_state, mask, training)
     if strict:

@@ -253,7 +253,8 @@ def _call_conditions(layer: layers.RNN, found: TimeLayer, ours: str) -> list[Con
     if keras.backend.backend() == "tensorflow":
         does = "refused" if is_strict(layer) else "Keras's own code"
         met.append(Condition("XLA or a file", None, f"in what XLA compiles or a file holds: {does}"))
-    reason = fused.too_short(layer, found.steps)
+    trains, predicts = (fused.too_short(layer, found.steps, training=training) for training in (True, False))
+    reason = trains or predicts
     if reason is not None and ours == "cellerate-cpu" and not is_strict(layer):
         met.append(
             Condition(
