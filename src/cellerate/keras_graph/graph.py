@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 from keras.src import tree
 from keras.src.layers.merging.base_merge import Merge
 from keras.src.models.functional import Functional
@@ -64,6 +66,25 @@ def inputs_and_outputs(model: Any) -> tuple[dict[str, list[int | None]], dict[st
         for end in ends
     )
     return inputs, outputs
+
+
+def outputs_of(model: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a model with a graph at inference, in float32.
+
+    Args:
+        model: The model.
+        inputs: The arrays of its inputs, flat, in the order of its graph.
+    """
+    graph = functional_graph(model)
+    if graph is None:
+        raise ValueError(f"{model.name} has no graph")
+    given = [
+        ops.convert_to_tensor(array.astype("bool") if tensor.dtype == "bool" else array, tensor.dtype)
+        for array, tensor in zip(inputs, graph.inputs, strict=True)
+    ]
+    outputs = model(tree.pack_sequence_as(graph._inputs_struct, given), training=False)
+    # NumPy does not have bfloat16.
+    return [np.asarray(ops.convert_to_numpy(ops.cast(output, "float32"))) for output in tree.flatten(outputs)]
 
 
 def inner_layers(layer: keras.Layer) -> list[keras.Layer]:

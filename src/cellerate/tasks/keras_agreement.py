@@ -1,12 +1,10 @@
 """A packed model beside the Keras model that it was read from."""
 
-from typing import Any
-
 import keras
 
 from cellerate.errors import ModelError
 from cellerate.exports.trials import Arrays, deviation, trials_of
-from cellerate.keras_graph.graph import forget_states, functional_graph
+from cellerate.keras_graph.graph import forget_states, outputs_of
 from cellerate.program import Program
 
 # Keras's backends sum and round in orders of their own. In 16 bits each of its operations rounds, too.
@@ -24,26 +22,15 @@ def check_against_keras(model: keras.Model, program: Program) -> None:
     Raises:
         ModelError: The program gives other numbers than Keras.
     """
-    graph: Any = functional_graph(model)  # it has one, as a program was read from it
-    rows = graph.inputs[0].shape[0] or _ROWS
+    rows = model.inputs[0].shape[0] or _ROWS
     trials = trials_of(program, (rows,))
     # One length is enough: a program is the same for all, and Keras compiles anew for each.
     tried = [trial for trial in trials if trial.length in (None, _STEPS)] or trials[-1:]
 
     def in_keras(arrays: Arrays) -> Arrays:
-        given = [
-            keras.ops.convert_to_tensor(
-                array.astype("bool") if tensor.dtype == "bool" else array, tensor.dtype
-            )
-            for array, tensor in zip(arrays.values(), graph.inputs, strict=True)
-        ]
-        outputs = keras.tree.flatten(
-            model(keras.tree.pack_sequence_as(graph._inputs_struct, given), training=False)
-        )
+        outputs = outputs_of(model, list(arrays.values()))
         forget_states(model)
-        # NumPy does not have bfloat16.
-        results = [keras.ops.convert_to_numpy(keras.ops.cast(output, "float32")) for output in outputs]
-        return dict(zip(program.outputs, results, strict=True))
+        return dict(zip(program.outputs, outputs, strict=True))
 
     found = deviation(tried, in_keras)
     narrow = any(layer.compute_dtype in ("bfloat16", "float16") for layer in model._flatten_layers())
