@@ -156,3 +156,8 @@ def _undecodable(path: Path, error: UnicodeDecodeError, offset: int, encoding: s
         f"{path} is not {name}: byte 0x{data[place]:02X} at byte offset {offset + place} is invalid. {hint}, or pass "
         "errors='replace' to read such bytes as U+FFFD."
     )
+
+
+def with_newlines(text: str) -> str:
+    """The text with a newline in place of each carriage return, alone or before a newline."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cellerate.data.decoding import Errors
+from cellerate.data.decoding import Errors, with_newlines
 from cellerate.errors import DataError
 
 _SUFFIXES = (".jsonl", ".ndjson")
@@ -83,7 +83,7 @@ def _whole(text: str, errors: Errors, place: str, field: str) -> str:
                 "Mend it, or pass errors='replace' to read it as U+FFFD."
             ) from error
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return with_newlines(text)
 
 
 def _fields(record: dict[str, Any]) -> str:

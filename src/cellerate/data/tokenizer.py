@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from cellerate.data.decoding import with_newlines
 from cellerate.data.nearest_characters import nearest_known
 from cellerate.errors import DataError
 
@@ -79,7 +80,7 @@ class Tokenizer(abc.ABC):
 
     def prompt_text(self, text: str) -> str:
         """The text with the line ends that files of texts are read with: carriage returns become newlines."""
-        return text.replace("\r\n", "\n").replace("\r", "\n")
+        return with_newlines(text)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """As `encode`, of `prompt_text`."""

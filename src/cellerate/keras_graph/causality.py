@@ -1,9 +1,9 @@
-"""Whether a model of sequences looks at steps that come later, by asking it."""
+"""Asks a model of sequences whether it looks at steps that come later."""
 
 import keras
 import numpy as np
 
-from cellerate.keras_graph.graph import forget_states
+from cellerate.keras_graph.graph import forget_states, outputs_of
 
 # Rounding is far below, and what a neighbouring step adds far above.
 _SAME = 1e-5
@@ -39,6 +39,7 @@ def looks_ahead(model: keras.Model, vocabulary_size: int) -> bool:
             variable.assign(values + 0.1 * random.standard_normal(values.shape).astype(values.dtype))
         first, second = (_outputs(model, each)[:, :half] for each in (ids, changed))
     finally:
+        forget_states(model)
         for variable, values in zip(model.trainable_variables, before, strict=True):
             variable.assign(values)
     return bool(np.abs(first - second).max() > _SAME * np.abs(first).max())
@@ -46,6 +47,4 @@ def looks_ahead(model: keras.Model, vocabulary_size: int) -> bool:
 
 def _outputs(model: keras.Model, ids: np.ndarray) -> np.ndarray:
     forget_states(model)
-    outputs = model(ids, training=False)
-    forget_states(model)
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
+    return outputs_of(model, [ids])[0]

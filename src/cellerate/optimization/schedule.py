@@ -62,12 +62,13 @@ def run_passes(context: Context, began: float, before: float) -> list[str]:
             short[one] = max(found.needs_s, one.cost_s(context))
         spent_s[one.name] = spent_s.get(one.name, 0.0) + time.perf_counter() - started
         expected = expected if found.status == "done" else None
-        _keep(context, dataclasses.replace(found, seconds=spent_s[one.name], expected_s=expected))
+        found = dataclasses.replace(found, seconds=spent_s[one.name], expected_s=expected)
+        _keep(context, found)
         state.seconds = before + time.perf_counter() - began
         save_state(state, context.folder)
         if found.kept:
             keep_interim(context)
-        listener.end(dataclasses.replace(found, seconds=spent_s[one.name]))
+        listener.end(found)
     return names
 
 
