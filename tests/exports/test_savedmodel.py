@@ -27,12 +27,12 @@ ERROR = 3e-6
 OPERATIONS = """
     Abs AddV2 All Any AssignVariableOp BatchMatMulV2 BiasAdd Cast Concat ConcatV2 Const Cumsum
     DisableCopyOnRead Elu Enter Erf Exp ExpandDims Fill GatherV2 GreaterEqual Identity LeakyRelu Less
-    LessEqual LogSoftmax LogicalAnd MatMul Max Maximum Mean MergeV2Checkpoints Min Minimum Mul Neg NoOp
-    NotEqual Pack PartitionedCall Placeholder Prod Range ReadVariableOp RealDiv Relu Relu6 Reshape
-    ResourceGather RestoreV2 ReverseV2 Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename Sigmoid
-    Slice Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile
-    StaticRegexFullMatch StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem
-    TensorListReserve TensorListSetItem TensorListStack Tile Transpose VarHandleOp While ZerosLike
+    LessEqual LogSoftmax LogicalAnd LogicalOr MatMul Max Maximum Mean MergeV2Checkpoints Min Minimum Mul Neg
+    NoOp NotEqual Pack PartitionedCall Placeholder Prod Range ReadVariableOp RealDiv Relu Relu6 Reshape
+    ResourceGather RestoreV2 ReverseV2 Rsqrt SaveV2 Select SelectV2 Selu Shape ShardedFilename Sigmoid Slice
+    Softmax Softplus Softsign Split Sqrt Square StatefulPartitionedCall StatelessWhile StaticRegexFullMatch
+    StridedSlice StringJoin Sub Sum Tanh TensorListFromTensor TensorListGetItem TensorListReserve
+    TensorListSetItem TensorListStack Tile Transpose VarHandleOp While ZerosLike
 """
 
 
