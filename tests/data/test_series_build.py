@@ -20,7 +20,7 @@ from cellerate.data.series import SeriesData, open_series
 from cellerate.data.series_build import build_series
 from cellerate.data.series_pack import open_packed
 from cellerate.data.series_packing import pack_series
-from cellerate.data.series_read import Columns
+from cellerate.data.series_reading import Columns
 from cellerate.data.tables import find_tables, open_table
 from cellerate.errors import DataError, OutputError
 from cellerate.files import exclusive
@@ -186,7 +186,7 @@ import os, signal, sys
 from pathlib import Path
 from cellerate.data import arrow_table, series_read
 from cellerate.data.series_build import build_series
-from cellerate.data.series_read import Columns
+from cellerate.data.series_reading import Columns
 from cellerate.data.tables import find_tables, open_table
 arrow_table._BLOCK_ROWS, arrow_table._PART_ROWS, series_read._NOTE_EVERY_S = 31, 60, 0.0
 left = int(sys.argv[3])

@@ -61,7 +61,10 @@ def pack(
             show_default=False,
         ),
     ] = None,
-    storage: Annotated[str, typer.Option(help="How values are stored: float32 or float16.")] = "float32",
+    storage: Annotated[
+        str,
+        typer.Option(help="How values are stored: float32 (float64 where it would lose digits) or float16."),
+    ] = "float32",
     json: Json = False,
     quiet: Quiet = False,
     config: Config = None,

@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit, emit_json, note, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import check_table, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
@@ -103,7 +103,7 @@ def detect(
 def _show(rows: list[dict[str, Any]]) -> None:
     names = [name for name in rows[0] if name != "anomaly"]
     cells = [names] + [
-        [f"{row[name]:.5g}" if isinstance(row[name], float) else str(row[name]) for name in names]
+        [written(row[name], 5) if isinstance(row[name], float) else str(row[name]) for name in names]
         for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit_json, note, show
+from cellerate.cli.output import emit_json, note, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
@@ -152,7 +152,7 @@ def forecast(
         writer.writerow(columns)
         time = columns.index("time")
         writer.writerows(
-            [f"{v:.6g}" if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
+            [written(v, 6) if isinstance(v, float) and place != time else v for place, v in enumerate(row)]
             for row in rows
         )
         show(shown.getvalue())

@@ -74,6 +74,11 @@ def json_text(result: Mapping[str, Any]) -> str:
     return json.dumps(_finite(result), indent=2, default=str)
 
 
+def written(value: float, digits: int) -> str:
+    """A number as tables show it: so many digits, and never fewer than stand before its point."""
+    return f"{value:.{digits}g}" if not 10.0 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.1f}"
+
+
 def note(text: str) -> None:
     """Prints a sentence about what is going on."""
     if not _silent:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.calendar_features import Calendar, check_times
-from cellerate.data.scaler import Scaler
+from cellerate.data.scaler import Scaler, scaled
 from cellerate.data.series import SeriesData
 from cellerate.data.series_scaler import SeriesScaler
 from cellerate.data.time_zones import to_local
@@ -144,10 +144,7 @@ class Units:
         mean, scale = self.mean[..., columns], self.scale[..., columns]
         if mean.ndim == 2:
             mean, scale = mean[:, None], scale[:, None]
-        # A large mean must not eat up what float32 holds of a small deviation; all series share float32 rows anyway.
-        made = np.subtract(values, mean.astype(np.float32), dtype=np.float32)
-        made /= scale.astype(np.float32)
-        return made
+        return scaled(values, mean, scale)
 
     def of_data(self, values: np.ndarray, columns: Sequence[int], *, quantiles: bool) -> np.ndarray:
         """(B, horizon, targets) or (B, horizon, targets, Q) of a model → float64 in the units of the data."""

@@ -38,7 +38,7 @@ class FutureRows:
             times: (horizon,) datetime64 or numbers; row numbers where the tables have no times.
 
         Returns:
-            (horizon, columns) float32.
+            (horizon, columns) as stored.
 
         Raises:
             DataError: A row, or a value of it, is missing.
@@ -66,7 +66,7 @@ class FutureRows:
                 "rows at the end of the data with empty targets, or give a table of them (future)."
             )
         columns = [data.columns.index(name) for name in self._columns]
-        return np.asarray(data.values[numbers[place]][:, columns], np.float32)
+        return np.asarray(data.values[numbers[place]][:, columns])
 
     def _missing(self, time: Any) -> list[str]:
         """The columns without a value in a row at a time; all if there is no such row."""

@@ -38,8 +38,6 @@ class Scaler:
         self.scale = _numbers("scale", scale, len(self.columns))
         if not (self.scale > 0).all():
             raise ModelError("the scaler's scale holds a number that is not positive; the file is damaged.")
-        self._mean32 = self.mean.astype(np.float32)
-        self._scale32 = self.scale.astype(np.float32)
 
     @classmethod
     def fit(cls, part: "SeriesPart") -> "Scaler":
@@ -91,12 +89,8 @@ class Scaler:
         Returns:
             (..., C) float32, a new array.
         """
-        mean, scale = self._mean32, self._scale32
-        if columns is not None:
-            mean, scale = mean[columns], scale[columns]
-        scaled = np.subtract(values, mean, dtype=np.float32)
-        scaled /= scale
-        return scaled
+        chosen = slice(None) if columns is None else list(columns)
+        return scaled(values, self.mean[chosen], self.scale[chosen])
 
     def inverse_transform(
         self, values: np.ndarray, columns: Sequence[int] | None = None, *, quantiles: bool = False
@@ -144,6 +138,30 @@ class Scaler:
         return isinstance(other, Scaler) and self.to_config() == other.to_config()
 
     __hash__ = None  # type: ignore[assignment]  # its arrays could be changed
+
+
+def scaled(values: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Scales values: `(value - mean) / scale`.
+
+    Values of which float32 would lose digits are subtracted from in float64, so that what is left keeps them.
+
+    Args:
+        values: Of any dtype of numbers.
+        mean: float64, of a shape that goes with it.
+        scale: The same.
+
+    Returns:
+        float32, a new array.
+    """
+    exact = held_by(values.dtype)
+    made = np.subtract(values, mean.astype(exact, copy=False), dtype=exact)
+    made /= scale.astype(exact, copy=False)
+    return made.astype(np.float32, copy=False)
+
+
+def held_by(dtype: np.dtype) -> np.dtype:
+    """float32 if it holds every number of a type, else float64."""
+    return np.dtype(np.float32) if np.can_cast(dtype, np.float32) else np.dtype(np.float64)
 
 
 def _numbers(name: str, values: Any, count: int) -> np.ndarray:

@@ -22,7 +22,8 @@ from cellerate.data.series_data import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Columns, Progress, times_in
+from cellerate.data.series_read import Progress, times_in
+from cellerate.data.series_reading import Columns
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import NpyTable, find_tables, open_tables
 from cellerate.data.wide_table import SERIES, VALUE, WideTable
@@ -72,7 +73,8 @@ def open_series(
             Note that such a line looks ahead.
         gaps: What to do where a row does not follow the one before it by the frequency. "split" lets no window
             cross it; "error" raises; "ignore" goes on.
-        dtype: The type of the stored matrix; "float16" halves its size.
+        dtype: The type of the stored matrix. "float32" becomes float64 where it would lose digits: whole numbers
+            above 2^24, and columns that change from row to row by less than its steps. "float16" halves the size.
         duplicates: What to do with rows of one series and one time: "error", keep the "first" or "last" in the file,
             or their "mean".
         time_zone: The zone of times that the tables give without one, and the one in which times are written. None

@@ -19,7 +19,8 @@ from cellerate.data.series_fill import blocks_of
 from cellerate.data.series_layout import Gaps, Missing, lay_out, sort_rows
 from cellerate.data.series_order import ORIGIN, Duplicates, Ordered, Sorting, order_rows
 from cellerate.data.series_pack import PackedSeries, describe, open_packed
-from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Columns, Progress, Reader, npy_header
+from cellerate.data.series_read import NOTE, SERIES, TIMES, VALUES, Progress, Reader, npy_header
+from cellerate.data.series_reading import Columns
 from cellerate.data.tables import NpyTable, Table
 from cellerate.data.time_form import TimeForm
 from cellerate.data.time_zones import check_zone
@@ -178,7 +179,7 @@ def packing_key(
 ) -> str:
     """A hash of the content of tables and of how they are packed."""
     settings = {
-        "version": 3,
+        "version": 4,
         "files": [table.digest() for table in tables],
         # How a file is written is found again each time, or said; it decides what is read.
         "reading": [dict(table.reading) for table in tables if table.reading],
@@ -248,7 +249,7 @@ class _Build:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
         place = reader.place if done.sorted else self._place_before_sorting(reader)
-        times, counts, notes = None, done.counts, [self._how.note]
+        times, counts, notes = None, done.counts, [self._how.note, *done.notes]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
             counts, notes = ordered.counts, [*notes, told, *ordered.notes]

@@ -18,7 +18,7 @@ class SeriesData:
     """One matrix of values and what its rows and columns mean.
 
     Attributes:
-        values: (N, C) float32 or float16, usually a memory map: the features, then the targets that are not
+        values: (N, C) float32, float64 or float16, usually a memory map: the features, then the targets that are not
             features.
         columns: Names of the C columns.
         feature_columns: Positions of the features among the columns.

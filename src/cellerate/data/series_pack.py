@@ -1,6 +1,6 @@
 """A packed series: a folder of plain `.npy` files, mapped into memory instead of loaded, and what their rows mean.
 
-    values.npy     (N, C) float32 or float16, series after series
+    values.npy     (N, C) float32, float64 or float16, series after series
     times.npy      (N,) datetime64[us] or float64; only with a time column
     segments.npy   (S, 3) int64: first row, row after the last, number of the series
     series.json    the columns, the names of the series, and the settings it was packed with

@@ -9,7 +9,8 @@ from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Columns, Progress, times_in
+from cellerate.data.series_read import Progress, times_in
+from cellerate.data.series_reading import Columns
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError

@@ -13,11 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from cellerate.data.date_order import swap_day_and_month
+from cellerate.data.digits import lost_in_float32, lost_in_float64
+from cellerate.data.series_reading import Columns, Reading
 from cellerate.data.tables import Block, NpyTable, Table
 from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
@@ -30,61 +32,8 @@ NOTE = "reading.json"
 VALUES, TIMES, SERIES = "read-values.npy", "read-times.npy", "read-series"
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """Which columns are read: `values` are stored."""
-
-    values: list[str]
-    time: str | None
-    series: Sequence[str] = ()
-
-
-@dataclasses.dataclass
-class Reading:
-    """What is known of the rows read so far.
-
-    Attributes:
-        key: What is read, and how.
-        table: The table that is read next, from 0.
-        part: The part of it that is read next.
-        rows: How many rows were read.
-        names: The name of each series, in the order in which they appear.
-        counts: The rows of each series.
-        sorted: Whether the rows of each series follow one another.
-        last_series: The series of the last row, or -1.
-        last_time: The latest time of the last series as an integer or float, or None.
-        time_type: NumPy's name of the type of times, or "".
-        holes: Missing values in each column.
-        first_hole: Row and column of the first missing value, or None.
-        file_starts: The rows before each table.
-        form: How the times are written, as `TimeForm.to_config` gives it, or None.
-        latest: The latest time of all, which says the offset in use last; or None.
-        last_month_first: `last_time` if the month is first in dates of which nothing says what is; or None.
-        undecided: How many rows, from the first, were read day first because nothing had said which is first.
-    """
-
-    key: str
-    table: int = 0
-    part: int = 0
-    rows: int = 0
-    names: list[str] = dataclasses.field(default_factory=list)
-    counts: list[int] = dataclasses.field(default_factory=list)
-    sorted: bool = True
-    last_series: int = -1
-    last_time: float | None = None
-    time_type: str = ""
-    holes: list[int] = dataclasses.field(default_factory=list)
-    first_hole: list[int] | None = None
-    file_starts: list[int] = dataclasses.field(default_factory=list)
-    form: dict[str, Any] | None = None
-    latest: float | None = None
-    last_month_first: float | None = None
-    undecided: int = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether no value is missing."""
-        return not any(self.holes)
+class _TooFineError(Exception):
+    """float32 would lose digits; it says of what."""
 
 
 class Reader:
@@ -94,7 +43,7 @@ class Reader:
         folder: Where to; None only looks at the rows.
         tables: The tables, with the same columns.
         columns: Which columns.
-        dtype: Of the values on the disk.
+        dtype: Of the values on the disk; float32 becomes float64 where it would lose digits.
         key: What is read, and how: what another key left in the folder is not continued.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
     """
@@ -111,6 +60,7 @@ class Reader:
         self._folder, self._tables, self._columns, self._dtype = folder, tables, columns, dtype
         self._progress = progress or (lambda rows, total: None)
         self.done = self._noted(key)
+        self._dtype = self._wider(self.done)
         self._codes: dict[str, int] = {}
         if columns.series:
             self._codes = {name: code for code, name in enumerate(self.done.names)}
@@ -122,6 +72,16 @@ class Reader:
             DataError: See `open_series`.
             OSError: The folder cannot be written.
         """
+        try:
+            return self._read()
+        except _TooFineError as found:
+            if self._folder is not None:
+                (self._folder / NOTE).unlink(missing_ok=True)
+            self.done = Reading(self.done.key, widened=str(found))
+            self._codes, self._dtype = {}, np.dtype(np.float64)
+            return self._read()
+
+    def _read(self) -> Reading:
         known = [table.rows for table in self._tables]
         total = 0 if None in known else sum(filter(None, known))
         done, noted, pause_s = self.done, time.monotonic(), _NOTE_EVERY_S
@@ -170,6 +130,7 @@ class Reader:
             if block.form is not None:
                 block = self._note_form(block, block.form)
         codes = self._series_of(block, table)
+        self._check_digits(block.numbers, codes)
         if block.times is not None:
             self._note_latest(block.times)
         in_order = bool(codes[0] >= done.last_series) and not (np.diff(codes) < 0).any()
@@ -287,6 +248,20 @@ class Reader:
                 done.first_hole = [done.rows + row, column]
         return stored
 
+    def _check_digits(self, numbers: np.ndarray, codes: np.ndarray) -> None:
+        """Raises `_TooFineError` if float32 would lose digits of some numbers; notes those of which float64 does."""
+        large = None if self._dtype == np.float16 else lost_in_float64(numbers)
+        if self._dtype == np.float32:
+            place = lost_in_float32(numbers, codes) if large is None else (0, large)
+            if place is not None:
+                row, column = place
+                raise _TooFineError(
+                    f"stored in float64: float32 loses digits of {self._columns.values[column]!r} "
+                    f"({numbers[row, column]:.15g} in {self.place(self.done.rows + row)})"
+                )
+        if large is not None and not self.done.too_large:
+            self.done.too_large = self._columns.values[large]
+
     def _check(self) -> None:
         done = self.done
         if not done.rows:
@@ -302,15 +277,21 @@ class Reader:
     def _files(self) -> Iterator[list[BinaryIO]]:
         """The files of values, times and series, ready for the next row; none without a folder."""
         with contextlib.ExitStack() as opened:
-            yield [opened.enter_context(self._opened(path, *sizes)) for path, sizes in self._sizes().items()]
+            yield [
+                opened.enter_context(self._opened(path, *sizes))
+                for path, sizes in self._sizes(self._dtype).items()
+            ]
 
-    def _sizes(self) -> dict[Path, tuple[int, int]]:
+    def _wider(self, done: Reading) -> np.dtype:
+        return np.dtype(np.float64) if done.widened else self._dtype
+
+    def _sizes(self, dtype: np.dtype) -> dict[Path, tuple[int, int]]:
         """The bytes before the first row and of each row, for each file."""
         if self._folder is None:
             return {}
         width = len(self._columns.values)
-        header = len(npy_header(self._dtype, (0, width)))
-        sizes = {VALUES: (header, self._dtype.itemsize * width)}
+        header = len(npy_header(dtype, (0, width)))
+        sizes = {VALUES: (header, dtype.itemsize * width)}
         if self._columns.time is not None:
             sizes[TIMES] = (len(npy_header(np.dtype("M8[us]"), (0,))), 8)
         sizes[SERIES] = (0, 4)
@@ -337,7 +318,7 @@ class Reader:
         if self._folder is not None:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 found = Reading(**json.loads((self._folder / NOTE).read_text()))
-                sizes = self._sizes().items()
+                sizes = self._sizes(self._wider(found)).items()
                 if found.key == key and all(
                     p.stat().st_size >= h + found.rows * row for p, (h, row) in sizes
                 ):

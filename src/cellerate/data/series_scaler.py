@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cellerate.data.scaler import Scaler
+from cellerate.data.scaler import Scaler, held_by
 from cellerate.errors import DataError, ModelError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ MOST_NUMBERS = 200_000
 """Means of all series and columns: more would make the model's record too long to be read."""
 
 _CHUNK_BYTES = 4 << 20
-# Deviations below this share of a mean, or of the deviation of all series, are rounding noise in float32.
-_NOISE = 1e-6
+# Deviations below so many roundings of a mean, or of the deviation of all series, are noise.
+_ROUNDINGS = 8
 
 
 class SeriesScaler:
@@ -96,7 +96,7 @@ class SeriesScaler:
                 count[at] = total
         deviation = np.sqrt(squares / np.maximum(count, 1))
         mean = np.where(count > 0, mean, usual.mean)
-        return cls(names, mean, safe_scale(mean, deviation, usual), usual)
+        return cls(names, mean, safe_scale(mean, deviation, usual, data.values.dtype), usual)
 
     def known(self, names: Sequence[str]) -> np.ndarray:
         """(N,) the place of each name among the series; -1 for those that were not trained on."""
@@ -117,7 +117,7 @@ class SeriesScaler:
         if strange.any():
             rows = past[strange].astype(np.float64)
             mean[strange] = rows.mean(axis=1)
-            scale[strange] = safe_scale(mean[strange], rows.std(axis=1), self.usual)
+            scale[strange] = safe_scale(mean[strange], rows.std(axis=1), self.usual, past.dtype)
         return mean, scale
 
     def to_config(self) -> dict[str, Any]:
@@ -142,9 +142,10 @@ class SeriesScaler:
         return cls(names, mean, scale, usual)
 
 
-def safe_scale(mean: np.ndarray, deviation: np.ndarray, usual: Scaler) -> np.ndarray:
-    """The deviation (S, C), and where it is but rounding noise, that of all series."""
-    flat = (deviation <= _NOISE * np.abs(mean)) | (deviation <= _NOISE * usual.scale)
+def safe_scale(mean: np.ndarray, deviation: np.ndarray, usual: Scaler, dtype: np.dtype) -> np.ndarray:
+    """The deviation (S, C), and where it is but the noise of rounding to a type, that of all series."""
+    noise = _ROUNDINGS * np.finfo(held_by(dtype)).eps
+    flat = (deviation <= noise * np.abs(mean)) | (deviation <= noise * usual.scale)
     return np.where(flat, usual.scale, deviation)
 
 

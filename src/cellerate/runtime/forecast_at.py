@@ -7,6 +7,7 @@ import numpy as np
 
 from cellerate.data.covariates import Framing, Units
 from cellerate.data.gather import windows_at
+from cellerate.data.scaler import held_by
 from cellerate.data.series import SeriesData
 from cellerate.errors import DataError
 from cellerate.runtime.forecast_settings import ForecastSettings, Predict
@@ -85,7 +86,7 @@ def _ahead(
     columns, horizon = framing.future_columns, settings.horizon
     if not columns:
         return None
-    known = np.empty((len(origins), horizon, len(columns)), np.float32)
+    known = np.empty((len(origins), horizon, len(columns)), held_by(data.values.dtype))
     inside = framing.inside(origins, horizon)
     if inside.any():
         known[inside] = windows_at(data.values, origins[inside], horizon)[..., columns]

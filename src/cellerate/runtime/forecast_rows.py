@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.covariates import Covariates, Inputs, Units, model_inputs
-from cellerate.data.scaler import Scaler
+from cellerate.data.scaler import Scaler, held_by
 from cellerate.errors import ConfigError, DataError
 
 
@@ -119,7 +119,7 @@ class RowForecaster:
             )
         if not np.isfinite(array).all():
             raise DataError("future holds a value that is missing or infinite: fill it in.")
-        return np.broadcast_to(array.astype(np.float32), (count, self._horizon, len(names)))
+        return np.broadcast_to(array.astype(held_by(array.dtype)), (count, self._horizon, len(names)))
 
     def _calendar(self, times: Any, count: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         calendar = self._covariates.calendar

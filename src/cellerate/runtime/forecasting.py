@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from cellerate.data.covariates import Covariates, Inputs
-from cellerate.data.scaler import Scaler
+from cellerate.data.scaler import Scaler, held_by
 from cellerate.data.series import SeriesData
 from cellerate.data.series_build import Storage
 from cellerate.data.series_layout import Gaps, Missing
@@ -186,7 +186,7 @@ def forecast_ends(
             Example(
                 targets=data.target_names,
                 past_times=times,
-                past=np.asarray(data.values[stop - window : stop], np.float32)[:, targets],
+                past=np.asarray(data.values[stop - window : stop], np.float64)[:, targets],
                 times=data.times_after(stop, settings.horizon),
                 truth=None,
                 forecast=made[place],
@@ -271,7 +271,7 @@ class Forecaster:
         return made
 
     def _checked(self, rows: Any) -> np.ndarray:
-        """The last `window` rows of each window, float32."""
+        """The last `window` rows of each window, float32, or float64 if they are of a type that it does not hold."""
         window, count = self._settings.window, len(self._features)
         wanted = (
             f"numbers of shape (rows, {count}) or (windows, rows, {count}), with at least {window} rows and the "
@@ -304,7 +304,7 @@ class Forecaster:
                 f"rows holds {value!s} in {where} (counted from 0): fill in missing values, and scale down those "
                 "that are too large for float32."
             )
-        return last
+        return array[..., before:, :].astype(held_by(array.dtype))
 
 
 def _shape_fits(shape: Sequence[int], row: Sequence[int]) -> bool:

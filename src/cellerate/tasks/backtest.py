@@ -246,8 +246,8 @@ def _judge(
     """Forecasts some windows, adds their errors, and gives the forecasts."""
     origins, settings = windows.origins[chosen], forecaster.settings
     made = forecaster.forecast_at(data, origins)
-    past = rows_around(data, origins, -settings.window, 0).astype(np.float64)
-    truth = rows_around(data, origins, 0, settings.horizon).astype(np.float64)
+    past = rows_around(data, origins, -settings.window, 0)
+    truth = rows_around(data, origins, 0, settings.horizon)
     add_errors(errors, chosen, made, truth, past, baselines, settings.quantiles)
     return made
 

@@ -69,4 +69,4 @@ def rows_before(data: SeriesData, windows: FoldWindows, fold: int) -> SeriesPart
 def rows_around(data: SeriesData, origins: np.ndarray, begin: int, end: int) -> np.ndarray:
     """(B, end - begin, targets) rows around origins, in the units of the data."""
     places = origins[:, None] + np.arange(begin, end)
-    return np.asarray(data.values[places[..., None], list(data.target_columns)], np.float32)
+    return np.asarray(data.values[places[..., None], list(data.target_columns)], np.float64)

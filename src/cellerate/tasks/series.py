@@ -351,7 +351,7 @@ def _examples(series_model: SeriesModel, part: SeriesPart, count: int = 4) -> tu
         before = ends[stretch - 1] if stretch else 0
         start = int(firsts[stretch] + number - before)
         middle, stop = start + options.window, start + span
-        rows = np.asarray(data.values[start:stop], np.float32)
+        rows = np.asarray(data.values[start:stop], np.float64)
         found.append(
             Example(
                 targets=data.target_names,

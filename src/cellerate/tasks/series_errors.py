@@ -12,6 +12,7 @@ import numpy as np
 
 from cellerate.data.gather import WindowIndex
 from cellerate.data.sampled import spread_within
+from cellerate.data.scaler import held_by
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.table_options import TableOptions
 from cellerate.data.windows import WindowSource
@@ -226,9 +227,16 @@ def baselines_for(model: SeriesForecaster, judged: JudgedPart) -> Baselines:
     return Baselines.fit(train, settings.window, settings.horizon, options.season, why_not_linear=why)
 
 
+class _RawWindows(WindowSource):
+    def _inputs(self, rows: np.ndarray) -> np.ndarray:
+        return rows.astype(held_by(rows.dtype), copy=False)
+
+    _targets = _inputs
+
+
 def raw_windows(part: SeriesPart, window: int, horizon: int, batch_size: int) -> WindowSource:
-    """All windows of a part, with all columns, in the units of the data."""
-    return WindowSource(
+    """All windows of a part, with all columns, in the units of the data, as exact as they are stored."""
+    return _RawWindows(
         part.data.values,
         window=window,
         horizon=horizon,

@@ -116,7 +116,7 @@ class SeriesOptions:
         time_zone: The zone of times that say none, such as Europe/Berlin, and that forecasts are written in.
         frequency: How often there is a row: 15min, hour, day, business-day, week, month, quarter, year; without it,
             it is found from the times.
-        storage: How values are stored: "float32" or "float16".
+        storage: How values are stored: "float32" (float64 where it would lose digits) or "float16".
         window: Rows the model sees.
         horizon: Rows it forecasts.
         stride: Rows between the starts of training windows.

@@ -1,0 +1,88 @@
+"""Finds numbers that a narrower type cannot hold: counters, ids and revenues, and changes smaller than its steps."""
+
+import numpy as np
+
+# float32 holds every whole number up to the first, float64 up to the second.
+_WHOLE_IN_FLOAT32, _WHOLE_IN_FLOAT64 = 2.0**24, 2.0**53
+# Changes are judged by so many rows of a block, in series of which it has this many changes at least.
+_JUDGED_ROWS, _LEAST_CHANGES = 1 << 16, 8
+# Rounding of more than this share of the usual change from row to row is a loss.
+_LOSS = 0.01
+# Changes below this share of a value are the rounding of float64 itself.
+_NOISE = 1e-12
+
+
+def lost_in_float32(numbers: np.ndarray, series: np.ndarray) -> tuple[int, int] | None:
+    """Find a number whose digits float32 would lose.
+
+    These are whole numbers that float32 does not hold, and those of a column that changes from row to row by so little
+    that rounding is more than a hundredth of it.
+
+    Args:
+        numbers: (N, C) float64, NaN where a value is missing.
+        series: (N,) the number of each row's series.
+
+    Returns:
+        Its row and column, or None.
+    """
+    if np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) > _WHOLE_IN_FLOAT32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost = np.isfinite(numbers) & (numbers.astype(np.float32) != numbers)
+            lost &= (np.abs(numbers) < _WHOLE_IN_FLOAT64) & (np.rint(numbers) == numbers)
+        if lost.any():
+            row, column = np.argwhere(lost)[0].tolist()
+            return row, column
+    some, codes = numbers[:_JUDGED_ROWS], series[:_JUDGED_ROWS]
+    if (np.diff(codes) < 0).any():
+        order = np.argsort(codes, kind="stable")
+        some, codes = some[order], codes[order]
+    else:
+        order = np.arange(len(some))
+    starts = np.flatnonzero(np.diff(codes, prepend=codes[0] - 1))
+    rounding, change, changes = _roundings_and_changes(some, codes)
+    counts = np.add.reduceat(changes.astype(np.int64), starts, axis=0)
+    usual = np.add.reduceat(change, starts, axis=0) / np.maximum(counts, 1)
+    rows = np.diff(starts, append=len(some))[:, None]
+    fine = np.add.reduceat(rounding, starts, axis=0) / rows > _LOSS * usual
+    found = np.argwhere(fine & (counts >= _LEAST_CHANGES))
+    if not len(found):
+        return None
+    place, column = found[0].tolist()
+    own = rounding[starts[place] : starts[place] + int(rows[place, 0]), column]
+    return int(order[starts[place] + int(np.argmax(own > 0))]), column
+
+
+def lost_in_float64(numbers: np.ndarray) -> int | None:
+    """Find a column of whole numbers so large that neighbouring ones may be the same in float64.
+
+    Args:
+        numbers: (N, C) float64, NaN where a value is missing.
+
+    Returns:
+        The column, or None.
+    """
+    if np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) <= _WHOLE_IN_FLOAT64:
+        return None
+    for column, values in enumerate(numbers.T):
+        known = values[np.isfinite(values)]
+        large = len(known) > 1 and np.abs(known).min() > _WHOLE_IN_FLOAT64
+        if large and np.abs(np.diff(known)).max() <= _NOISE * np.abs(known).max():
+            return column
+    return None
+
+
+def _roundings_and_changes(
+    numbers: np.ndarray, series: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(N, C) what float32 changes of each number, the change from the row before, and whether that is one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounding = np.abs(numbers.astype(np.float32) - numbers)
+        change = np.abs(np.diff(numbers, axis=0, prepend=np.nan))
+        is_one = change > _NOISE * np.abs(numbers)
+    is_one &= np.isfinite(change)
+    is_one[1:] &= (series[1:] == series[:-1])[:, None]
+    return (
+        np.where(np.isfinite(rounding), rounding, 0.0),
+        np.where(is_one, change, 0.0),
+        is_one,
+    )

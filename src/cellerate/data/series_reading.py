@@ -1,0 +1,75 @@
+"""What is read of the tables of a series, and how far."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which columns are read: `values` are stored."""
+
+    values: list[str]
+    time: str | None
+    series: Sequence[str] = ()
+
+
+@dataclasses.dataclass
+class Reading:
+    """What is known of the rows read so far.
+
+    Attributes:
+        key: What is read, and how.
+        table: The table that is read next, from 0.
+        part: The part of it that is read next.
+        rows: How many rows were read.
+        names: The name of each series, in the order in which they appear.
+        counts: The rows of each series.
+        sorted: Whether the rows of each series follow one another.
+        last_series: The series of the last row, or -1.
+        last_time: The latest time of the last series as an integer or float, or None.
+        time_type: NumPy's name of the type of times, or "".
+        holes: Missing values in each column.
+        first_hole: Row and column of the first missing value, or None.
+        file_starts: The rows before each table.
+        form: How the times are written, as `TimeForm.to_config` gives it, or None.
+        latest: The latest time of all, which says the offset in use last; or None.
+        last_month_first: `last_time` if the month is first in dates of which nothing says what is; or None.
+        undecided: How many rows, from the first, were read day first because nothing had said which is first.
+        widened: Why values are stored in float64 although float32 was asked for, or "".
+        too_large: The column of which not even float64 holds all digits, or "".
+    """
+
+    key: str
+    table: int = 0
+    part: int = 0
+    rows: int = 0
+    names: list[str] = dataclasses.field(default_factory=list)
+    counts: list[int] = dataclasses.field(default_factory=list)
+    sorted: bool = True
+    last_series: int = -1
+    last_time: float | None = None
+    time_type: str = ""
+    holes: list[int] = dataclasses.field(default_factory=list)
+    first_hole: list[int] | None = None
+    file_starts: list[int] = dataclasses.field(default_factory=list)
+    form: dict[str, Any] | None = None
+    latest: float | None = None
+    last_month_first: float | None = None
+    undecided: int = 0
+    widened: str = ""
+    too_large: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no value is missing."""
+        return not any(self.holes)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the numbers."""
+        large = (
+            f"{self.too_large!r} holds whole numbers of which float64 keeps 15 digits: neighbouring rows may be the "
+            "same; subtract a constant before"
+        )
+        return [self.widened] * bool(self.widened) + [large] * bool(self.too_large)
