@@ -57,7 +57,8 @@ def pack(
     frequency: Annotated[
         str | None,
         typer.Option(
-            help="How often there is a row: 15min, hour, day, business-day, week, month; without it, it is found.",
+            help="How often there is a row: 15min, hour, day, business-day, trading-day, week, month; "
+            "without it, it is found.",
             show_default=False,
         ),
     ] = None,

@@ -57,9 +57,12 @@ def emit(text: str) -> None:
 
 def tell(sentence: str) -> None:
     """Prints what a library function tells, on stderr: the arguments that it names as options."""
+    given = re.sub(
+        r"(?<!['\w.])([a-z_]+)='([^' ]+)'", lambda one: f"--{one[1].replace('_', '-')} {one[2]}", sentence
+    )
     note(
         re.sub(
-            r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), sentence
+            r"(?<!['\w.])([a-z]+(?:_[a-z]+)+)(?![\w(])", lambda one: "--" + one[1].replace("_", "-"), given
         )
     )
 

@@ -1,4 +1,4 @@
-"""How often a series has a row: constant steps, business days, or months, and which times follow its last one.
+"""How often a series has a row: constant steps, business or trading days, or months, and which times follow its last.
 
 The frequency is found from the times. It says where a gap is, and it gives the times of forecasts as the calendar has
 them: month ends, no weekends where the data have none, local clock times in a time zone.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.time_zones import to_instants, to_local
+from cellerate.data.trading_days import come_back, missing_weekdays
 from cellerate.errors import ConfigError, DataError
 
 _DAY = np.timedelta64(1, "D")
@@ -29,8 +30,11 @@ _SHORT = {
     **dict.fromkeys(["q", "qs", "qe", "quarterly"], "quarter"),
     **dict.fromkeys(["y", "ys", "ye", "a", "yearly", "annual"], "year"),
     **dict.fromkeys(["b", "businessday", "bday", "weekday"], "business-day"),
+    **dict.fromkeys(["c", "tradingday"], "trading-day"),
 }
-_EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'week', 'month', 'quarter', 'year'"
+WEEKDAYS = ("business-day", "trading-day")
+_EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'trading-day', 'week', 'month', 'quarter', 'year'"
+_MOST_HOLIDAYS = 100_000
 # A time of month that is the last day of it, whichever that is.
 _MONTH_END = 31
 _OF_ITS_OWN_STEPS = 8
@@ -43,24 +47,27 @@ class Frequency:
     """How often a series has a row.
 
     Attributes:
-        unit: "time" for constant steps, "business-day", "month", or "number" where times are plain numbers.
-        step: Of "time" microseconds, of "month" months, of "business-day" 1, of "number" the step.
+        unit: "time" for constant steps, "business-day" (Monday to Friday), "trading-day" (without holidays), "month",
+            or "number" where times are plain numbers.
+        step: Of "time" microseconds, of "month" months, of weekdays 1, of "number" the step.
         day: Of "month" the day of the month, 31 for its end; else 0.
         zone: The time zone or offset whose calendar it is; "" for the times as they stand.
+        holidays: Of "trading-day" the weekdays without a row in any series, as the data have them: ISO dates, rising.
     """
 
     unit: str
     step: float
     day: int = 0
     zone: str = ""
+    holidays: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """In words: "15 minutes", "days", "business days", "months", "quarters"."""
+        """In words: "15 minutes", "days", "business days", "trading days", "months", "quarters"."""
         if self.unit == "number":
             return f"steps of {self.step:g}"
-        if self.unit == "business-day":
-            return "business days"
+        if self.unit in WEEKDAYS:
+            return f"{self.unit.replace('-', ' ')}s"
         sizes = _MONTHS if self.unit == "month" else _UNITS_US
         for word, size in sorted(sizes.items(), key=lambda item: -item[1]):
             count = self.step / size
@@ -69,7 +76,10 @@ class Frequency:
         return str(np.timedelta64(round(self.step), "us"))
 
     def after(self, last: Any, count: int) -> np.ndarray:
-        """The (count,) times that follow `last`, a datetime64[us] (in a zone the instant) or a number."""
+        """The (count,) times that follow `last`, a datetime64[us] (in a zone the instant) or a number.
+
+        The holidays of the future are not known: trading days go on as business days.
+        """
         numbers = np.arange(1, count + 1)
         if self.unit == "number":
             return float(last) + self.step * numbers
@@ -91,8 +101,8 @@ class Frequency:
             return np.abs((after - before).astype(np.float64) - self.step) > 0.5 * self.step
         if self.unit == "month":
             return _months(after) - _months(before) != self.step
-        days = after.astype("datetime64[D]")
-        return np.busday_count(before.astype("datetime64[D]"), days) != 1
+        days = before.astype("datetime64[D]"), after.astype("datetime64[D]")
+        return np.busday_count(*days, holidays=np.array(self.holidays, "M8[D]")) != 1
 
     def to_config(self) -> dict[str, Any]:
         """It as JSON values."""
@@ -107,8 +117,12 @@ class Frequency:
         """
         if config is None:
             return None
-        found = cls(str(config["unit"]), float(config["step"]), int(config["day"]), str(config["zone"]))
-        units = ("time", "business-day", "month", "number")
+        holidays = config.get("holidays", ())
+        if len(holidays) > _MOST_HOLIDAYS:
+            raise ValueError(f"a frequency with {len(holidays):,} holidays")
+        days = tuple(np.datetime_as_string(np.array(holidays, "M8[D]")).tolist())
+        found = cls(str(config["unit"]), float(config["step"]), int(config["day"]), str(config["zone"]), days)
+        units = ("time", *WEEKDAYS, "month", "number")
         if found.unit not in units or not 0 < found.step < _MOST_STEP or not 0 <= found.day <= _MONTH_END:
             raise ValueError(f"a frequency of {config!r:.80}")
         return found
@@ -118,7 +132,7 @@ class Frequency:
         clock = local - day.astype("datetime64[us]")
         if self.unit == "time":
             return local + (numbers * round(self.step)).astype("timedelta64[us]")
-        if self.unit == "business-day":
+        if self.unit in WEEKDAYS:
             return np.busday_offset(day, numbers, roll="backward").astype("datetime64[us]") + clock
         month = local.astype("datetime64[M]") + numbers * round(self.step)
         ends = (month + 1).astype("datetime64[D]") - _DAY
@@ -138,16 +152,15 @@ def parse_frequency(text: str) -> Frequency:
     word = match[2].lower().replace("_", "-").replace(" ", "-") if match else ""
     word = _SHORT.get(word, word)
     single = word.removesuffix("s")
-    word = _SHORT.get(single, single) if word not in ("business-day",) else word
-    word = "business-day" if word == "business-days" else word
+    word = _SHORT.get(single, single) if word not in WEEKDAYS else word
     count = int(match[1] or 1) if match else 0
     if count >= 1:
         if word in _UNITS_US:
             return Frequency("time", count * _UNITS_US[word])
         if word in _MONTHS:
             return Frequency("month", count * _MONTHS[word])
-        if word == "business-day" and count == 1:
-            return Frequency("business-day", 1)
+        if word in WEEKDAYS and count == 1:
+            return Frequency(word, 1)
     raise ConfigError(f"frequency is {text!r}; expected one such as {_EXAMPLES}.")
 
 
@@ -182,6 +195,9 @@ def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Fre
         before, after = days[:-1][inside], days[1:][inside]
         crosses = np.busday_count(before, after) < (after - before).astype(np.int64)
         if crosses.any() and np.is_busday(days).all():
+            missing = missing_weekdays(days, inside)
+            if come_back(missing, days.min(), days.max()):
+                return _trading(missing, zone)
             return Frequency("business-day", 1, zone=zone)
     if median % _UNITS_US["day"] == 0 and median:
         return Frequency("time", median, zone=zone)
@@ -190,14 +206,27 @@ def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Fre
     return Frequency("time", median, zone=zone) if median else None
 
 
-def settled(wanted: Frequency, times: np.ndarray, zone: str) -> Frequency:
-    """A frequency that was named, with what the (N,) times of some rows say of its day of the month."""
+def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency:
+    """A frequency that was named, with what the times of some rows say of its day of the month and its holidays.
+
+    Args:
+        wanted: The frequency.
+        times: See `find_frequency`.
+        inside: See `find_frequency`.
+        zone: See `find_frequency`.
+
+    Raises:
+        ConfigError: The times are plain numbers.
+    """
     if times.dtype.kind != "M":
         raise ConfigError(
             f"frequency is {wanted.name}, but the times are plain numbers: leave it out, or name the column of dates "
             "(time_column)."
         )
-    day = _day_of_month(to_local(times, zone).astype("datetime64[D]")) if wanted.unit == "month" else 0
+    days = to_local(times, zone).astype("datetime64[D]")
+    if wanted.unit == "trading-day":
+        return _trading(missing_weekdays(days, inside), zone)
+    day = _day_of_month(days) if wanted.unit == "month" else 0
     return dataclasses.replace(wanted, day=day or 0, zone=zone)
 
 
@@ -205,7 +234,7 @@ def season_of(frequency: Frequency | None) -> int | None:
     """Rows of a season: a day of shorter steps, a week of days, a year of the rest; None if that is no whole number."""
     if frequency is None or frequency.unit == "number":
         return None
-    if frequency.unit == "business-day":
+    if frequency.unit in WEEKDAYS:
         return 5
     if frequency.unit == "month":
         return int(12 / frequency.step) if frequency.step < 12 and 12 % frequency.step == 0 else None
@@ -246,6 +275,10 @@ def check_agreement(
             f"series {names[codes[place]]!r} has rows every {_each(found)}, but series {names[other]!r} and most rows "
             f"every {_each(frequency)}. Train on series of one frequency, or choose {wanted}."
         )
+
+
+def _trading(holidays: np.ndarray, zone: str) -> Frequency:
+    return Frequency("trading-day", 1, zone=zone, holidays=tuple(np.datetime_as_string(holidays).tolist()))
 
 
 def _each(frequency: Frequency) -> str:

@@ -79,8 +79,8 @@ def open_series(
             or their "mean".
         time_zone: The zone of times that the tables give without one, and the one in which times are written. None
             takes them as they stand.
-        frequency: How often there is a row: "15min", "hour", "day", "business-day", "week", "month", "quarter",
-            "year"; None finds it from the times.
+        frequency: How often there is a row: "15min", "hour", "day", "business-day", "trading-day", "week", "month",
+            "quarter", "year"; None finds it from the times.
         names: Column names for `.npy` files and for CSV files without a header; None for "0", "1", ...
         wide: Whether each column of numbers beside the column of times is a series of its own, of one target named
             "value". Then `targets` may be empty, and there is no series column.

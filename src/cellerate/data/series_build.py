@@ -349,7 +349,7 @@ class _Build:
             self._key,
             layout.frequency,
             form or TimeForm(),
-            tuple(filter(None, notes)),
+            tuple(filter(None, [*notes, *layout.notes])),
         )
 
     def _place_before_ordering(self, place: Callable[[int], str]) -> Callable[[int], str]:

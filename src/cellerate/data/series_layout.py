@@ -22,6 +22,7 @@ from cellerate.errors import DataError
 Missing = Literal["error", "drop", "ffill", "interpolate"]
 Gaps = Literal["split", "error", "ignore"]
 _BLOCK_BYTES = 16 << 20
+_NAMED = 3
 # Of more rows than these, the frequency is that of evenly spaced stretches of them.
 _MEDIAN_ROWS, _MEDIAN_STRETCHES = 1 << 20, 64
 
@@ -69,6 +70,18 @@ class Layout:
     step: np.ndarray
     frequency: Frequency | None
 
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the frequency."""
+        holidays = self.frequency.holidays if self.frequency is not None else ()
+        if not holidays:
+            return []
+        some = ", ".join(holidays[:_NAMED]) + (", …" if len(holidays) > _NAMED else "")
+        return [
+            f"trading days: {len(holidays):,} weekdays without a row count as holidays ({some}); "
+            "frequency='business-day' takes them for gaps"
+        ]
+
 
 def lay_out(
     values: np.ndarray | None,
@@ -106,7 +119,9 @@ def lay_out(
         some, series, inside = _sample(times, ends)
         step = _median(np.diff(some)[inside])
         zone = form.zone
-        frequency = find_frequency(some, inside, zone) if wanted is None else settled(wanted, some, zone)
+        frequency = (
+            find_frequency(some, inside, zone) if wanted is None else settled(wanted, some, inside, zone)
+        )
         if frequency is not None and wanted is None and gaps == "split" and len(counts) > 1 and len(some) > 1:
             whole = len(some) if len(some) == len(times) else _MEDIAN_ROWS // _MEDIAN_STRETCHES
             check_agreement(frequency, some[:whole], series[:whole], names)

@@ -23,8 +23,8 @@ def series_ends(data: SeriesData, window: int) -> dict[str, int]:
         series, (first, stop) = max(ends.items(), key=lambda item: item[1][1] - item[1][0])
         which = f"the longest of {len(ends):,} series, {series!r}," if len(ends) > 1 else "the series"
         raise DataError(
-            f"{which} ends with {stop - first} rows without a gap, but the model needs {window}: give more rows, or "
-            "fill the gap."
+            f"{which} ends with {stop - first} rows without a gap, but the model needs {window}: give more rows, "
+            "fill the gap, or read on over usual gaps (gaps='ignore')."
         )
     return found
 

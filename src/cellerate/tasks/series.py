@@ -11,6 +11,7 @@ import numpy as np
 from cellerate.data.batches import BatchSource
 from cellerate.data.calendar_features import check_holidays
 from cellerate.data.covariates import NO_COVARIATES, Covariates
+from cellerate.data.frequency import WEEKDAYS
 from cellerate.data.future_rows import open_known
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
@@ -26,6 +27,7 @@ from cellerate.tasks.baselines import Baselines, season_rows
 from cellerate.tasks.intervals import calibrate, judge_intervals
 from cellerate.tasks.linear_start import LinearStart, has_linear_map
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
+from cellerate.tasks.series_cuts import lost_to_cuts
 from cellerate.tasks.series_errors import (
     JudgedPart,
     SeriesForecaster,
@@ -198,6 +200,12 @@ def train_on_series(
     by_id = "series_id" in [tensor.name for tensor in getattr(network, "inputs", None) or ()]
     covariates = covariates_of(data, split, options, scaler, by_id=by_id)
     check_series_model(network, data, options, quantiles, covariates)
+    if (
+        tell is not None
+        and count_windows(split.train, options)
+        and (lost := lost_to_cuts(data, options.window, options.horizon))
+    ):
+        tell(lost)
     source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
     payload = {
         "options": _plain_options(options, data),
@@ -327,9 +335,9 @@ def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     # A packed series was read with settings of its own, and other tables are to be read as it was.
     plain |= {name: value for name, value in (data.packed_with or {}).items() if name in _PACKED_SETTINGS}
     season = season_rows(options.season, data)
-    if plain["frequency"] is None and data.frequency is not None and data.frequency.unit == "business-day":
-        # A few rows of another file may not reach over a weekend.
-        plain["frequency"] = "business-day"
+    if plain["frequency"] is None and data.frequency is not None and data.frequency.unit in WEEKDAYS:
+        # A few rows of another file may not reach over a weekend, or over years of holidays.
+        plain["frequency"] = data.frequency.unit
     return plain | {
         "paths": [],
         "target": list(options.target),

@@ -14,8 +14,9 @@ from cellerate.data.covariates import Covariates
 from cellerate.data.scaler import Scaler
 from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.windows import SeriesBatches
-from cellerate.errors import ModelError
+from cellerate.errors import DataError, ModelError
 from cellerate.keras_graph.graph import functional_graph
+from cellerate.tasks.series_cuts import lost_to_cuts
 from cellerate.tasks.series_errors import count_in, series_names
 from cellerate.tasks.settings import SeriesOptions
 
@@ -34,6 +35,8 @@ def series_sources(
     if not covariates.plain:
         batches, common = CovariateBatches, {**common, "covariates": covariates}
     count = count_windows(split.train, options, options.stride)
+    if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
+        raise DataError(f"no window fits into the training part: {lost}")
     source: BatchSource = batches(
         split.train,
         batch_size=max(1, min(options.batch_size, count)),

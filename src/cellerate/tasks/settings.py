@@ -114,8 +114,8 @@ class SeriesOptions:
         gaps: What to do where a row does not follow by the frequency: "split" the series, "error" or "ignore".
         duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean".
         time_zone: The zone of times that say none, such as Europe/Berlin, and that forecasts are written in.
-        frequency: How often there is a row: 15min, hour, day, business-day, week, month, quarter, year; without it,
-            it is found from the times.
+        frequency: How often there is a row: 15min, hour, day, business-day, trading-day, week, month, quarter, year;
+            without it, it is found from the times.
         storage: How values are stored: "float32" (float64 where it would lose digits) or "float16".
         window: Rows the model sees.
         horizon: Rows it forecasts.
@@ -216,8 +216,8 @@ class ReadingOptions:
         duplicates: What to do with rows of one time: "error", keep the "first" or "last", or their "mean"; without it,
             as in training.
         time_zone: The zone of times that say none, such as Europe/Berlin; without it, as in training.
-        frequency: How often there is a row: 15min, hour, day, business-day, week, month, quarter, year; without it, as
-            in training.
+        frequency: How often there is a row: 15min, hour, day, business-day, trading-day, week, month, quarter, year;
+            without it, as in training.
     """
 
     time_column: str | None = None

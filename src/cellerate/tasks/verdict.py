@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cellerate.data.frequency import Frequency
+from cellerate.data.frequency import WEEKDAYS, Frequency
 from cellerate.data.series import SeriesData
 from cellerate.tasks.baselines import LABELS
 from cellerate.tasks.settings import SeriesOptions
@@ -32,7 +32,7 @@ def _calendar_of(frequency: Frequency | None) -> str:
         return "the hour, the weekday or the month"
     if frequency.unit == "month":
         return "the month" if frequency.step < _YEAR else ""
-    days = 1 if frequency.unit == "business-day" else frequency.step / _DAY
+    days = 1 if frequency.unit in WEEKDAYS else frequency.step / _DAY
     if days < 1:
         return "the hour, the weekday or the month"
     return "the weekday or the month" if days % _WEEK else "the month"
