@@ -140,9 +140,10 @@ def test_unknown_frequency_is_refused(text):
 
 
 def test_named_frequency_takes_its_day_from_the_times():
-    assert settled(parse_frequency("month"), times("2020-01-31", "2020-02-29"), "").day == 31
+    inside = np.ones(1, bool)
+    assert settled(parse_frequency("month"), times("2020-01-31", "2020-02-29"), inside, "").day == 31
     with pytest.raises(ConfigError, match="plain numbers"):
-        settled(parse_frequency("month"), np.array([1.0, 2.0]), "")
+        settled(parse_frequency("month"), np.array([1.0, 2.0]), inside, "")
 
 
 def test_series_of_another_frequency_is_named():

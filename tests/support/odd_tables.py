@@ -294,7 +294,77 @@ def clean() -> list[Odd]:
         ),
         text("an index without a name", ",date,y\n0,2024-01-01,1\n1,2024-01-02,2\n", values=(1, 2)),
         text("blanks around values", rows(tuple(f" {value} " for value in NUMBERS)), **plain),
-        text("boolean columns", "date,y,open\n2024-01-01,1,true\n2024-01-02,2,false\n", values=(1, 2)),
+        text(
+            "boolean columns",
+            "date,y,open\n2024-01-01,1,true\n2024-01-02,2,false\n",
+            values=(1, 2),
+            told="'open' with TRUE as 1",
+        ),
+        text(
+            "a boolean target",
+            rows(("true", "false", "TRUE", "NA")),
+            values=(1, 0, 1, 1),
+            told="'y' with TRUE as 1",
+            arguments={"missing": "ffill"},
+        ),
+        text(
+            "percent signs", rows(("1%", "2 %", "0", "-4%")), values=(1, 2, 0, -4), told="'y' with '5%' as 5"
+        ),
+        text(
+            "currency", rows(("€1", "-€2", "€-3", "€ 4")), values=(1, -2, -3, 4), told="'y' with '€' left out"
+        ),
+        text(
+            "a code after the number",
+            rows(("1 EUR", "2 EUR", "3 EUR", "4 EUR")),
+            values=(1, 2, 3, 4),
+            told="'y' with 'EUR' left out",
+        ),
+        text(
+            "thousands of dollars in brackets",
+            rows(quoted(("$1,234.50", "($2,000.00)", "$0.50", "$3,000,000.00"))),
+            values=(1234.5, -2000, 0.5, 3e6),
+            told="',' for thousands, 'y' with '$' left out and '(1.5)' as -1.5",
+        ),
+        text(
+            "brackets beside plain numbers",
+            rows(("1", "(2)", "(3.5)", "4")),
+            values=(1, -2, -3.5, 4),
+            told="'y' with '(1.5)' as -1.5",
+        ),
+        text(
+            "sizes by letters",
+            rows(("1.5K", "2M", "-2.5B", "950")),
+            values=(1500, 2e6, -2.5e9, 950),
+            told="'y' with '1.2M' as 1,200,000",
+        ),
+        text(
+            "1,234 and a sign of percent",
+            rows(("1,234 %", "2,345 %", "3,456 %", "4,567 %"), separator=";"),
+            values=(1.234, 2.345, 3.456, 4.567),
+            told="';' between columns, ',' decimal (the separator decides, or the option decimal), 'y' with '5%' as 5",
+        ),
+        *(
+            text(
+                f"{word!r} for a missing value",
+                rows(("1", word, "3", "4")),
+                values=(1, 1, 3, 4),
+                arguments={"missing": "ffill"},
+            )
+            for word in ("n/a", "--", "#DIV/0!", "#N/A", "..", "   ", "NaT", "(blank)")
+        ),
+        text(
+            "numbers and words that stand for missing values",
+            rows(("1", "-999.0", "n/e", "-200")),
+            values=(1, 1, 1, 1),
+            arguments={"missing": "ffill", "missing_values": ("-999,-200", "n/e")},
+        ),
+        text(
+            "a series called NA",
+            "date,y,id\n2024-01-01,1,NA\n2024-01-01,2,null\n2024-01-02,3,NA\n",
+            values=(1, 3, 2),
+            arguments={"series_column": "id"},
+            series=("NA", "null"),
+        ),
         text(
             "two time columns",
             "date,sent,y\n2024-01-01,2024-02-01,1\n2024-01-02,2024-02-02,2\n",
@@ -379,11 +449,6 @@ def refused() -> list[Odd]:
             words=r"'1,234', which is 1\.234 or 1234|'1\.234', which is 1\.234 or 1234",
         ),
         text(
-            "1,234 and a sign of percent",
-            rows(("1,234 %", "2,345 %", "3,456 %", "4,567 %"), separator=";"),
-            words=r"holds '1,234 %' in data row 1, which is no number",
-        ),
-        text(
             "1.234 and no more",
             rows(("1.234", "2.345", "3.456", "4.567"), separator=";"),
             words=r"'1\.234', which is 1\.234 or 1234.*decimal='point'.*decimal='comma'",
@@ -436,17 +501,34 @@ def refused() -> list[Odd]:
         ),
         text("inf", rows(("1", "inf", "3", "4")), words=r"data row 2: column 'y' has no value.*missing="),
         text(
-            "percent signs",
-            rows(("1%", "2%", "3%", "4%")),
+            "percent signs in a part of a column",
+            rows(("1%", "2", "3", "4%")),
             words=r"holds '1%' in data row 1, which is no number.*Take the sign out",
         ),
         text(
-            "currency", rows(("€1", "€2", "€3", "€4")), words=r"holds '€1' in data row 1, which is no number"
+            "currency in one cell",
+            rows(("1", "2", "€3", "4")),
+            words=r"holds '€3' in data row 3, which is no number",
         ),
         text(
-            "a boolean target",
-            rows(("true", "false", "true", "true")),
-            words=r"holds 'true' in data row 1, which is no number",
+            "two currencies",
+            rows(("€1", "$2", "€3", "€4")),
+            words=r"holds '€1' in data row 1, which is no number",
+        ),
+        text(
+            "one size by a letter",
+            rows(("1", "2", "1.2M", "4")),
+            words=r"holds '1\.2M' in data row 3, which is no number",
+        ),
+        text(
+            "brackets beside signs",
+            rows(("-1", "(2)", "3", "4")),
+            words=r"holds '\(2\)' in data row 2, which is no number",
+        ),
+        text(
+            "a truth among numbers",
+            rows(("1", "0", "TRUE", "1.5")),
+            words=r"holds 'TRUE' in data row 3, which is no number",
         ),
         text(
             "a word among numbers",

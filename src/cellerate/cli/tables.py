@@ -5,7 +5,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,8 +38,14 @@ def table_words(table: TableOptions) -> list[str]:
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
         if field.name != "told" and value != field.default:
-            words += [f"--{field.name.replace('_', '-')}", {"\t": "tab", "": "none"}.get(value, str(value))]
+            words += [f"--{field.name.replace('_', '-')}", _word(value)]
     return words
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return {"\t": "tab", "": "none"}.get(value, str(value))
 
 
 def levels_of(level: Sequence[float] | None, intervals: bool) -> Sequence[float] | None:

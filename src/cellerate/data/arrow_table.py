@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.number_forms import NumberForm, find_form
+from cellerate.data.number_marks import is_number
 from cellerate.data.series_keys import series_of
 from cellerate.data.table import MISSING, Block, Kind, TableFile
 from cellerate.data.table_options import TableOptions
@@ -19,6 +21,7 @@ from cellerate.errors import DataError
 _BLOCK_ROWS = 1 << 16
 _PART_ROWS = 1 << 20
 _PARQUET_BUFFER = 1 << 20
+_NAMED = 5
 
 
 class ArrowTable(TableFile):
@@ -31,6 +34,7 @@ class ArrowTable(TableFile):
     parts = 1
     options = TableOptions()
     written: Mapping[str, Any] = {}
+    forms: Mapping[str, NumberForm] = {}
 
     @property
     def reading(self) -> Mapping[str, Any]:
@@ -46,7 +50,79 @@ class ArrowTable(TableFile):
         return 0
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
+        if column in self.forms and is_text(values):
+            values = self.forms[column].plain_all(self._texts(values))
         return as_float(values, self.path, column, row)
+
+    def _texts(self, values: Any) -> Any:
+        """Strings without blanks around them, null where a number is missing."""
+        return trimmed(values, self.options.missing_values)
+
+    def _is_number(self, text: str) -> bool:
+        """Whether a text without marks is a number in this table."""
+        return is_number(text, ".", "")
+
+    def _find_forms(self, batch: Any, *, plain: bool = False) -> None:
+        """Finds the columns of texts that hold numbers with marks; if `plain`, those of numbers without any, too.
+
+        Args:
+            batch: The first rows, of any columns.
+            plain: Whether a column of texts may hold nothing but numbers, as one with a blank cell in a CSV file does.
+        """
+        forms, words = {}, []
+        for name, values in zip(batch.schema.names, batch.columns, strict=True):
+            if not is_text(values) or self.kinds.get(name) == "number":
+                continue
+            texts = distinct(self._texts(values))
+            form = find_form(texts, self._is_number)
+            if form is not None:
+                forms[name] = form
+                words.append(f"{name!r} with {form.in_words}")
+            if form is not None or (plain and texts and all(map(self._is_number, texts))):
+                self.kinds[name] = "number"
+        self.forms = forms
+        self.read_as = ", ".join(filter(None, [self.read_as, *words]))
+
+    def _look_at_texts(self) -> None:
+        """Finds marks in the first rows of a file that says which columns are texts."""
+        texts = [name for name, kind in self.kinds.items() if kind == "other"]
+        for batch in self._batches(texts, [], 0) if texts else ():
+            self._find_forms(batch)
+            break
+
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """See `Table.left_out`."""
+        named = [name for name in columns if name]
+        said = ["left out: a column without a name"] * (len(named) < len(columns))
+        texts = []
+        for batch in self._batches(named, [], 0) if named else ():
+            for name in named:
+                values = batch.column(name)
+                found = self._no_number(values) if is_text(values) else None
+                if found is None:
+                    said.append(f"left out: column {name!r}, whose values are of type {values.type}")
+                elif found[2]:
+                    said.append(
+                        f"left out: column {name!r} holds {found[0]!r} in data row {found[1] + 1}, which is no number "
+                        f"(if it stands for a missing one: missing_values={found[0]!r})"
+                    )
+                else:
+                    texts.append(f"{name!r} ({found[0]!r} in data row {found[1] + 1})")
+            break
+        if texts:
+            more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+            said.append(f"left out, because they hold text: {', '.join(texts[:_NAMED])}{more}")
+        return said
+
+    def _no_number(self, values: Any) -> tuple[str, int, bool] | None:
+        """The first value that is no number, its row, and whether most others are some; None if all are missing."""
+        known = self._texts(values).to_pylist()
+        there = [(row, value) for row, value in enumerate(known) if value is not None]
+        wrong = [(row, value) for row, value in there if not self._is_number(value)]
+        if not there:
+            return None
+        row, value = (wrong or there)[0]
+        return value, row, bool(wrong) and 2 * len(wrong) < len(there)
 
     def blocks(
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
@@ -59,10 +135,11 @@ class ArrowTable(TableFile):
             values = np.empty((batch.num_rows, len(numbers)))
             for place, name in enumerate(numbers):
                 values[:, place] = self._numbers(batch.column(name), name, row)
-            times = parser.parse(batch.column(time), row) if time is not None else None
+            times = None if time is None else parser.parse(without_missing(batch.column(time)), row)
             found = Block(values, times, None, form=parser.form)
             if series:
-                codes, ids = series_of([batch.column(name) for name in series], series, self.path, row)
+                keys = [without_missing(batch.column(name), ("",)) for name in series]
+                codes, ids = series_of(keys, series, self.path, row)
                 found = dataclasses.replace(found, series=codes, ids=ids)
             yield found
             row += batch.num_rows
@@ -88,6 +165,7 @@ class ParquetTable(ArrowTable):
         # Row groups, several together where they are small, and the row with which each part begins.
         self._parts = [(range(0, len(groups)), 0)] if self.rows <= _PART_ROWS else list(_parts(groups))
         self.parts = len(self._parts)
+        self._look_at_texts()
 
     def _first_row(self, part: int) -> int:
         return self._parts[part][1]
@@ -119,6 +197,7 @@ class ArrowFileTable(ArrowTable):
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as an Arrow file: {error}") from error
         self.columns, self.kinds = tuple(schema.names), kinds_of(schema)
+        self._look_at_texts()
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:
         import pyarrow as pa
@@ -157,18 +236,52 @@ def _kind(kind: Any) -> Kind:
     # A null type means only missing values in the first block; numbers may well follow later.
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
         return "number"
+    if types.is_boolean(kind):
+        return "number"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "time"
     return "other"
 
 
-def trimmed(values: Any) -> Any:
-    """Arrow strings without blanks around them, null where a value is missing."""
+def is_text(values: Any) -> bool:
+    """Whether an Arrow array holds strings."""
+    import pyarrow as pa
+
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MISSING) -> Any:
+    """Arrow strings without blanks around them, null where a value is missing.
+
+    Args:
+        values: The strings.
+        words: What stands for a missing value beside the usual words.
+        missing: The usual words.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_string_view(values.type):
+        values = pc.cast(values, pa.string())
     values = pc.utf8_trim_whitespace(values)
-    return pc.if_else(pc.is_in(values, pa.array(MISSING, values.type)), None, values)
+    return pc.if_else(pc.is_in(values, pa.array([*missing, *words], values.type)), None, values)
+
+
+def without_missing(values: Any, missing: Sequence[str] = MISSING) -> Any:
+    """An Arrow array with nulls for the strings that stand for a missing value; others, and categories, as they are."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(values.type) or not is_text(values):
+        return values
+    return trimmed(values, missing=missing)
+
+
+def distinct(texts: Any) -> list[str]:
+    """The values of Arrow strings, each once, in the order in which they appear."""
+    return [value for value in texts.unique().to_pylist() if value is not None]
 
 
 def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
@@ -186,10 +299,10 @@ def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    if is_text(values):
         values = trimmed(values)
+    elif pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     try:
         return np.asarray(pc.fill_null(pc.cast(values, pa.float64(), safe=False), float("nan")))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.number_forms import bare
 from cellerate.data.number_marks import WORDS, Marks, columns_of, is_number, readings
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
@@ -133,7 +134,7 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     places = [str(place) for place in range(len(rows[0]))]
     marks = Marks()
     for name, values in columns_of(rows[1:], places).items():
-        marks.add(name, values)
+        marks.add(name, map(bare, values))
     if options.decimal is None and not marks.settled(separator):
         _look_further(path, encoding, separator, len(places), marks)
     decimal, thousands, unclear, by_separator = _marks(path, options, separator, marks)
@@ -302,7 +303,7 @@ def _look_further(path: Path, encoding: str, separator: str, width: int, marks: 
         except csv.Error:
             continue  # as in `_rows`
         for name, values in columns_of(rows, [str(place) for place in range(width)]).items():
-            marks.add(name, values)
+            marks.add(name, map(bare, values))
         if marks.settled(separator):
             return
 

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.arrow_table import ArrowTable, as_float, kinds_of, no_number, trimmed
+from cellerate.data.arrow_table import ArrowTable, as_float, is_text, kinds_of, no_number
 from cellerate.data.csv_dialect import Dialect, find_dialect, unclear_number
+from cellerate.data.number_forms import NumberForm
 from cellerate.data.number_marks import SPACES, WORDS, is_number, number_pattern
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 
 _BLOCK_BYTES = 4 << 20
+# Arrow compares whole cells with what stands for missing values.
+_BLANK = tuple(" " * width for width in range(1, 9))
 
 
 class CsvTable(ArrowTable):
@@ -35,6 +38,7 @@ class CsvTable(ArrowTable):
         try:
             with csv.open_csv(str(path), self._read, self._parse, self._convert()) as reader:
                 schema = reader.schema
+                first = next(iter(reader), None)
         except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeError) as error:
             if "Empty CSV" in str(error):
                 raise DataError(f"{path} is empty; expected a header and rows.") from error
@@ -49,13 +53,22 @@ class CsvTable(ArrowTable):
             self.kinds[dialect.unclear[0]] = "number"
         self.written = dialect.settings
         self.read_as = dialect.in_words
+        if first is not None:
+            self._find_forms(first, plain=True)
+        # Arrow reads TRUE and 1.5 in one column as neither.
+        switch = NumberForm(booleans=True)
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if kind == pa.bool_():
+                self.forms = {**self.forms, name: switch}
+                self.read_as = ", ".join(filter(None, [self.read_as, f"{name!r} with {switch.in_words}"]))
 
     def _convert(self, **further: Any) -> Any:
         from pyarrow import csv
 
         return csv.ConvertOptions(
-            null_values=list(MISSING),
-            strings_can_be_null=True,
+            null_values=[*MISSING, *_BLANK, *self.options.missing_values],
+            # A series may be called NA.
+            strings_can_be_null=False,
             decimal_point=self.dialect.decimal,
             **further,
         )
@@ -68,15 +81,33 @@ class CsvTable(ArrowTable):
         if dialect.unclear is not None and dialect.unclear[0] in numbers:
             raise unclear_number(self.path, *dialect.unclear)
         # The fast read does not say in which row a value is not a number; a second read, as text, finds it.
-        asked = set() if dialect.thousands or dialect.open_marks else set(numbers)
+        asked = set() if dialect.thousands or dialect.open_marks else set(numbers) - set(self.forms)
         types = {name: pa.float64() if name in asked else pa.string() for name in columns}
+        rows = 0
         try:
-            yield from self._read_as(types)
+            for batch in self._read_as(types):
+                yield batch
+                rows += batch.num_rows
         except (pa.ArrowInvalid, UnicodeError) as error:
             self._explain(list(numbers))
-            raise self._unreadable(error) from error
+            if not asked:
+                raise self._unreadable(error) from error
+            # All of them are numbers once blanks around them are gone.
+            yield from self._after(rows, columns)
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error}") from error
+
+    def _after(self, rows: int, columns: list[str]) -> Iterator[Any]:
+        """The batches after some rows, with all values as text."""
+        import pyarrow as pa
+
+        try:
+            for batch in self._read_as(dict.fromkeys(columns, pa.string())):
+                if rows < batch.num_rows:
+                    yield batch.slice(rows)
+                rows = max(0, rows - batch.num_rows)
+        except (pa.ArrowInvalid, UnicodeError) as error:
+            raise self._unreadable(error) from error
 
     def _read_as(self, types: dict[str, Any]) -> Iterator[Any]:
         from pyarrow import csv
@@ -86,11 +117,12 @@ class CsvTable(ArrowTable):
             yield from reader
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
-        import pyarrow as pa
-
-        if not pa.types.is_string(values.type):
+        if not is_text(values):
             return as_float(values, self.path, column, row)
         return self._from_text(values, column, row)
+
+    def _is_number(self, text: str) -> bool:
+        return is_number(text, self.dialect.decimal, self.dialect.thousands)
 
     def _from_text(self, values: Any, column: str, row: int) -> np.ndarray:
         """Numbers of strings as the dialect has them; raises `DataError` at the first value that is none."""
@@ -99,18 +131,18 @@ class CsvTable(ArrowTable):
 
         dialect = self.dialect
         decimal, thousands = dialect.decimal, dialect.thousands
-        values = trimmed(values)
+        values = self._texts(values)
+        plain = self.forms[column].plain_all(values) if column in self.forms else values
         if dialect.open_marks:
-            unclear = pc.fill_null(pc.match_substring_regex(values, r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"), False)
+            unclear = pc.fill_null(pc.match_substring_regex(plain, r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"), False)
             if pc.any(unclear).as_py():
                 raise unclear_number(self.path, column, values.filter(unclear)[0].as_py())
-        plain = values
         if thousands:
-            fits = pc.match_substring_regex(values, f"^(?:{number_pattern(decimal, thousands)})$")
-            bare = values
+            fits = pc.match_substring_regex(plain, f"^(?:{number_pattern(decimal, thousands)})$")
+            bare = plain
             for mark in SPACES if thousands == " " else thousands:
                 bare = pc.replace_substring(bare, mark, "")
-            plain = pc.if_else(fits, bare, values)
+            plain = pc.if_else(fits, bare, plain)
         if decimal == ",":
             # A point has no place in such a number; what has one stays, and is refused below.
             points = pc.match_substring(plain, ".")

@@ -1,7 +1,7 @@
 """Sheets of Excel files, read with openpyxl."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,15 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     header = _has_header(rows, options)
     names = [_name(value) for value in rows[0]] if header else [str(place) for place in range(width)]
     body = rows[1:] if header else rows
-    columns = [_column([row[place] for row in body]) for place in range(width)]
+    missing = {*MISSING, *options.missing_values}
+    columns = [_column([row[place] for row in body], missing) for place in range(width)]
     table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
     told = []
     if options.sheet is None and len(sheets) > 1:
         told.append(f"the sheet {name!r}, the first of {len(sheets)}")
     if not header:
         told.append(f"no header, so the columns are 0 to {width - 1}")
-    table.read_as = ", ".join(told)
+    table.read_as = ", ".join(filter(None, [*told, table.read_as]))
     return table
 
 
@@ -73,11 +74,11 @@ def _name(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _column(values: list[Any]) -> Any:
+def _column(values: list[Any], missing: Collection[str]) -> Any:
     """An Arrow array: of numbers or of times if all values are, else of strings."""
     import pyarrow as pa
 
-    values = [None if isinstance(value, str) and value.strip() in MISSING else value for value in values]
+    values = [None if isinstance(value, str) and value.strip() in missing else value for value in values]
     there = [value for value in values if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
         return pa.array(values, pa.float64() if there else pa.null())

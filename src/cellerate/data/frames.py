@@ -3,7 +3,6 @@
 A frame is known by what it can do, so none of these packages is imported for it. pyarrow is, except for NumPy arrays.
 """
 
-import copy
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,15 +36,17 @@ class FrameTable(ArrowTable):
         self._table = table.replace_schema_metadata(None)
         self.columns, self.kinds = tuple(table.column_names), kinds_of(table.schema)
         self.rows = table.num_rows
+        for batch in self._table.to_batches(max_chunksize=_BLOCK_ROWS)[:1]:
+            self._find_forms(batch)
         self._digest: str | None = None
 
     def __deepcopy__(self, memo: Any) -> "FrameTable":
         return self
 
     def with_options(self, options: TableOptions) -> "FrameTable":
-        """The same table, with dates in another order."""
-        other = copy.copy(self)
-        other.options = options
+        """The same table, read with other options."""
+        other = FrameTable(self._table, self.path, options)
+        other._digest = self._digest
         return other
 
     def _batches(self, columns: list[str], numbers: Sequence[str], part: int) -> Iterator[Any]:

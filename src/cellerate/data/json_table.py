@@ -26,6 +26,8 @@ class JsonTable(ArrowTable):
             raise DataError(f"{path} is empty; expected a JSON object in each line.")
         table = self._table(first, 0, {})
         self.columns, self.kinds = tuple(table.column_names), kinds_of(table.schema)
+        for batch in table.combine_chunks().to_batches()[:1]:
+            self._find_forms(batch)
         encoding = options.encoding or "utf-8"
         self.written = {} if encoding == "utf-8" else {"encoding": encoding}
 

@@ -24,7 +24,7 @@ from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import Progress, times_in
 from cellerate.data.series_reading import Columns
-from cellerate.data.table_options import TableOptions
+from cellerate.data.table_options import TableOptions, with_missing
 from cellerate.data.tables import NpyTable, find_tables, open_tables
 from cellerate.data.wide_table import SERIES, VALUE, WideTable
 from cellerate.errors import ConfigError, DataError
@@ -41,6 +41,7 @@ def open_series(
     time_column: str | None = None,
     series_column: Sequence[str] | str | None = None,
     missing: Missing = "error",
+    missing_values: Sequence[str] = (),
     gaps: Gaps = "split",
     dtype: Storage = "float32",
     duplicates: Duplicates = "error",
@@ -71,6 +72,8 @@ def open_series(
             "ffill" repeats the last value before them (rows before the first value are dropped);
             "interpolate" draws a straight line between the neighbours, with the nearest value at the ends.
             Note that such a line looks ahead.
+        missing_values: What stands for a missing number beside the usual words, unless `table` says so: numbers such as
+            "-999", or words.
         gaps: What to do where a row does not follow the one before it by the frequency. "split" lets no window
             cross it; "error" raises; "ignore" goes on.
         dtype: The type of the stored matrix. "float32" becomes float64 where it would lose digits: whole numbers
@@ -113,6 +116,7 @@ def open_series(
         kinds = dict.fromkeys(packed.columns, "number")
         columns = choose_columns(path, packed.columns, kinds, list(targets), features, "", None)
         return _series_data(_with_columns(packed, columns.values), columns.features, targets, packed.settings)
+    table = with_missing(table, missing_values)
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     if wide:
@@ -131,14 +135,15 @@ def open_series(
         series_column,
         times_in(first),
     )
-    read = Columns(columns.values, columns.time, columns.series)
+    read = Columns(columns.values, columns.time, columns.series, table.missing_values)
     key = packing_key(tables, read, **reading)
     folder = cache_dir() / "series" / key
     with contextlib.suppress(DataError):
         if is_packed_series(folder):
             in_place = first.values if isinstance(first, NpyTable) else None
             return _series_data(open_packed(folder, in_place), columns.features, targets)
-    made = build_series(folder, key, tables, read, **reading, note=columns.note, progress=progress)
+    notes = [columns.note, *first.left_out(columns.left_out)]
+    made = build_series(folder, key, tables, read, **reading, notes=notes, progress=progress)
     return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
 
 

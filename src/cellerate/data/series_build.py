@@ -45,7 +45,7 @@ def build_series(
     duplicates: Duplicates = "error",
     time_zone: str | None = None,
     frequency: str | None = None,
-    note: str = "",
+    notes: Sequence[str] = (),
     cache: bool = True,
     progress: Progress | None = None,
 ) -> PackedSeries:
@@ -62,7 +62,7 @@ def build_series(
         duplicates: See `open_series`.
         time_zone: See `open_series`.
         frequency: See `open_series`.
-        note: What is to be told of the columns.
+        notes: What is to be told of the columns.
         cache: Whether the folder is one of the cache. There a `.npy` file that is what would be stored is used where
             it lies, and what is damaged is made anew.
         progress: Called now and then with how many rows were read, and of how many, 0 if that is not known.
@@ -80,7 +80,7 @@ def build_series(
                 shutil.rmtree(building, ignore_errors=True)
                 return found
         try:
-            how = _How(missing, gaps, duplicates, time_zone, frequency, note)
+            how = _How(missing, gaps, duplicates, time_zone, frequency, notes)
             made = _Build(building, key, tables, columns, how, np.dtype(dtype), progress)
             packed, elsewhere = made.in_place(usable), True
             if packed is None:
@@ -204,7 +204,7 @@ class _How:
     duplicates: Duplicates
     time_zone: str | None
     frequency: str | None
-    note: str
+    notes: Sequence[str]
 
 
 class _Build:
@@ -249,7 +249,7 @@ class _Build:
                 sort_rows(source, self._folder / final, self._folder / SERIES, done.counts)
                 source.unlink()
         place = reader.place if done.sorted else self._place_before_sorting(reader)
-        times, counts, notes = None, done.counts, [self._how.note, *done.notes]
+        times, counts, notes = None, done.counts, [*self._how.notes, *done.notes]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
             counts, notes = ordered.counts, [*notes, told, *ordered.notes]
@@ -332,6 +332,7 @@ class _Build:
             "time_column": columns.time,
             "series_column": list(columns.series),
             "missing": how.missing,
+            "missing_values": list(columns.missing_values),
             "gaps": how.gaps,
             "dtype": self._dtype.name,
             "duplicates": how.duplicates,
@@ -371,7 +372,8 @@ class _Build:
 def _usable_in_place(tables: Sequence[Table], columns: Columns, dtype: Storage) -> np.ndarray | None:
     """The matrix of a single `.npy` file, if it is exactly what would be stored."""
     table = tables[0]
-    if len(tables) > 1 or not isinstance(table, NpyTable) or columns.time or columns.series:
+    whole = not (columns.time or columns.series or columns.missing_values)
+    if len(tables) > 1 or not isinstance(table, NpyTable) or not whole:
         return None
     same = table.values.dtype == np.dtype(dtype) and tuple(columns.values) == table.columns
     return table.values if same and table.values.flags.c_contiguous else None

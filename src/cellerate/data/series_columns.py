@@ -16,13 +16,23 @@ _LIKELY_NAMES = (
 
 @dataclasses.dataclass(frozen=True)
 class ChosenColumns:
-    """Which columns are read: `values` are stored, of which `features` are inputs; `note` is to be told, or ""."""
+    """Which columns are read.
+
+    Attributes:
+        values: Those that are stored.
+        features: Those of them that are inputs.
+        time: The column of times, or None.
+        series: The columns that tell series apart.
+        note: What is to be told of the column of times, or "".
+        left_out: Columns that nobody named and that are not of numbers.
+    """
 
     values: list[str]
     features: list[str]
     time: str | None
     series: tuple[str, ...]
     note: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def choose_columns(
@@ -63,7 +73,7 @@ def choose_columns(
                 raise DataError(f"{path} has no column {name!r} ({argument}). It has: {', '.join(names)}.")
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
-    note = ""
+    note, left_out = "", []
     if time_column == "":
         time_column = None
     elif time_column is None:
@@ -72,6 +82,7 @@ def choose_columns(
         # A column without a name is an index that some program added.
         others = {time_column, *series, ""}
         features = [name for name in names if kinds[name] == "number" and name not in others]
+        left_out = [name for name in names if name not in (*features, *targets, time_column, *series)]
         # Reading a target then names its first value that is no number.
         features = features or list(targets)
         if not features:
@@ -85,7 +96,7 @@ def choose_columns(
     if time_column in series:
         raise ConfigError(f"{time_column!r} cannot be both the time column and the series column.")
     values = list(dict.fromkeys([*features, *targets]))
-    return ChosenColumns(values, list(features), time_column, series, note)
+    return ChosenColumns(values, list(features), time_column, series, note, tuple(left_out))
 
 
 def _time_column(

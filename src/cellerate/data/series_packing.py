@@ -62,12 +62,13 @@ def pack_series(
     reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
     reading |= {"time_zone": time_zone, "frequency": frequency}
     check_packing(**reading)
+    table = table or TableOptions()
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     chosen = choose_columns(
         first.path, first.columns, first.kinds, [], columns, time_column, series_column, times_in(first)
     )
-    read = Columns(chosen.values, chosen.time, chosen.series)
+    read = Columns(chosen.values, chosen.time, chosen.series, table.missing_values)
     key = packing_key(tables, read, **reading)
     if output.exists():
         try:
@@ -79,6 +80,5 @@ def pack_series(
                 f"{output} exists and is not what would be packed. Remove it, or choose another name."
             )
         return found
-    return build_series(
-        output, key, tables, read, **reading, note=chosen.note, cache=False, progress=progress
-    )
+    notes = [chosen.note, *first.left_out(chosen.left_out)]
+    return build_series(output, key, tables, read, **reading, notes=notes, cache=False, progress=progress)

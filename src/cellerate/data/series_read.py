@@ -122,6 +122,9 @@ class Reader:
 
     def _take(self, block: Block, table: Table, files: Sequence[BinaryIO]) -> None:
         done, count = self.done, len(block.numbers)
+        if missing := self._columns.missing_numbers:
+            known = np.where(np.isin(block.numbers, missing), np.nan, block.numbers)
+            block = dataclasses.replace(block, numbers=known)
         stored = self._stored(block.numbers)
         if block.times is not None:
             if done.time_type and block.times.dtype.str != done.time_type:

@@ -1,5 +1,6 @@
 """What is read of the tables of a series, and how far."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +8,21 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which columns are read: `values` are stored."""
+    """Which columns are read: `values` are stored; `missing_values` stand for a value that is missing."""
 
     values: list[str]
     time: str | None
     series: Sequence[str] = ()
+    missing_values: Sequence[str] = ()
+
+    @property
+    def missing_numbers(self) -> list[float]:
+        """Those of `missing_values` that are numbers."""
+        found = []
+        for value in self.missing_values:
+            with contextlib.suppress(ValueError):
+                found.append(float(value))
+        return found
 
 
 @dataclasses.dataclass

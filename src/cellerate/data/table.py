@@ -10,7 +10,14 @@ import numpy as np
 from cellerate.data.time_form import TimeForm
 
 Kind = Literal["number", "time", "other"]
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "?", "-")
+MISSING = (
+    *("", "NA", "N/A", "n/a", "N.A.", "n.a.", "#N/A", "#NA", "<NA>", "#N/A N/A", "na", "n.d."),
+    *("NaN", "nan", "NAN", "-nan", "-NaN", "NaT", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+    *("null", "NULL", "Null", "None", "none", "nil", "missing", "(blank)"),
+    *("#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!", "#WERT!"),
+    *("?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "..."),
+)
+"""What stands for a missing number or time, as programs and people write it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,10 @@ class Table(Protocol):
         """
         ...
 
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """Say why some columns are not of numbers, with the row of a value that is none."""
+        ...
+
     def digest(self) -> str:
         """A hash of its content."""
         ...
@@ -83,6 +94,11 @@ class TableFile:
 
     path: Path
     read_as = ""
+
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """See `Table.left_out`."""
+        del columns
+        return []
 
     @property
     def reading(self) -> Mapping[str, Any]:

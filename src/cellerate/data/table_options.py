@@ -1,7 +1,7 @@
 """How the files of tables are written: what cannot be seen in them, or is to be read in another way than it looks."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
 from cellerate.data.decoding import check_codec
@@ -32,6 +32,8 @@ class TableOptions:
             to find it. Without names, the columns are 0, 1, ...
         skip_lines: Lines of a CSV file, or rows of a sheet, before the table begins.
         sheet: The sheet of an Excel file; without it, the first one.
+        missing_values: What stands for a missing number beside the usual words: numbers such as -999, or words; several
+            with commas between them. A model remembers these.
         told: Called with a line that says how a file was read, if that is not the plain way.
     """
 
@@ -43,6 +45,7 @@ class TableOptions:
     header: Header = "auto"
     skip_lines: int = 0
     sheet: str | None = None
+    missing_values: Sequence[str] = ()
     told: Callable[[str], None] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +64,7 @@ class TableOptions:
                 raise ConfigError(f"{name} must be a character such as ';', not {value!r}.")
             if value in words:
                 object.__setattr__(self, name, words[value])
+        object.__setattr__(self, "missing_values", as_words(self.missing_values))
         # As pandas and others have it.
         booleans: dict[object, Header] = {True: "yes", False: "no", None: "auto"}
         object.__setattr__(self, "header", booleans.get(self.header, self.header))
@@ -98,3 +102,22 @@ class TableOptions:
         """Says how a file was read to whoever wants to know."""
         if self.told is not None:
             self.told(line)
+
+
+def as_words(missing_values: Iterable[object]) -> tuple[str, ...]:
+    """What stands for missing values, a word each; one text may hold several between commas.
+
+    Raises:
+        ConfigError: It is no list of words and numbers.
+    """
+    given = [missing_values] if isinstance(missing_values, str) else missing_values
+    if not isinstance(given, Iterable) or not all(isinstance(one, str | int | float) for one in given):
+        raise ConfigError(f"missing_values must be words or numbers such as -999, not {missing_values!r}.")
+    words = [word.strip() for one in given for word in str(one).split(",")]
+    return tuple(dict.fromkeys(filter(None, words)))
+
+
+def with_missing(table: TableOptions | None, missing_values: Sequence[str]) -> TableOptions:
+    """The options of tables, with what stands for missing values unless they say so."""
+    table = table or TableOptions()
+    return table if table.missing_values else dataclasses.replace(table, missing_values=missing_values)

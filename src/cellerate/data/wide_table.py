@@ -66,6 +66,13 @@ class WideTable:
         """See `Table.reading`."""
         return {**self._table.reading, "wide": self._names}
 
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """See `Table.left_out`; all columns of numbers are read."""
+        del columns
+        return self._table.left_out(
+            [name for name in self._table.columns if name not in (*self._names, self._time)]
+        )
+
     def digest(self) -> str:
         """See `Table.digest`."""
         return self._table.digest()
