@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.arrow_text import distinct, is_text, trimmed, without_missing
+from cellerate.data.joined_times import columns_of_time, joined
 from cellerate.data.number_forms import NumberForm, find_form
 from cellerate.data.number_marks import is_number
 from cellerate.data.series_keys import series_of
-from cellerate.data.table import MISSING, Block, Kind, TableFile
+from cellerate.data.table import Block, Kind, TableFile
 from cellerate.data.table_options import TableOptions
 from cellerate.data.time_column import TimeParser
 from cellerate.errors import DataError
@@ -21,7 +23,7 @@ from cellerate.errors import DataError
 _BLOCK_ROWS = 1 << 16
 _PART_ROWS = 1 << 20
 _PARQUET_BUFFER = 1 << 20
-_NAMED = 5
+_NAMED, _SAMPLE_ROWS = 5, 1000
 
 
 class ArrowTable(TableFile):
@@ -90,6 +92,18 @@ class ArrowTable(TableFile):
             self._find_forms(batch)
             break
 
+    def texts(self, column: str) -> list[str]:
+        """See `Table.texts`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for batch in self._batches([column], [], 0):
+            values = batch.column(column)[:_SAMPLE_ROWS]
+            if not is_text(values):
+                values = pc.cast(values, pa.string())
+            return [value for value in trimmed(values).to_pylist() if value is not None]
+        return []
+
     def left_out(self, columns: Sequence[str]) -> list[str]:
         """See `Table.left_out`."""
         named = [name for name in columns if name]
@@ -128,14 +142,16 @@ class ArrowTable(TableFile):
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
     ) -> Iterator[Block]:
         """See `Table.blocks`."""
-        wanted = list(dict.fromkeys([*numbers, *([] if time is None else [time]), *series]))
+        of_time = [] if time is None else columns_of_time(time, self.columns)
+        wanted = list(dict.fromkeys([*numbers, *of_time, *series]))
         parser = TimeParser(self.path, time or "", date_order=self.options.date_order)
         row = self._first_row(part)
-        for batch in self._batches(wanted, numbers, part):
+        batches = self._batches(wanted, numbers, part)
+        for batch in _to_the_last(batches) if of_time else batches:
             values = np.empty((batch.num_rows, len(numbers)))
             for place, name in enumerate(numbers):
                 values[:, place] = self._numbers(batch.column(name), name, row)
-            times = None if time is None else parser.parse(without_missing(batch.column(time)), row)
+            times = parser.parse(_times(batch, of_time), row) if of_time else None
             found = Block(values, times, None, form=parser.form)
             if series:
                 keys = [without_missing(batch.column(name), ("",)) for name in series]
@@ -243,45 +259,36 @@ def _kind(kind: Any) -> Kind:
     return "other"
 
 
-def is_text(values: Any) -> bool:
-    """Whether an Arrow array holds strings."""
-    import pyarrow as pa
-
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MISSING) -> Any:
-    """Arrow strings without blanks around them, null where a value is missing.
-
-    Args:
-        values: The strings.
-        words: What stands for a missing value beside the usual words.
-        missing: The usual words.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pa.types.is_string_view(values.type):
-        values = pc.cast(values, pa.string())
-    values = pc.utf8_trim_whitespace(values)
-    return pc.if_else(pc.is_in(values, pa.array([*missing, *words], values.type)), None, values)
+def _to_the_last(batches: Iterator[Any]) -> Iterator[Any]:
+    """The rows up to the last one that holds anything: spreadsheets leave rows of separators at the end."""
+    held: list[Any] = []
+    for batch in batches:
+        rows = batch.num_rows - _empty_at_end(batch)
+        if rows:
+            yield from held
+            held = []
+            yield batch.slice(0, rows)
+        if rows < batch.num_rows:
+            held.append(batch.slice(rows))
 
 
-def without_missing(values: Any, missing: Sequence[str] = MISSING) -> Any:
-    """An Arrow array with nulls for the strings that stand for a missing value; others, and categories, as they are."""
-    import pyarrow as pa
+def _empty_at_end(batch: Any) -> int:
+    """How many rows without any value a batch ends with."""
+    count, size = 0, 1
+    while count < batch.num_rows:
+        end = batch.num_rows - count
+        part = batch.slice(max(0, end - size), min(size, end))
+        missing = np.logical_and.reduce([np.asarray(without_missing(one).is_null()) for one in part.columns])
+        if not missing.all():
+            return count + int(np.argmin(missing[::-1]))
+        count, size = count + len(missing), 64 * size
+    return count
 
-    if pa.types.is_dictionary(values.type) or not is_text(values):
-        return values
-    return trimmed(values, missing=missing)
 
-
-def distinct(texts: Any) -> list[str]:
-    """The values of Arrow strings, each once, in the order in which they appear."""
-    return [value for value in texts.unique().to_pylist() if value is not None]
+def _times(batch: Any, columns: Sequence[str]) -> Any:
+    """The column of times of some rows, or those that it is made of joined."""
+    found = [without_missing(batch.column(name)) for name in columns]
+    return joined(found) if len(found) > 1 else found[0]
 
 
 def as_float(values: Any, path: Path, column: str, row: int) -> np.ndarray:

@@ -7,16 +7,15 @@ fit and differ, the file is refused with both; only commas in numbers beside sem
 import csv
 import dataclasses
 import io
-import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.csv_blanks import stands_apart, tabbed
+from cellerate.data.csv_header import has_header, header_rows, is_plain, names_of
 from cellerate.data.number_forms import bare
 from cellerate.data.number_marks import WORDS, Marks, columns_of, is_number, readings
-from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
 from cellerate.data.text_encoding import likely_encoding
 from cellerate.errors import DataError
@@ -26,7 +25,6 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLE_ROWS = 500
 _SAMPLE_CELLS = 20_000
 _MORE_BYTES = 1 << 20
-_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?:[ T]\d.*)?|\d{4}-\d{2}|\d{1,2}:\d{2}(?::\d{2})?")
 _SHOWN = 40
 _NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "'|'"}
 _FORMATS = {
@@ -57,6 +55,9 @@ class Dialect:
         numbers: Columns that hold numbers in the sample.
         unclear: The column, a value and why it is unclear, if the file does not say how to read it.
         by_separator: Whether it is the separator alone that says what the decimal mark is.
+        header_rows: How many rows the names of the columns take.
+        blanks: Whether any number of blanks stands between columns; the separator is then the tab that takes their
+            place.
     """
 
     encoding: str
@@ -71,6 +72,8 @@ class Dialect:
     numbers: tuple[str, ...] = ()
     unclear: tuple[str, str, str] | None = None
     by_separator: bool = False
+    header_rows: int = 1
+    blanks: bool = False
 
     @property
     def in_words(self) -> str:
@@ -78,7 +81,9 @@ class Dialect:
         words = []
         if self.encoding not in ("utf-8", "utf-8-sig"):
             words.append({"cp1252": "Windows-1252"}.get(self.encoding, self.encoding.upper()))
-        if self.separator != ",":
+        if self.blanks:
+            words.append("blanks between columns")
+        elif self.separator != ",":
             mark = "tabs" if self.separator == "\t" else repr(self.separator)
             words.append(f"{mark} between columns")
         if self.decimal != ".":
@@ -87,6 +92,8 @@ class Dialect:
             )
         if self.thousands:
             words.append("thousands apart" if self.thousands == " " else f"{self.thousands!r} for thousands")
+        if self.header_rows > 1:
+            words.append(f"{self.header_rows} rows of names")
         if not self.header:
             words.append(f"no header, so the columns are {self.names[0]} to {self.names[-1]}")
         return ", ".join(words)
@@ -95,7 +102,16 @@ class Dialect:
     def settings(self) -> dict[str, Any]:
         """What of it is not the plain way, for the key of a cache."""
         plain = Dialect("utf-8", ",", ".", "", (), True)
-        kept = ("encoding", "separator", "decimal", "thousands", "header", "skip_lines")
+        kept = (
+            "encoding",
+            "separator",
+            "decimal",
+            "thousands",
+            "header",
+            "skip_lines",
+            "header_rows",
+            "blanks",
+        )
         return {name: getattr(self, name) for name in kept if getattr(self, name) != getattr(plain, name)}
 
 
@@ -124,6 +140,9 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     if not any(line.strip() for line in lines):
         raise DataError(f"{path} is empty after skip_lines={options.skip_lines}; expected a header and rows.")
     separator = options.separator or _separator(path, lines)
+    blanks = options.separator is None and separator not in lines[0] and stands_apart(lines[:_SAMPLE_ROWS])
+    if blanks:
+        separator, lines = "\t", list(map(tabbed, lines))
     rows = _rows(lines, separator)
     rows = rows[: max(2, min(_SAMPLE_ROWS, _SAMPLE_CELLS // max(1, len(rows[0]))))]
     if len(rows) > 2 and len({len(row) for row in rows[1:]}) == 1 and len(rows[0]) == 1 < len(rows[1]):
@@ -136,13 +155,14 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
     for name, values in columns_of(rows[1:], places).items():
         marks.add(name, map(bare, values))
     if options.decimal is None and not marks.settled(separator):
-        _look_further(path, encoding, separator, len(places), marks)
+        _look_further(path, encoding, separator, len(places), marks, blanks=blanks)
     decimal, thousands, unclear, by_separator = _marks(path, options, separator, marks)
-    header = _has_header(path, options, rows, decimal, thousands, alone=len(rows) == 1)
-    columns = rows[0] if header else list(names) if names is not None else places
+    header = has_header(path, options, rows, decimal, thousands, alone=len(rows) == 1)
+    top = header_rows(rows, lambda cell: is_plain(bare(cell), decimal, thousands)) if header else 0
+    columns = names_of(rows[:top]) if header else list(names) if names is not None else places
     if not header and len(columns) != len(places):
         raise DataError(f"{path} has {len(places)} columns, but {len(columns)} names were given.")
-    body = columns_of(rows[1:] if header else rows, columns)
+    body = columns_of(rows[top:], columns)
     return Dialect(
         encoding,
         separator,
@@ -160,6 +180,8 @@ def find_dialect(path: Path, options: TableOptions, names: Sequence[str] | None 
         ),
         None if unclear is None else (columns[int(unclear[0])], *unclear[1:]),
         by_separator,
+        top,
+        blanks,
     )
 
 
@@ -289,7 +311,9 @@ def _separator(path: Path, lines: Sequence[str]) -> str:
     return best
 
 
-def _look_further(path: Path, encoding: str, separator: str, width: int, marks: Marks) -> None:
+def _look_further(
+    path: Path, encoding: str, separator: str, width: int, marks: Marks, *, blanks: bool
+) -> None:
     """Reads on until a value says what the marks mean, or to the end."""
     import codecs
 
@@ -298,6 +322,7 @@ def _look_further(path: Path, encoding: str, separator: str, width: int, marks: 
         text = rest + decoder.decode(chunk)
         text, _, rest = text.rpartition("\n")
         lines = text.splitlines()[0 if number else 1 :]
+        lines = list(map(tabbed, lines)) if blanks else lines
         try:
             rows = [row for row in csv.reader(lines, delimiter=separator) if len(row) == width]
         except csv.Error:
@@ -354,34 +379,3 @@ def _unclear(separator: str, marks: Marks, spaced: str) -> tuple[str, str, str] 
     column, value, reason = against
     decimals, grouped = readings(value)
     return column, value, f"';' between columns speaks for {decimals}, {reason} for {grouped}"
-
-
-def _has_header(
-    path: Path, options: TableOptions, rows: list[list[str]], decimal: str, thousands: str, *, alone: bool
-) -> bool:
-    if options.header != "auto":
-        return options.header == "yes"
-
-    def plain(cell: str) -> bool:
-        return bool(_DATE.fullmatch(cell.strip())) or (
-            cell.strip() not in MISSING and is_number(cell, decimal, thousands)
-        )
-
-    below = columns_of(rows[1:], [str(place) for place in range(len(rows[0]))])
-    votes = 0
-    for place, cell in enumerate(rows[0]):
-        there = [value for value in below[str(place)] if value.strip() not in MISSING]
-        if there and all(map(plain, there)) and cell.strip():
-            if not plain(cell) and cell.strip() not in MISSING:
-                return True
-            votes += plain(cell)
-    if alone or not votes:
-        return True
-    numbers = [cell.strip() for cell in rows[0] if cell.strip().isdecimal()]
-    steps = {after - before for before, after in itertools.pairwise(map(int, numbers))}
-    if len(numbers) == len(rows[0]) > 1 and steps == {1}:
-        raise DataError(
-            f"{path}: the first row is {', '.join(rows[0])[:_SHOWN]}, which may be the names of the columns or values. "
-            "Say which: header='yes' or header='no'."
-        )
-    return False

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.arrow_table import ArrowTable, as_float, is_text, kinds_of, no_number
+from cellerate.data.arrow_table import ArrowTable, as_float, kinds_of, no_number
+from cellerate.data.arrow_text import is_text
+from cellerate.data.csv_blanks import Tabbed
 from cellerate.data.csv_dialect import Dialect, find_dialect, unclear_number
 from cellerate.data.number_forms import NumberForm
 from cellerate.data.number_marks import SPACES, WORDS, is_number, number_pattern
@@ -32,11 +34,11 @@ class CsvTable(ArrowTable):
         self._read = csv.ReadOptions(
             block_size=_BLOCK_BYTES,
             encoding="utf8" if dialect.encoding == "utf-8" else dialect.encoding,
-            skip_rows=dialect.skip_lines,
-            column_names=None if dialect.header else list(dialect.names),
+            skip_rows=dialect.skip_lines + (dialect.header_rows if dialect.header_rows > 1 else 0),
+            column_names=list(dialect.names) if dialect.header_rows != 1 else None,
         )
         try:
-            with csv.open_csv(str(path), self._read, self._parse, self._convert()) as reader:
+            with csv.open_csv(self._source(), self._read, self._parse, self._convert()) as reader:
                 schema = reader.schema
                 first = next(iter(reader), None)
         except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeError) as error:
@@ -61,6 +63,9 @@ class CsvTable(ArrowTable):
             if kind == pa.bool_():
                 self.forms = {**self.forms, name: switch}
                 self.read_as = ", ".join(filter(None, [self.read_as, f"{name!r} with {switch.in_words}"]))
+
+    def _source(self) -> Any:
+        return Tabbed(self.path) if self.dialect.blanks else str(self.path)
 
     def _convert(self, **further: Any) -> Any:
         from pyarrow import csv
@@ -113,7 +118,7 @@ class CsvTable(ArrowTable):
         from pyarrow import csv
 
         convert = self._convert(column_types=types, include_columns=list(types))
-        with csv.open_csv(str(self.path), self._read, self._parse, convert) as reader:
+        with csv.open_csv(self._source(), self._read, self._parse, convert) as reader:
             yield from reader
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:

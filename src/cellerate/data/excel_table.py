@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from cellerate.data.csv_header import header_rows, names_of
 from cellerate.data.frames import FrameTable
 from cellerate.data.table import MISSING
 from cellerate.data.table_options import TableOptions
@@ -48,14 +49,18 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     width = max(max(place for place, value in enumerate(row) if value is not None) for row in rows) + 1
     rows = [[*row[:width], *[None] * (width - len(row))] for row in rows]
     header = _has_header(rows, options)
-    names = [_name(value) for value in rows[0]] if header else [str(place) for place in range(width)]
-    body = rows[1:] if header else rows
+    top = header_rows(rows, lambda cell: cell is not None and not isinstance(cell, str)) if header else 0
+    named = [[_name(value) for value in row] for row in rows[:top]]
+    names = names_of(named) if header else [str(place) for place in range(width)]
+    body = rows[top:]
     missing = {*MISSING, *options.missing_values}
     columns = [_column([row[place] for row in body], missing) for place in range(width)]
     table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
     told = []
     if options.sheet is None and len(sheets) > 1:
         told.append(f"the sheet {name!r}, the first of {len(sheets)}")
+    if top > 1:
+        told.append(f"{top} rows of names")
     if not header:
         told.append(f"no header, so the columns are 0 to {width - 1}")
     table.read_as = ", ".join(filter(None, [*told, table.read_as]))

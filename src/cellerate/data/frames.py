@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.arrow_table import ArrowTable, kinds_of
+from cellerate.data.csv_header import names_of
 from cellerate.data.npy_table import NpyTable
 from cellerate.data.table import Table
 from cellerate.data.table_options import TableOptions
@@ -170,6 +171,12 @@ def _pandas(frame: Any) -> Any:
 
     if hasattr(frame.index, "to_timestamp"):
         frame = frame.set_axis(frame.index.to_timestamp().rename(frame.index.name), axis=0)
+    if frame.columns.nlevels > 1:
+        # Two rows of names; the first column, which they leave out, is the index.
+        levels = [
+            ["", *map(str, frame.columns.get_level_values(level))] for level in range(frame.columns.nlevels)
+        ]
+        frame = frame.set_axis(names_of(levels)[1:], axis=1)
     table = pa.Table.from_pandas(frame)
     if _INDEX in table.column_names:
         place = table.column_names.index(_INDEX)

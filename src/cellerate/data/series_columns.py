@@ -1,9 +1,11 @@
 """Chooses the columns of a series: what is forecast, from what, and which column holds times."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from cellerate.data.joined_times import columns_of_time, of_parts, with_clock
 from cellerate.errors import ConfigError, DataError
 
 _TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
@@ -12,6 +14,22 @@ _LIKELY_NAMES = (
     "month", "ts", "day", "week", "period", "date_time", "quarter", "datum", "zeit", "zeitpunkt", "zeitstempel",
     "fecha", "jour", "data", "t", "index", "",
 )  # fmt: skip
+
+
+class FirstRows(Protocol):
+    """The first rows of a table."""
+
+    def holds_times(self, column: str) -> bool:
+        """Whether the values of a column are times."""
+        ...
+
+    def texts(self, column: str) -> list[str]:
+        """The values of a column as texts, without those that are missing."""
+        ...
+
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """See `Table.left_out`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +61,7 @@ def choose_columns(
     features: Sequence[str] | None,
     time_column: str | None,
     series_column: Sequence[str] | str | None,
-    holds_times: Callable[[str], bool] = lambda column: False,
+    look: FirstRows | None = None,
 ) -> ChosenColumns:
     """Which columns of a table are read, and as what.
 
@@ -55,7 +73,7 @@ def choose_columns(
         features: Columns to forecast from; None for all numbers.
         time_column: The column of times, "" for none, None to find it.
         series_column: The columns that tell series apart.
-        holds_times: Whether the first values of a column are times; asked where neither name nor type say so.
+        look: The first rows, asked where neither name nor type say what a column holds.
 
     Raises:
         ConfigError: Columns contradict each other.
@@ -69,7 +87,7 @@ def choose_columns(
     asked |= {"series_column": list(series)}
     for argument, wanted in asked.items():
         for name in wanted:
-            if name not in names:
+            if name not in names and not (argument == "time_column" and columns_of_time(name, names)):
                 raise DataError(f"{path} has no column {name!r} ({argument}). It has: {', '.join(names)}.")
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument} names a column twice: {', '.join(wanted)}.")
@@ -77,40 +95,67 @@ def choose_columns(
     if time_column == "":
         time_column = None
     elif time_column is None:
-        time_column, note = _time_column(names, kinds, {*targets, *(features or ()), *series}, holds_times)
+        time_column, note = _time_column(names, kinds, {*targets, *(features or ()), *series}, look)
+    of_time = columns_of_time(time_column, names) if time_column is not None else []
     if features is None:
         # A column without a name is an index that some program added.
-        others = {time_column, *series, ""}
+        others = {*of_time, *series, ""}
         features = [name for name in names if kinds[name] == "number" and name not in others]
-        left_out = [name for name in names if name not in (*features, *targets, time_column, *series)]
+        left_out = [name for name in names if name not in (*features, *targets, *of_time, *series)]
         # Reading a target then names its first value that is no number.
         features = features or list(targets)
         if not features:
-            raise DataError(f"{path} has no column of numbers to forecast from.")
+            raise DataError(no_numbers(path, names, look))
     elif not features:
         raise ConfigError("features is empty; expected at least one column, or None for all of them.")
-    special = [("time", time_column), *(("series", name) for name in series)]
+    special = [*(("time", name) for name in of_time), *(("series", name) for name in series)]
     for what, column in special:
         if column is not None and column in (*targets, *features):
             raise ConfigError(f"the {what} column {column!r} cannot be a target or a feature as well.")
-    if time_column in series:
-        raise ConfigError(f"{time_column!r} cannot be both the time column and the series column.")
+    for name in of_time:
+        if name in series:
+            raise ConfigError(f"{name!r} cannot be both the time column and the series column.")
     values = list(dict.fromkeys([*features, *targets]))
     return ChosenColumns(values, list(features), time_column, series, note, tuple(left_out))
 
 
 def _time_column(
-    names: Sequence[str], kinds: Mapping[str, str], taken: set[str], holds_times: Callable[[str], bool]
+    names: Sequence[str], kinds: Mapping[str, str], taken: set[str], look: FirstRows | None
 ) -> tuple[str | None, str]:
     """The column of times that nobody named, and what is to be told of it."""
     free = [name for name in names if name not in taken]
+    found, note = _one_column(names, free, kinds, look)
+    if look is None:
+        return found, note
+    if found is None:
+        whole = of_parts(free, kinds, look.texts)
+        if whole is None:
+            return None, note
+    else:
+        whole = with_clock(found, [name for name in free if name != found], look.texts)
+    several = columns_of_time(whole, names)
+    if len(several) > 1:
+        return whole, f"times from the columns {', '.join(map(repr, several[:-1]))} and {several[-1]!r}"
+    return found, note
+
+
+def _one_column(
+    names: Sequence[str], free: Sequence[str], kinds: Mapping[str, str], look: FirstRows | None
+) -> tuple[str | None, str]:
     named = [name for name in free if name.lower() in _TIME_NAMES]
     typed = [name for name in free if kinds[name] == "time"]
     if named or typed:
         return (named + typed)[0], ""
     likely = [name for name in free if name.lower() in _LIKELY_NAMES]
     likely += [name for name in names[:1] if name in free and kinds[name] == "other" and name not in likely]
-    for name in likely:
-        if holds_times(name):
+    for name in likely if look is not None else ():
+        if look is not None and look.holds_times(name):
             return name, f"times from the column {name!r}"
     return None, "no time column found: rows count as steps; name it with time_column"
+
+
+def no_numbers(path: Path, names: Sequence[str], look: FirstRows | None) -> str:
+    """Say that a table has no column of numbers, and what its columns hold."""
+    held = look.left_out(names) if look is not None else []
+    what = "; ".join(line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held)
+    return f"{path} has no column of numbers to forecast from" + (f": {what}." if what else ".")

@@ -9,7 +9,7 @@ from cellerate.data.series_columns import choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
-from cellerate.data.series_read import Progress, times_in
+from cellerate.data.series_read import FirstBlock, Progress
 from cellerate.data.series_reading import Columns
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
@@ -66,7 +66,7 @@ def pack_series(
     tables = open_tables(find_tables(paths), names, table)
     first = tables[0]
     chosen = choose_columns(
-        first.path, first.columns, first.kinds, [], columns, time_column, series_column, times_in(first)
+        first.path, first.columns, first.kinds, [], columns, time_column, series_column, FirstBlock(first)
     )
     read = Columns(chosen.values, chosen.time, chosen.series, table.missing_values)
     key = packing_key(tables, read, **reading)

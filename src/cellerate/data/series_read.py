@@ -339,19 +339,29 @@ def _latest(times: np.ndarray) -> float:
     return found
 
 
-def times_in(table: Table) -> Callable[[str], bool]:
-    """What says of a column of a table whether its first rows are times, as texts or numbers of dates."""
+class FirstBlock:
+    """What the first rows of a table hold."""
 
-    def holds_times(column: str) -> bool:
-        if isinstance(table, NpyTable):
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def holds_times(self, column: str) -> bool:
+        """Whether the values of a column are times, as texts or numbers of dates."""
+        if isinstance(self._table, NpyTable):
             return False
         try:
-            block = next(iter(table.blocks([], column, [], 0)), None)
+            block = next(iter(self._table.blocks([], column, [], 0)), None)
         except DataError:
             return False
         return block is not None and block.times is not None and block.times.dtype.kind == "M"
 
-    return holds_times
+    def texts(self, column: str) -> list[str]:
+        """See `Table.texts`."""
+        return self._table.texts(column)
+
+    def left_out(self, columns: Sequence[str]) -> list[str]:
+        """See `Table.left_out`."""
+        return self._table.left_out(columns)
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

@@ -76,6 +76,10 @@ class Table(Protocol):
         """
         ...
 
+    def texts(self, column: str) -> list[str]:
+        """The first values of a column as texts, without those that are missing."""
+        ...
+
     def left_out(self, columns: Sequence[str]) -> list[str]:
         """Say why some columns are not of numbers, with the row of a value that is none."""
         ...
@@ -94,6 +98,11 @@ class TableFile:
 
     path: Path
     read_as = ""
+
+    def texts(self, column: str) -> list[str]:
+        """See `Table.texts`."""
+        del column
+        return []
 
     def left_out(self, columns: Sequence[str]) -> list[str]:
         """See `Table.left_out`."""

@@ -1,6 +1,7 @@
 """Reads the time column of a table: dates, numbers, or texts in one of many ways of writing times."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -8,7 +9,15 @@ import numpy as np
 
 from cellerate.data.frequency import find_frequency
 from cellerate.data.time_form import EPOCH_UNITS, TimeForm
-from cellerate.data.time_patterns import Parts, parts_of, pattern_of, put_together, way_of
+from cellerate.data.time_patterns import (
+    WEEKDAY,
+    Parts,
+    parts_of,
+    pattern_of,
+    put_together,
+    way_of,
+    zone_advice,
+)
 from cellerate.errors import DataError
 from cellerate.settings import check_choice
 
@@ -48,6 +57,7 @@ class TimeParser:
         self._path, self._column, self._order = path, column, date_order
         self._way: str | None = None
         self._unread = True
+        self._named = False
         self._last_unit = 0
         self.form = TimeForm()
 
@@ -78,8 +88,12 @@ class TimeParser:
         if not len(values):
             return np.empty(0, "datetime64[us]" if self.form.kind != "number" else np.float64)
         if self._unread:
+            self._named = not numeric and bool(re.match(WEEKDAY, texts[0].as_py()))
+            texts = self._without_weekday(texts)
             self._settle(texts)
             self._unread = False
+        else:
+            texts = self._without_weekday(texts)
         if self._way in (None, "number"):
             numbers = _numbers(texts)
             if numbers is not None:
@@ -90,6 +104,11 @@ class TimeParser:
                 self._note_zone(texts, found)
                 return found
         return self._from_texts(texts, row)
+
+    def _without_weekday(self, texts: Any) -> Any:
+        import pyarrow.compute as pc
+
+        return pc.replace_substring_regex(texts, WEEKDAY, "") if self._named else texts
 
     def _stamps(self, values: Any) -> np.ndarray:
         import pyarrow as pa
@@ -226,10 +245,10 @@ class TimeParser:
                 f"no date with the {_FIRST[self.form.order]} first. Leave date_order={self._order!r} out, or correct "
                 "it."
             )
+        advice = zone_advice(value) if isinstance(value, str) else ""
         raise DataError(
-            f"{self._path}: the time column {self._column!r} holds {value!r} in data row "
-            f"{row + bad + 1}, which is no time as expected there. Write times like 2016-07-01 00:00:00, "
-            f"all in one way."
+            f"{self._path}: the time column {self._column!r} holds {value!r} in data row {row + bad + 1}, which is no "
+            f"time as expected there. {advice or 'Write times like 2016-07-01 00:00:00, all in one way.'}"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.time_form import MONTH_NAMES
+from cellerate.data.month_names import month_number
 
 # Groups: Y year, m month, d day, B month by name, q quarter, w week, u weekday, a and b day and month in either order,
 # H hour, M minute, S second, f fraction, p AM or PM, z offset; others are what stands between.
@@ -14,7 +14,7 @@ _CLOCK = (
     r"(?:(?:[ T]+|, ?)(?P<H>\d{1,2})(?::(?P<M>\d{2})(?::(?P<S>\d{2})(?:[.,](?P<f>\d{1,9}))?)?)?"
     r"(?: ?(?P<p>[AaPp]\.?[Mm]\.?))?(?: ?(?P<z>Z|z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2}))?)?"
 )
-_YEAR, _NAME, _TWO = r"(?P<Y>\d{4})", r"(?P<B>[A-Za-z]{3,9})", r"\d{1,2}"
+_YEAR, _NAME, _TWO = r"(?P<Y>\d{4})", r"(?P<B>[A-Za-zÀ-ÿ]{3,10}\.?)", r"\d{1,2}"
 WAYS = {
     name: re.compile(f"^{date}{_CLOCK if clock else ''}$")
     for name, date, clock in (
@@ -41,7 +41,37 @@ _TOKENS = {"Y": "Y", "m": "m", "d": "d", "a": "d", "b": "m", "q": "Q", "w": "V",
 _TOKENS |= {"H": "H", "M": "M", "S": "S", "p": "p"}
 _UNPADDED = {"m", "d", "a", "b", "H"}
 _ZONE = re.compile(r"([+-])(\d{2}):?(\d{2})?")
-_SHORT = [name[:3].lower() for name in MONTH_NAMES]
+WEEKDAY = r"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\.?,? +"
+"""What stands before a date as mails and web servers write it; it says nothing new."""
+_ABBREVIATION = re.compile(r"[\d:apmAPM] ?\(?([A-Z]{3,5})\)?$")
+_OFFSETS = {
+    **{"EST": "-05:00", "EDT": "-04:00", "CST": "-06:00", "CDT": "-05:00", "MST": "-07:00", "MDT": "-06:00"},
+    **{"PST": "-08:00", "PDT": "-07:00", "AKST": "-09:00", "HST": "-10:00", "BRT": "-03:00", "WET": "+00:00"},
+    **{
+        "WEST": "+01:00",
+        "BST": "+01:00",
+        "CET": "+01:00",
+        "CEST": "+02:00",
+        "MEZ": "+01:00",
+        "MESZ": "+02:00",
+    },
+    **{
+        "EET": "+02:00",
+        "EEST": "+03:00",
+        "MSK": "+03:00",
+        "SAST": "+02:00",
+        "IST": "+05:30",
+        "SGT": "+08:00",
+    },
+    **{
+        "HKT": "+08:00",
+        "JST": "+09:00",
+        "KST": "+09:00",
+        "AEST": "+10:00",
+        "AEDT": "+11:00",
+        "NZST": "+12:00",
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +98,6 @@ def way_of(text: str) -> str | None:
         if found and ("B" not in pattern.groupindex or month_number(found["B"])):
             return name
     return None
-
-
-def month_number(name: str) -> int:
-    """1 to 12 for a month's English name or the beginning of it; 0 for anything else."""
-    low = name.lower()
-    if low[:3] not in _SHORT or not (
-        MONTH_NAMES[_SHORT.index(low[:3])].lower().startswith(low) or low == "sept"
-    ):
-        return 0
-    return _SHORT.index(low[:3]) + 1
 
 
 def parts_of(texts: Any, way: str) -> Parts:
@@ -150,12 +170,27 @@ def put_together(parts: Parts, order: str) -> tuple[np.ndarray, np.ndarray]:
         good &= (numbers["w"] >= 1) & (days < next_year - (next_year.astype(np.int64) + 3) % 7)
     hour = numbers.get("H", zero)
     half = numbers.get("p", zero)
-    good &= (hour <= 23) & (numbers.get("M", zero) < 60) & (numbers.get("S", zero) < 60)
+    # 24:00 is the end of a day.
+    end = (hour == 24) & (numbers.get("M", zero) == 0) & (numbers.get("S", zero) == 0)
+    good &= ((hour <= 23) | end) & (numbers.get("M", zero) < 60) & (numbers.get("S", zero) < 60)
     good &= (half == 0) | ((hour >= 1) & (hour <= 12))
     hour = np.where(half == 0, hour, hour % 12 + 12 * (half == 2))
     seconds = 3600 * hour + 60 * numbers.get("M", zero) + numbers.get("S", zero)
     micros = 10**6 * seconds + numbers.get("f", zero)
     return days.astype("datetime64[us]") + micros.astype("timedelta64[us]"), good
+
+
+def zone_advice(text: str) -> str:
+    """The offset to write in the place of a zone's abbreviation that ends a time, as a sentence; "" without one."""
+    found = _ABBREVIATION.search(text)
+    if not found or found[1] in ("UTC", "GMT"):
+        return ""
+    offset = _OFFSETS.get(found[1])
+    such = f"{offset} if that is its offset" if offset is not None else "such as +02:00"
+    return (
+        f"It ends with {found[1]!r}, which stands for several time zones: write the offset ({such}), or leave it out "
+        "and name the zone (time_zone)."
+    )
 
 
 def pattern_of(texts: list[str], way: str, order: str = "dmy") -> str:

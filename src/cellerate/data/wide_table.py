@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.joined_times import columns_of_time
 from cellerate.data.table import Block, Kind, Table
 from cellerate.errors import ConfigError, DataError
 
@@ -28,9 +29,10 @@ class WideTable:
     rows: int | None
 
     def __init__(self, table: Table, time: str | None) -> None:
-        self._table, self._time = table, time
+        self._table = table
+        self._of_time = of_time = [] if time is None else columns_of_time(time, table.columns)
         self.path: Path = table.path
-        self._names = [n for n in table.columns if table.kinds[n] == "number" and n not in (time, "")]
+        self._names = [n for n in table.columns if table.kinds[n] == "number" and n not in (*of_time, "")]
         if not self._names:
             raise DataError(
                 f"{table.path} has no column of numbers, which would be the series of a wide table."
@@ -38,7 +40,7 @@ class WideTable:
         self.columns = (*([] if time is None else [time]), SERIES, VALUE)
         self.kinds: dict[str, Kind] = {SERIES: "other", VALUE: "number"}
         if time is not None:
-            self.kinds[time] = table.kinds[time]
+            self.kinds[time] = "time"
         self.rows = None if table.rows is None else table.rows * len(self._names)
         self.parts = table.parts
         self.read_as = ""  # the wide table has told it
@@ -66,11 +68,15 @@ class WideTable:
         """See `Table.reading`."""
         return {**self._table.reading, "wide": self._names}
 
+    def texts(self, column: str) -> list[str]:
+        """See `Table.texts`."""
+        return self._table.texts(column)
+
     def left_out(self, columns: Sequence[str]) -> list[str]:
         """See `Table.left_out`; all columns of numbers are read."""
         del columns
         return self._table.left_out(
-            [name for name in self._table.columns if name not in (*self._names, self._time)]
+            [name for name in self._table.columns if name not in (*self._names, *self._of_time)]
         )
 
     def digest(self) -> str:
