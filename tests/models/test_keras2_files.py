@@ -1,10 +1,14 @@
-"""Files that Keras 2 wrote: those that differ in nothing that counts are read, the others refused in words.
+"""Files that Keras 2 wrote: those whose layers Keras 3 has are read and compute the same, the others refused in words.
 
-Such a file is a file of Keras 3 with Keras 2's arguments in its description: files of tf_keras 2.21 hold the same.
+Most are files of Keras 3 with Keras 2's arguments in their description; some are written by Keras 2 itself.
 """
 
 import functools
 import json
+import os
+import subprocess
+import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -105,11 +109,10 @@ def test_model_of_keras_2_computes_the_same(name: str, tmp_path: Path) -> None:
     ("layer", "change", "said"),
     [
         ("LSTM", lambda node: node["config"].update(time_major=True), "leave time_major out"),
-        ("LSTM", lambda node: node.update(class_name="CuDNNLSTM"), "write keras.layers.LSTM"),
         ("ReLU", lambda node: node["config"].update(alpha=0.1), "write negative_slope="),
         ("ReLU", lambda node: node.update(class_name="ThresholdedReLU"), r"ReLU\(threshold=...\)"),
     ],
-    ids=["time_major", "CuDNNLSTM", "alpha", "ThresholdedReLU"],
+    ids=["time_major", "alpha", "ThresholdedReLU"],
 )
 def test_what_keras_3_lacks_is_refused_with_its_replacement(
     layer: str, change: Change, said: str, name: str, tmp_path: Path
@@ -120,6 +123,110 @@ def test_what_keras_3_lacks_is_refused_with_its_replacement(
     ) as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_cudnn_in_the_newer_format_are_refused_with_their_replacement(tmp_path: Path) -> None:
+    path = as_keras_2(
+        tmp_path / "old.keras", replaced("LSTM", lambda node: node.update(class_name="CuDNNLSTM"))
+    )
+    with pytest.raises(ModelError, match=r"of Keras 2: .*write keras\.layers\.LSTM"):
+        load_model(path)
+
+
+# The numbers of layers of cuDNN, which run on a GPU only, are those of plain layers that Keras 2 loads their file into.
+WRITE = """
+import numpy as np
+import tf_keras
+from tf_keras.src.layers.rnn.cudnn_gru import CuDNNGRU
+from tf_keras.src.layers.rnn.cudnn_lstm import CuDNNLSTM
+
+layers, random = tf_keras.layers, np.random.default_rng(0)
+
+
+def keep(name, x, y):
+    np.savez(f"{name}.npz", x=x, y=y)
+
+
+def drawn(model):
+    for weight in model.weights:
+        weight.assign(random.normal(0, 0.4, weight.shape))
+    return model
+
+
+def cudnn(layer, **options):
+    return drawn(tf_keras.Sequential([
+        layers.Input((5, 3)),
+        layer(4, return_sequences=True, name="a", **options),
+        layers.Bidirectional(layer(2, **options), name="b"),
+        layers.Dense(2, name="d"),
+    ]))
+
+
+x = random.normal(size=(6, 5, 3)).astype("f4")
+for name, layer, plain in (("lstm", CuDNNLSTM, layers.LSTM), ("gru", CuDNNGRU, layers.GRU)):
+    cudnn(layer).save(f"{name}.h5")
+    same = cudnn(plain)
+    same.load_weights(f"{name}.h5")
+    keep(f"{name}.h5", x, same(x))
+
+for end in ("h5", "keras"):
+    given = layers.Input(batch_shape=(5, None, 3))
+    y = layers.LSTM(4, time_major=True, return_sequences=True)(given)
+    y = layers.Bidirectional(layers.LSTM(3, time_major=True, return_sequences=True))(layers.LayerNormalization()(y))
+    model = drawn(tf_keras.Model(given, layers.Dense(2)(y)))
+    model.save(f"time.{end}")
+    keep(f"time.{end}", x, np.transpose(model(np.transpose(x, (1, 0, 2))), (1, 0, 2)))
+    last = drawn(tf_keras.Sequential([
+        layers.LSTM(4, time_major=True, batch_input_shape=(5, 6, 3)), layers.Dense(2)
+    ]))
+    last.save(f"last.{end}")
+    keep(f"last.{end}", x, last(np.transpose(x, (1, 0, 2))))
+    mixed = drawn(tf_keras.Sequential([
+        layers.LSTM(4, time_major=True, return_sequences=True, batch_input_shape=(5, 6, 3)), layers.LSTM(2)
+    ]))
+    mixed.save(f"mixed.{end}")
+    plain = tf_keras.Sequential([layers.Input((5, 3)), layers.LSTM(4)])
+    functional = drawn(tf_keras.Model(plain.inputs, layers.Dense(2)(plain.outputs[0])))
+    functional.save(f"plain.{end}")
+    keep(f"plain.{end}", x, functional(x))
+"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keras2")
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WRITE],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["lstm.h5", "gru.h5", "time.h5", "time.keras", "last.h5", "last.keras", "plain.h5", "plain.keras"]
+)
+def test_file_of_keras_2_itself_computes_the_same(written: Path, name: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model, _ = load_model(written / name)
+    turned = [str(one.message) for one in told if "time_major=True" in str(one.message)]
+    assert bool(turned) == name.startswith(("time", "last"))
+    expected = np.load(written / f"{name}.npz")
+    found = model.predict_on_batch(expected["x"])
+    np.testing.assert_allclose(found, expected["y"], rtol=1e-5, atol=2e-6)
+    assert {type(layer).__module__.split(".")[0] for layer in model.layers} == {"keras"}
+    assert not any("cudnn" in type(layer).__name__.lower() for layer in model.layers)
+
+
+@pytest.mark.parametrize("name", ["mixed.h5", "mixed.keras"])
+def test_model_that_is_time_major_in_part_is_refused_in_words(written: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="of Keras 2: leave time_major out"):
+        load_model(written / name)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Files of Keras 2 (tf.keras before TensorFlow 2.16, tf_keras): what Keras 3 no longer reads in them, and what to do.
 
 Each recurrent layer of Keras 2 stores `time_major`, which Keras 3 refuses. `translated` leaves out what makes no
-difference; the weights are stored alike.
+difference, makes plain layers of those of cuDNN, and turns a model that is time-major throughout.
 """
 
 import json
 import re
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 _CONFIG, _H5_CONFIG = "config.json", "model_config"
 _KEYWORDS = {
@@ -25,8 +28,26 @@ _CLASSES = {
 }
 
 
-def translated(source: Path, folder: Path) -> Path:
-    """Gives a file that Keras 3 reads: the file itself, or a copy of it in a folder without what only Keras 2 knew.
+# The gates of the layers of cuDNN, and what else their plain ones have to be told.
+_OF_CUDNN: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "CuDNNLSTM": ("LSTM", 4, {}),
+    "CuDNNGRU": ("GRU", 3, {"reset_after": True}),
+}
+_TURNED = "was built with time_major=True: it reads (batch, time, features) now, and gives sequences so"
+_MODELS = ("Sequential", "Functional", "Model")
+_RECURRENT = ("LSTM", "GRU", "SimpleRNN")
+# Layers that do the same at every place of a batch and every time.
+_PLACE_BY_PLACE = (
+    *("InputLayer", "Embedding", "Dense", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Dropout"),
+    *("GaussianNoise", "GaussianDropout", "AlphaDropout", "LayerNormalization", "Masking"),
+    *("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"),
+)
+
+
+def translated(source: Path, folder: Path) -> tuple[Path, str]:
+    """Gives a file that Keras 3 reads, and what is to be told of it or "".
+
+    It is the file itself, or a copy of it in a folder without what only Keras 2 knew.
 
     Args:
         source: A `.keras` or HDF5 file.
@@ -36,27 +57,31 @@ def translated(source: Path, folder: Path) -> Path:
     if source.suffix == ".keras":
         with zipfile.ZipFile(source) as archive:
             config = json.loads(archive.read(_CONFIG))
-            if not _translate(config):
-                return source
+            turned = _turn(config)
+            if not _translate(config) and not turned:
+                return source, ""
             with zipfile.ZipFile(copy, "w") as written:
                 for entry in archive.infolist():
                     found = json.dumps(config) if entry.filename == _CONFIG else archive.read(entry)
                     written.writestr(entry.filename, found)
-        return copy
+        return copy, _TURNED if turned else ""
     # Part of Keras, and slow to import.
     import h5py
 
     with h5py.File(source) as file:
         stored = file.attrs.get(_H5_CONFIG)
     config = None if stored is None else json.loads(stored)
+    turned, of_cudnn = _turn(config), _make_plain(config)
     # Keras 3 itself translates the shapes in such files.
-    if not _translate(config, shapes=False):
-        return source
+    if not _translate(config, shapes=False) and not turned and not of_cudnn:
+        return source, ""
     shutil.copyfile(source, copy)
     with h5py.File(copy, "r+") as file:
         del file.attrs[_H5_CONFIG]
         file.attrs[_H5_CONFIG] = json.dumps(config)
-    return copy
+        if of_cudnn:
+            _lay_out_anew(file)
+    return copy, _TURNED if turned else ""
 
 
 def advice(failure: str) -> str | None:
@@ -76,9 +101,8 @@ def advice(failure: str) -> str | None:
     return None
 
 
-def _translate(config: Any, *, shapes: bool = True) -> bool:
-    """Changes a model's description, and says whether there was anything to change."""
-    changed = False
+def _layers(config: Any) -> Iterator[dict[str, Any]]:
+    """The descriptions of the layers in a model's description, which can be changed in place."""
     waiting = [config]
     while waiting:
         node = waiting.pop()
@@ -86,15 +110,119 @@ def _translate(config: Any, *, shapes: bool = True) -> bool:
             waiting.extend(node)
         elif isinstance(node, dict):
             waiting.extend(node.values())
-            layer = node.get("config")
-            if "class_name" not in node or not isinstance(layer, dict):
-                continue
-            if layer.get("time_major") is False:
-                del layer["time_major"]
-                changed = True
-            if shapes and "batch_input_shape" in layer:
-                shape = layer.pop("batch_input_shape")
-                if node["class_name"] == "InputLayer":
-                    layer["batch_shape"] = shape
-                changed = True
+            if "class_name" in node and isinstance(node.get("config"), dict):
+                yield node
+
+
+def _translate(config: Any, *, shapes: bool = True) -> bool:
+    """Changes a model's description, and says whether there was anything to change."""
+    changed = False
+    for node in _layers(config):
+        layer = node["config"]
+        if str(node.get("module")).endswith(".engine.functional"):
+            node["module"] = "keras.src.models.functional"
+            changed = True
+        for name in ("input_layers", "output_layers"):
+            if isinstance(layer.get(name), list) and len(layer[name]) == 1:
+                # Keras 2 writes a list of one; Keras 3 would ask for a list of one array then.
+                (layer[name],) = layer[name]
+        if layer.get("time_major") is False:
+            del layer["time_major"]
+            changed = True
+        if shapes and "batch_input_shape" in layer:
+            shape = layer.pop("batch_input_shape")
+            if node["class_name"] == "InputLayer":
+                layer["batch_shape"] = shape
+            changed = True
     return changed
+
+
+def _turn(config: Any) -> bool:
+    """Makes a model batch-major that is time-major from its inputs on, and says whether it was.
+
+    Its layers then do the same at every place of a batch and every time, but for recurrent layers that are time-major
+    all of them; so the other order of the first two axes changes no number.
+    """
+    nodes = list(_layers(config))
+    recurrent = [node for node in nodes if node["class_name"] in _RECURRENT]
+    if not recurrent or not all(node["config"].get("time_major") is True for node in recurrent):
+        return False
+    if not all(_is_turned_with_them(node) for node in nodes):
+        return False
+    for node in nodes:
+        node["config"].pop("time_major", None)
+        if node["class_name"] not in _MODELS:
+            # Its layers are built again by what goes into them.
+            node.pop("build_config", None)
+        for where, name in (
+            (node["config"], "batch_shape"),
+            (node["config"], "batch_input_shape"),
+            (node.get("build_config") or {}, "input_shape"),
+        ):
+            shape = where.get(name)
+            if isinstance(shape, list) and len(shape) >= 2:
+                where[name] = [shape[1], shape[0], *shape[2:]]
+    return True
+
+
+def _is_turned_with_them(node: dict[str, Any]) -> bool:
+    layer, name = node["config"], node["class_name"]
+    if name in (*_MODELS, "Bidirectional", "TimeDistributed", *_RECURRENT):
+        return layer.get("stateful") is not True
+    if name in ("Concatenate", "Softmax", "LayerNormalization"):
+        return layer.get("axis", -1) in (-1, [-1], 2, [2])
+    # What is no layer: an initializer, a policy, a function.
+    described = "units" in layer or "name" in layer or "trainable" in layer
+    return name in _PLACE_BY_PLACE or not described
+
+
+def _make_plain(config: Any) -> bool:
+    """Makes plain layers of those of cuDNN, and says whether there were any."""
+    changed = False
+    for node in _layers(config):
+        if node["class_name"] in _OF_CUDNN:
+            node["class_name"], _, further = _OF_CUDNN[node["class_name"]]
+            node["config"] |= {
+                "activation": "tanh",
+                "recurrent_activation": "sigmoid",
+                "use_bias": True,
+                **further,
+            }
+            if "module" in node:
+                node |= {"module": "keras.layers", "registered_name": None}
+            changed = True
+    return changed
+
+
+def _lay_out_anew(file: Any) -> None:
+    """Rewrites the weights of layers of cuDNN in an HDF5 file as those of plain layers.
+
+    They are told by their biases, of which cuDNN has two for each gate.
+
+    Source:
+        The layers of cuDNN give each gate's (inputs, units) numbers to cuDNN as they lie, and cuDNN reads them as
+        (units, inputs): NVIDIA, "cuDNN Developer Guide", on `cudnnGetRNNLinLayerMatrixParams`.
+    """
+    for group in file["model_weights"].values():
+        names = [
+            name.decode() if isinstance(name, bytes) else str(name) for name in group.attrs["weight_names"]
+        ]
+        for place in range(len(names) - 2):
+            kernel, recurrent, bias = (np.array(group[name]) for name in names[place : place + 3])
+            units = recurrent.shape[0] if recurrent.ndim == 2 else 0
+            for _, gates, _ in _OF_CUDNN.values():
+                shapes = (recurrent.shape, bias.shape, kernel.shape[-1:])
+                if units and shapes == ((units, gates * units), (2 * gates * units,), (gates * units,)):
+                    changed = [_of_gates(kernel, gates), _of_gates(recurrent, gates), bias.reshape(2, -1)]
+                    if gates == 4:
+                        changed[2] = changed[2].sum(axis=0)
+                    for name, values in zip(names[place : place + 3], changed, strict=True):
+                        del group[name]
+                        group[name] = values
+
+
+def _of_gates(matrix: np.ndarray, gates: int) -> np.ndarray:
+    """(inputs, gates * units) as a plain layer has it, of a matrix as cuDNN reads it."""
+    rows, width = matrix.shape
+    parts = np.split(matrix, gates, axis=1)
+    return np.concatenate([part.reshape(width // gates, rows).T for part in parts], axis=1)
