@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,34 @@ def test_output_of_another_format_is_refused_before_the_data_are_read(cellerate,
     assert code == 2
     assert err == "error: the output ends in .csv or .parquet, or is a folder, and out.xlsx is neither.\n"
     assert not (tmp_path / "out.xlsx").exists()
+
+
+def test_json_lists_the_series_that_are_too_short(cellerate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = packed_forecaster.packed(series_column="region")
+    write_cell(tmp_path / "f.cell", model.cell.program, header=model.cell.header)
+    packed_forecaster.write_series(tmp_path / "s.csv")
+    lines = (tmp_path / "s.csv").read_text().splitlines()
+    kept = [line for line in lines if ",s," not in line]
+    short = [line for line in lines if ",s," in line][-2:]
+    (tmp_path / "s.csv").write_text("\n".join([*kept, *short]) + "\n")
+    code, out, err = cellerate("forecast", "f.cell", "s.csv", "--json", "-q")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["left_out_series"] == {"s": 2}
+    assert "s" not in [one["series"] for one in found["forecasts"]]
+
+
+def test_file_that_was_there_is_said_to_be_replaced(cellerate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path)
+    np.savetxt(
+        "s.csv",
+        np.random.default_rng(0).normal(size=(20, 3)),
+        delimiter=",",
+        header="load,wind,price",
+        comments="",
+    )
+    for word in ("written", "replaced"):
+        _, _, err = cellerate("forecast", "f.cell", "s.csv", "-o", "out.csv", "-q")
+        assert f"{word}: out.csv" in err

@@ -201,6 +201,14 @@ def test_further_ways_of_writing_times(tmp_path: Path, written: tuple[str, ...],
     assert times(opened(tmp_path, f"date,y\n{rows}")) == read
 
 
+def test_keys_that_hold_what_stands_between_keys_stay_apart(tmp_path: Path) -> None:
+    pairs = [("a / b", "c"), ("a", "b / c"), ("a // b", "c"), ("a", "c")]
+    rows = "".join(f"{number},{one},{other}\n" for number, (one, other) in enumerate(pairs))
+    data = opened(tmp_path, f"y,one,other\n{rows}", series_column=["one", "other"], time_column="")
+    names = [name for _, _, name in data.segments]
+    assert names == ["a // b / c", "a / b // c", "a /// b / c", "a / c"]
+
+
 def test_end_of_a_day_is_no_other_time_after_24(tmp_path: Path) -> None:
     for wrong in ("2024-01-12 24:01", "2024-01-12 25:00"):
         with pytest.raises(DataError, match="no time as expected"):

@@ -8,7 +8,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, in_options, show_figures, shown
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, json_text, note
+from cellerate.cli.output import emit, emit_json, json_text, outputs
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
@@ -94,6 +94,7 @@ def backtest(
         check_chart(plot)
     if model.suffix != ".cell":
         start_backend(backend)
+    say_written = outputs(output, plot)
     from cellerate.tasks import backtest as task
 
     with told_of_tables(quiet) as tell, progress_bar("forecasting folds", quiet) as progress:
@@ -120,8 +121,7 @@ def backtest(
         emit_json(found.record())
     else:
         _show(found, rank)
-    for target in filter(None, (output, plot)):
-        note(f"written: {target}")
+    say_written()
 
 
 def _write(output: Path, found: Any) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, note, written
+from cellerate.cli.output import emit, emit_json, outputs, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import check_table, spoken, told_of_tables
 from cellerate.data.table_options import TableOptions
@@ -38,7 +38,14 @@ def detect(
             show_default=False,
         ),
     ] = None,
-    level: Annotated[float, typer.Option(help="The share of usual rows that are not to be found.")] = 0.99,
+    level: Annotated[
+        float | None,
+        typer.Option(
+            help="The share of usual rows that are not to be found. Default: 0.99, or the highest that a short "
+            "validation part allows.",
+            show_default=False,
+        ),
+    ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many anomalies to show.")] = 10,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the series and its anomalies.", show_default=False)
@@ -69,6 +76,7 @@ def detect(
         check_chart(plot)
     if model.suffix != ".cell":
         start_backend(backend)
+    say_written = outputs(output, plot)
     from cellerate.tasks import detect as task
 
     with told_of_tables(quiet) as tell, progress_bar("judging rows", quiet) as progress:
@@ -88,16 +96,15 @@ def detect(
     shown = _rows(found, found.worst(worst))
     count = int(found.anomaly.sum())
     if json:
-        emit_json({"level": level, "rows": len(found), "anomalies": count, "worst": shown})
+        emit_json({"level": found.level, "rows": len(found), "anomalies": count, "worst": shown})
     else:
         emit(
             f"{count:,} of {len(found):,} rows ({count / len(found):.2%}) are further from their forecast than "
-            f"{level:.6g} of the held-out rows were"
+            f"{found.level:.6g} of the held-out rows were"
         )
         if shown:
             _show(shown)
-    for target in filter(None, (output, plot)):
-        note(f"written: {target}")
+    say_written()
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -101,8 +101,9 @@ def embed(
     )
     with progress_bar("embedding", quiet) as progress:
         vectors = inference.embed(model, texts, batch_size=batch_size, errors=errors, progress=progress)
+    replaced = output.exists()
     save_vectors(vectors, output, texts)
     if json:
         emit_json({"output": str(output), "lines": len(texts), "dimensions": vectors.shape[1]})
     else:
-        emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}")
+        emit(f"{output}: {len(texts):,} vectors of {vectors.shape[1]}{', replaced' * replaced}")

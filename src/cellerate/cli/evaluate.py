@@ -10,7 +10,7 @@ import typer
 from cellerate.cli.backend import start_backend
 from cellerate.cli.figures import Rank, in_options, show_figures
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit, emit_json, note
+from cellerate.cli.output import emit, emit_json, note, outputs
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, pass_record, shared_pass
 from cellerate.cli.tables import spoken, told_of_tables
@@ -80,6 +80,7 @@ def evaluate(
         cellerate evaluate sales.cell sales.series -o errors/ --processes 4
     """
     check_processes(processes, output)
+    say_written = outputs(plot)
     if plot is not None:
         from cellerate.report.charts import check_chart
 
@@ -116,8 +117,7 @@ def evaluate(
     else:
         for name, value in found.items():
             emit(f"{name:<22} {_shown(value)}")
-    if plot is not None:
-        note(f"written: {plot}")
+    say_written()
 
 
 def _draw(path: Path, found: dict[str, Any], title: str) -> None:

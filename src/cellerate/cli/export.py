@@ -78,6 +78,8 @@ def export(
 
     target = output or model.with_suffix(FORMATS.get(to, ".onnx"))
     check_export(target, to, precision)
+    # A SavedModel becomes a version of its own.
+    replaced = target.is_file()
     judge = None
     if data:
         from cellerate.optimization.exported_quality import quality_judge
@@ -98,7 +100,7 @@ def export(
     if json:
         emit_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
         return
-    emit(f"{done.path}: {size(written)}, {to}, {precision}")
+    emit(f"{done.path}: {size(written)}, {to}, {precision}{', replaced' * replaced}")
     emit(f"inputs   {', '.join(done.inputs)}")
     emit(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"

@@ -9,7 +9,7 @@ import typer
 
 from cellerate.cli.backend import start_backend
 from cellerate.cli.options import Backend, Config, Json, Quiet, with_settings
-from cellerate.cli.output import emit_json, note, show, written
+from cellerate.cli.output import emit_json, outputs, show, written
 from cellerate.cli.running import progress_bar
 from cellerate.cli.sharing import Processes, check_processes, is_folder, shared_pass, tell_pass
 from cellerate.cli.tables import Level, WithIntervals, check_table, levels_of, spoken, told_of_tables
@@ -124,6 +124,7 @@ def forecast(
                 f"the output ends in .csv or .parquet, or is a folder, and {output} is neither."
             )
         check_table(output)
+    say_written = outputs(output, plot)
     with told_of_tables(quiet) as tell, progress_bar("forecasting", quiet) as progress:
         examples = inference.forecast(
             model,
@@ -145,7 +146,8 @@ def forecast(
 
         draw_forecasts(plot, examples, f"{model.stem}: the next {_ahead(examples[0])}")
     if json:
-        emit_json({"forecasts": [example_record(example) for example in examples]})
+        forecasts = [example_record(example) for example in examples]
+        emit_json({"forecasts": forecasts, "left_out_series": dict(examples.left_out)})
     else:
         shown = io.StringIO()
         writer = csv.writer(shown, lineterminator="\n")
@@ -156,8 +158,7 @@ def forecast(
             for row in rows
         )
         show(shown.getvalue())
-    for target in filter(None, (output, plot)):
-        note(f"written: {target}")
+    say_written()
 
 
 def _ahead(example: "Example") -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,17 @@ def json_text(result: Mapping[str, Any]) -> str:
 def written(value: float, digits: int) -> str:
     """A number as tables show it: so many digits, and never fewer than stand before its point."""
     return f"{value:.{digits}g}" if not 10.0 ** (digits - 1) <= abs(value) < 1e15 else f"{value:.1f}"
+
+
+def outputs(*paths: Path | None) -> Callable[[], None]:
+    """Looks, before anything is written, which files are there; gives what then says what was written or replaced."""
+    given = {path: path.exists() for path in paths if path is not None}
+
+    def say() -> None:
+        for path, existed in given.items():
+            note(f"{'replaced' if existed else 'written'}: {path}")
+
+    return say
 
 
 def note(text: str) -> None:

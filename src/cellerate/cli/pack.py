@@ -35,6 +35,7 @@ def pack(
         cellerate pack mine.keras -o mine.cell --vocabulary book.txt
     """
     start_backend(backend)
+    replaced = output.exists()
     from cellerate.tasks.packing import pack as pack_model
 
     pack_model(model, output, precision=precision, vocabulary=vocabulary)
@@ -42,4 +43,5 @@ def pack(
     if json:
         emit_json({"output": str(output), "precision": precision, **sizes})
     else:
-        emit(f"{output}: {size(sizes['output_bytes'])} ({model}: {size(sizes['model_bytes'])})")
+        again = ", replaced" * replaced
+        emit(f"{output}: {size(sizes['output_bytes'])}{again} ({model}: {size(sizes['model_bytes'])})")

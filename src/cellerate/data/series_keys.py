@@ -1,5 +1,6 @@
 """Tells series apart by the values of one column of a table, or of several together."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ def series_of(
         texts = pc.cast(column.dictionary, pa.string()).to_pylist()
         pairs = codes * len(texts) + np.asarray(column.indices)
         used, codes = np.unique(pairs, return_inverse=True)
+        if len(names) > 1:
+            # What stands between values is told from what stands in one.
+            texts = [_escaped(text) for text in texts]
         join = JOINED_BY if number else ""
         ids = [f"{ids[pair // len(texts)]}{join}{texts[pair % len(texts)]}" for pair in used.tolist()]
     return codes, ids
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"(?<= )(/+)(?= )", r"\1/", text)

@@ -29,16 +29,21 @@ def series_ends(data: SeriesData, window: int) -> dict[str, int]:
     return found
 
 
+def too_short(data: SeriesData, window: int) -> dict[str, int]:
+    """The series that `series_ends` leaves out, and how many rows they end with."""
+    ends = {series: stop - first for first, stop, series in data.segments}
+    return {series: rows for series, rows in ends.items() if rows < window}
+
+
 def left_out(data: SeriesData, window: int) -> str:
     """Which series `series_ends` leaves out and why, as a sentence; "" if there are none."""
-    ends = {series: stop - first for first, stop, series in data.segments}
-    short = {series: rows for series, rows in ends.items() if rows < window}
+    short, every = too_short(data, window), {series for _, _, series in data.segments}
     if not short:
         return ""
     named = ", ".join(f"{series} ({rows} rows)" for series, rows in itertools.islice(short.items(), _NAMED))
     more = f" and {len(short) - _NAMED:,} more" if len(short) > _NAMED else ""
     return (
-        f"{len(short):,} of {len(ends):,} series left out, because they end with fewer than {window} rows without a "
+        f"{len(short):,} of {len(every):,} series left out, because they end with fewer than {window} rows without a "
         f"gap: {named}{more}"
     )
 

@@ -25,6 +25,8 @@ from cellerate.tasks.settings import ReadingOptions
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
 
+_LEVEL = 0.99
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Anomalies:
@@ -84,7 +86,7 @@ def detect(
     data: Any,
     *,
     record: "TaskRecord | None" = None,
-    level: float = 0.99,
+    level: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[str], None] | None = None,
     **options: Any,
@@ -98,7 +100,8 @@ def detect(
         model: A forecaster's `.keras` or `.cell` file, a Keras model, or the result of `load`.
         data: Tables, in files or frames, read as in training. Every row with `window` rows before it is judged.
         record: The record of a Keras model that is not given as a file, as `load_model` returns it.
-        level: The share of usual rows that are not to be found.
+        level: The share of usual rows that are not to be found; None for 0.99, or for the highest that the validation
+            part of the training was long enough for.
         progress: Called now and then with how many rows are done, and of how many.
         tell: Called with a sentence for each thing worth knowing of how the tables were read.
         options: In what the tables are read otherwise than in training, and how they are written, where that is not to
@@ -117,7 +120,8 @@ def detect(
         >>> found = cellerate.detect("ett.keras", "ETTh1.csv")
         >>> found.time[found.anomaly]
     """
-    check_level(level)
+    if level is not None:
+        check_level(level)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else "this model"
     known = forecaster_of(open_model(model, record), name)
     settings = known.settings
@@ -126,6 +130,14 @@ def detect(
             f"{name} was not calibrated, so nobody knows how far a usual row may be from its forecast. Train it with "
             "`cellerate train series` and a validation part (validation_fraction)."
         )
+    highest = float(settings.calibration.grid[-1])
+    if level is None:
+        level = min(_LEVEL, highest)
+        if tell is not None and level < _LEVEL:
+            tell(
+                f"level {level:g}, the highest that a validation part of {settings.calibration.scored_rows:,} rows is "
+                "long enough for"
+            )
     reach = settings.calibration.reach_at(level, rows=True)
     reading = record_of(ReadingOptions, options)
     series = known.open(data, table=record_of(TableOptions, options), **reading.given)

@@ -1,6 +1,6 @@
 """Forecasts as they are handed back: a tuple that is also a table with names, for pandas, polars and Arrow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cellerate.machine.environment import require
@@ -14,15 +14,20 @@ class Forecasts(tuple[Example, ...]):
     The table has the column `series`, if series have names; `time`; and a column for each target, or for each quantile
     of it. What asks for an Arrow stream gets it as it is: `pyarrow.RecordBatchReader.from_stream(forecasts)`.
 
+    Attributes:
+        left_out: The series that end with too few rows for a forecast, and with how many.
+
     Example:
         >>> cellerate.forecast("ett.cell", "ETTh1.csv").to_pandas()
     """
 
-    __slots__ = ()
+    left_out: Mapping[str, int]
 
-    def __new__(cls, examples: Sequence[Example]) -> "Forecasts":
-        """Makes them of what came of each series."""
-        return super().__new__(cls, examples)
+    def __new__(cls, examples: Sequence[Example], left_out: Mapping[str, int] | None = None) -> "Forecasts":
+        """Makes them of what came of each series, and of the series that are too short, with their rows."""
+        made = super().__new__(cls, examples)
+        made.left_out = left_out or {}
+        return made
 
     def to_arrow(self) -> Any:
         """The table as a `pyarrow.Table`. Raises `BackendError` if pyarrow is not installed."""

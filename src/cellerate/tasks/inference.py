@@ -21,7 +21,7 @@ from cellerate.runtime.calibrating import forecast_with_intervals
 from cellerate.runtime.device import check_implementation
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.sampling import sampling_rules
-from cellerate.runtime.series_ends import left_out
+from cellerate.runtime.series_ends import left_out, too_short
 from cellerate.settings import check_choice, record_of, takes_fields_of
 from cellerate.tasks.forecast_frame import Forecasts
 from cellerate.tasks.opening import Model, forecaster_of, open_model, record_for
@@ -180,7 +180,8 @@ def forecast(
         for told in (*series.notes, left_out(series, known.settings.window)):
             if told:
                 tell(told)
-    return Forecasts(forecast_with_intervals(known.predict, series, known.settings, progress, levels))
+    made = forecast_with_intervals(known.predict, series, known.settings, progress, levels)
+    return Forecasts(made, too_short(series, known.settings.window))
 
 
 def embed(
