@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 import cellerate
 from cellerate.cli.main import app
 from cellerate.errors import ConfigError, DataError, ModelError
-from cellerate.serving.limits import Limits
-from cellerate.serving.models import Served
 from cellerate.tasks.bulk import forecast_files
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import load_series_model, train_on_series
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training.settings import TrainingSettings
+from support.servers import serving
 
 pytestmark = pytest.mark.keras
 
@@ -197,9 +196,44 @@ def test_calendar_without_times_is_refused_before_training(tmp_path):
         fit(tmp_path / "t.csv", tmp_path / "m.keras", future=["sold"])
 
 
-def test_server_refuses_such_a_model_when_it_loads(made):
-    with pytest.raises(ModelError, match="requests say nothing of them"):
-        Served("m", made / "m.cell", cellerate.load(made / "m.cell"), Limits(), None)
+def test_server_forecasts_such_a_model_as_the_file_is_forecast(made, tmp_path):
+    ahead = write(tmp_path / "a.csv", rows=ROWS + HORIZON, known=ROWS)
+    expected = {one.series: one.forecast for one in forecast(made / "m.cell", ahead)}
+    with ahead.open() as file:
+        rows = list(csv.DictReader(file))
+    by_shop = {shop: [row for row in rows if row["shop"] == shop][-WINDOW - HORIZON :] for shop in LEVELS}
+
+    def asked(own):
+        return {
+            # The features of the training, in their order.
+            "rows": [[float(row[name]) for name in features] for row in own[:WINDOW]],
+            "future": [[float(row["price"])] for row in own[WINDOW:]],
+            "times": [row["date"].replace(" ", "T") for row in own],
+        }
+
+    features = cellerate.load(made / "m.cell").features
+    with serving(made / "m.cell") as running, running.client() as http:
+        needed = http.get("/v1/models/m").json()["series"]
+        assert (needed["future"], needed["times"], needed["series"]) == (["price"], WINDOW + HORIZON, True)
+        for shop, own in by_shop.items():
+            found = http.post("/v1/models/m/forecast", json={**asked(own), "series": shop})
+            assert found.status_code == 200, found.text
+            np.testing.assert_allclose(found.json()["forecast"], expected[shop], rtol=1e-4)
+        both = [asked(own) for own in by_shop.values()]
+        together = {key: [one[key] for one in both] for key in both[0]}
+        found = http.post("/v1/models/m/forecast", json={**together, "series": list(by_shop)})
+        np.testing.assert_allclose(found.json()["forecast"], list(expected.values()), rtol=1e-4)
+        for missing, said in (("future", "future is missing"), ("times", "times is missing")):
+            body = {key: value for key, value in both[0].items() if key != missing}
+            refused = http.post("/v1/models/m/forecast", json=body)
+            assert refused.status_code == 400
+            assert said in refused.text
+        refused = http.post("/v1/models/m/forecast", json={**both[0], "times": ["2024-01-01T00:00Z"] * 8})
+        assert refused.status_code == 400
+        assert "without an offset" in refused.text
+        refused = http.post("/v1/models/m/sessions", json={"id": "one"})
+        assert refused.status_code == 400
+        assert "the rows of a stream say nothing of them" in refused.text
 
 
 def test_options_of_the_program_train_and_refuse(tmp_path):

@@ -1,6 +1,5 @@
 import csv
 import itertools
-import json
 
 import keras
 import numpy as np
@@ -14,7 +13,6 @@ from cellerate.errors import ConfigError, DataError, ModelError, OutputError, Tr
 from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.models.text import build_text_model
 from cellerate.runtime.calibrating import thinned
-from cellerate.runtime.forecasting import reading_arguments
 from cellerate.tasks import intervals
 from cellerate.tasks.inference import forecast
 from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
@@ -532,21 +530,20 @@ def test_model_of_business_days_notes_that_for_short_files(tmp_path):
 
 def test_model_remembers_what_stands_for_missing_values(tmp_path):
     (tmp_path / "s.csv").write_text("y\n" + "1\n-999\nn/e\n4\n" * 9)
-    options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["y"], missing="ffill", window=2)
+    options = SeriesOptions(paths=[tmp_path / "s.csv"], target=["y"], missing="ffill", window=2, horizon=1)
     table = TableOptions(missing_values=["-999,n/e"])
     data = open_series(options.paths, targets=["y"], missing="ffill", table=table)
     assert data.values[:4, 0].tolist() == [1, 1, 1, 4]
-    reading = reading_arguments(json.loads(json.dumps(_plain_options(options, data, table))))
+    run = train_on_series(options, tmp_path / "m.keras", training=TrainingSettings(epochs=1), table=table)
+    assert run.training.status == "finished"
+    reading = load_series_model(tmp_path / "m.keras").forecaster.settings.reading
     assert open_series(options.paths, **reading).values[:4, 0].tolist() == [1, 1, 1, 4]
     other = open_series(options.paths, **reading, table=TableOptions(missing_values=["4", "n/e"]))
     assert other.values[:4, 0].tolist() == [1, -999, -999, -999]
     packed = pack_series(options.paths, tmp_path / "s.series", missing="ffill", table=table)
     data = open_series([tmp_path / "s.series"], targets=["y"])
-    assert (
-        packed.settings["missing_values"]
-        == ["-999", "n/e"]
-        == _plain_options(options, data)["missing_values"]
-    )
+    assert packed.settings["missing_values"] == ["-999", "n/e"] == _missing_values(data, None)
+    assert _missing_values(data, TableOptions(missing_values=["x"])) == ["x"]
 
 
 def test_training_under_a_time_limit_judges_a_sample_of_every_part_and_says_of_how_many(

@@ -76,7 +76,7 @@ class Example:
 def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `open_series` beside the paths, from a training's options as plain values."""
     names = ("time_column", "missing", "gaps")
-    later = {"duplicates": "error", "time_zone": None, "frequency": None, "missing_values": ()}
+    later = {"duplicates": "error", "time_zone": None, "frequency": None}
     # Models of earlier versions know nothing of wide tables.
     wide = {"wide": True} if options.get("wide", False) else {}
     return {
@@ -120,16 +120,14 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
                 raise ValueError(f"{name} must be a name or null, got {options[name]!r:.40}")
         if options.get("duplicates", "error") not in get_args(Duplicates):
             raise ValueError(f"duplicates is {options['duplicates']!r:.40}")
-        words = options.get("missing_values", ())
-        if not isinstance(words, Sequence) or not all(
-            isinstance(one, str) and len(one) < 100 for one in words
-        ):
+        words = payload.get("missing_values", [])
+        if not isinstance(words, list) or not all(isinstance(one, str) and len(one) < 100 for one in words):
             raise ValueError(f"missing_values must be words, got {words!r:.40}")
         _series_columns(options)
         scaler = Scaler.from_config(payload["scaler"])
         if list(scaler.columns) != list(dict.fromkeys([*features, *targets])):
             raise ValueError("its scaler does not belong to its features and targets")
-        reading = reading_arguments(options)
+        reading = reading_arguments(options) | {"missing_values": words}
         covariates = Covariates.from_config(payload.get("covariates"), scaler)
         if reading["features"] != features or not set(covariates.future) <= set(features):
             raise ValueError("its future columns are none of its features")

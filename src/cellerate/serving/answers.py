@@ -81,6 +81,23 @@ def array_of(what: str, value: Any) -> np.ndarray:
     return found
 
 
+def times_of(value: Any) -> np.ndarray:
+    """Times from lists of JSON: ISO 8601 as a clock there shows them, without an offset.
+
+    Raises:
+        ConfigError: Something in it is no such time.
+    """
+    try:
+        found = np.array(value)
+        if found.dtype.kind == "U" and not any("Z" in one or "+" in one for one in found.ravel().tolist()):
+            return found.astype("M8[us]")
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"times must be such as '2024-01-31T23:00', without an offset; got {str(value)[:60]!r}."
+    )
+
+
 def status_of(error: BaseException) -> tuple[int, str, dict[str, str]]:
     """What an error is in HTTP: the status, the message and headers."""
     match error:

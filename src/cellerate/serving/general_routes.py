@@ -3,10 +3,12 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, unless_gone
+from cellerate.runtime.forecasting import ForecastSettings
+from cellerate.serving.answers import RequestError, array_of, decoded, json_answer, times_of, unless_gone
 from cellerate.serving.completions import CompletionRequest, complete
 from cellerate.serving.embeddings import EmbeddingRequest, embed
 from cellerate.serving.models import Served
@@ -16,9 +18,16 @@ from cellerate.serving.workers import BusyError
 
 
 class ForecastRequest(msgspec.Struct):
-    """A request for forecasts: rows of a series, or of several, in the units of the data."""
+    """A request for forecasts: rows of a series, or of several, in the units of the data.
+
+    A model may see more: the columns that are known in advance in the rows to forecast (`future`), the times of the
+    rows and of those to forecast (`times`), and which series it is (`series`).
+    """
 
     rows: list[Any]
+    future: list[Any] | None = None
+    times: list[Any] | None = None
+    series: str | list[str] | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -76,10 +85,14 @@ async def forecast(request: Request) -> Response:
     served, limits = served_of(request), models_of(request).limits
     asked = decoded(await body_of(request), ForecastRequest)
     rows = array_of("rows", asked.rows)
+    future = None if asked.future is None else array_of("future", asked.future)
+    times = None if asked.times is None else times_of(asked.times)
+
+    def call() -> np.ndarray:
+        return served.model.forecast(rows, future=future, times=times, series=asked.series)
+
     with metrics_of(request).call_s.labels(served.name).time():
-        found = await unless_gone(
-            request, served.calls.run(lambda: served.model.forecast(rows), limits.request_s)
-        )
+        found = await unless_gone(request, served.calls.run(call, limits.request_s))
     metrics_of(request).inferences.labels(served.name).inc(len(rows) if rows.ndim == 3 else 1)
     return json_answer({"model": served.name, "forecast": found.tolist()})
 
@@ -147,6 +160,17 @@ def _text_model(request: Request, name: str | None) -> Served:
     return served
 
 
+def _needed(settings: ForecastSettings) -> dict[str, Any]:
+    """What requests for forecasts have to give beside the rows."""
+    covariates = settings.covariates
+    needed: dict[str, Any] = {"future": list(covariates.future)} if covariates.future else {}
+    if covariates.calendar is not None:
+        needed["times"] = settings.window + settings.horizon
+    if covariates.series is not None or covariates.scaling is not None:
+        needed["series"] = True
+    return needed
+
+
 def _model(served: Served) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": served.name,
@@ -164,5 +188,5 @@ def _model(served: Served) -> dict[str, Any]:
             "window": served.series.window,
             "horizon": served.series.horizon,
             "quantiles": served.series.quantiles,
-        }
+        } | _needed(served.series)
     return told

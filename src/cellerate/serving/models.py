@@ -42,12 +42,6 @@ class Served:
         self.series: ForecastSettings | None = None
         if model.task == "series":
             self.series = forecast_settings(model.cell.header.get("payload"), str(path))
-            if not self.series.covariates.plain:
-                raise ModelError(
-                    f"{path} forecasts with a calendar, columns that are known in advance or a scale for each series, "
-                    "and requests say nothing of them: serve a model that was trained without (future, calendar, "
-                    "series_embedding, scaling), or forecast with `cellerate forecast`."
-                )
         self.no_sessions = ""
         self.sessions: SessionWorker | None = None
         try:

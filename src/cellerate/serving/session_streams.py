@@ -86,14 +86,19 @@ class ForecastStreams(SessionStreams):
         model: A packed model of `train series`.
 
     Raises:
-        ModelError: The record is damaged, or a layer needs steps that are still to come.
+        ModelError: The record is damaged, a layer needs steps that are still to come, or the model sees more than rows.
     """
 
     def __init__(self, model: PackedModel) -> None:
-        super().__init__(model)
         self._settings: ForecastSettings = forecast_settings(
             model.cell.header.get("payload"), "this packed model"
         )
+        if not self._settings.covariates.plain:
+            raise ModelError(
+                "the model sees a calendar, columns that are known in advance, or which series it is, and the rows of "
+                "a stream say nothing of them: ask for forecasts of windows."
+            )
+        super().__init__(model)
         columns = {name: place for place, name in enumerate(self._settings.scaler.columns)}
         reading = self._settings.reading
         self._features = [columns[name] for name in reading["features"]]

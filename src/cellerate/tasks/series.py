@@ -208,7 +208,8 @@ def train_on_series(
         tell(lost)
     source, validation = series_sources(network, split, options, scaler, training.seed, covariates)
     payload = {
-        "options": _plain_options(options, data, table),
+        "options": _plain_options(options, data),
+        "missing_values": _missing_values(data, table),
         "quantiles": list(quantiles),
         "scaler": scaler.to_config(),
         "data": {"fingerprint": data.fingerprint, "rows": data.rows, "series": len(series_of(data))},
@@ -329,9 +330,13 @@ def _check_packed(data: SeriesData, options: SeriesOptions) -> None:
             )
 
 
-def _plain_options(
-    options: SeriesOptions, data: SeriesData, table: TableOptions | None = None
-) -> dict[str, Any]:
+def _missing_values(data: SeriesData, table: TableOptions | None) -> list[str]:
+    """What stands for missing values: the one option of tables that is of the data and not of a file."""
+    packed = (data.packed_with or {}).get("missing_values", ())
+    return list(packed if table is None else table.missing_values or packed)
+
+
+def _plain_options(options: SeriesOptions, data: SeriesData) -> dict[str, Any]:
     """The options with which a saved model opens other files: JSON values, with the columns that were found."""
     plain = dataclasses.asdict(dataclasses.replace(options, paths=()))
     # A packed series was read with settings of its own, and other tables are to be read as it was.
@@ -340,11 +345,8 @@ def _plain_options(
     if plain["frequency"] is None and data.frequency is not None and data.frequency.unit in WEEKDAYS:
         # A few rows of another file may not reach over a weekend, or over years of holidays.
         plain["frequency"] = data.frequency.unit
-    packed = (data.packed_with or {}).get("missing_values", ())
     return plain | {
         "paths": [],
-        # The one option of tables that is of the data and not of a file.
-        "missing_values": list(packed if table is None else table.missing_values or packed),
         "target": list(options.target),
         "feature": list(data.feature_names),
         "season": season,
