@@ -15,7 +15,7 @@ from cellerate.models.text import build_text_model
 from cellerate.runtime.calibrating import thinned
 from cellerate.tasks import intervals
 from cellerate.tasks.inference import forecast
-from cellerate.tasks.series import _plain_options, load_series_model, train_on_series
+from cellerate.tasks.series import _missing_values, _plain_options, load_series_model, train_on_series
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training import divergence, time_limits

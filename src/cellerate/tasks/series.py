@@ -88,7 +88,7 @@ class SeriesModel:
         """The model as one of those that only forecast."""
         options = self.options
         settings = ForecastSettings(
-            _reading(options),
+            {**_reading(options), "missing_values": self.record.get("missing_values", [])},
             options.window,
             options.horizon,
             self.quantiles,
