@@ -130,13 +130,18 @@ class ArrowTable(TableFile):
 
     def _no_number(self, values: Any) -> tuple[str, int, bool] | None:
         """The first value that is no number, its row, and whether most others are some; None if all are missing."""
-        known = self._texts(values).to_pylist()
-        there = [(row, value) for row, value in enumerate(known) if value is not None]
-        wrong = [(row, value) for row, value in there if not self._is_number(value)]
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = self._texts(values)
+        there = distinct(known)
         if not there:
             return None
-        row, value = (wrong or there)[0]
-        return value, row, bool(wrong) and 2 * len(wrong) < len(there)
+        wrong = pa.array([value for value in there if not self._is_number(value)], known.type)
+        strange = pc.is_in(known, wrong)
+        first = pc.index(strange, True).as_py() if len(wrong) else pc.index(known.is_valid(), True).as_py()
+        few = 2 * pc.sum(strange).as_py() < len(known) - known.null_count
+        return known[first].as_py(), first, bool(len(wrong)) and few
 
     def blocks(
         self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int

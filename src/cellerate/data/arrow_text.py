@@ -5,6 +5,8 @@ from typing import Any
 
 from cellerate.data.table import MISSING
 
+_LONGEST = max(map(len, MISSING))
+
 
 def is_text(values: Any) -> bool:
     """Whether an Arrow array holds strings."""
@@ -36,8 +38,11 @@ def trimmed(values: Any, words: Sequence[str] = (), missing: Sequence[str] = MIS
 def without_missing(values: Any, missing: Sequence[str] = MISSING) -> Any:
     """An Arrow array with nulls for the strings that stand for a missing value; others, and categories, as they are."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(values.type) or not is_text(values):
+    if pa.types.is_dictionary(values.type) or not is_text(values) or not len(values):
+        return values
+    if (pc.min(pc.binary_length(values)).as_py() or 0) > _LONGEST:
         return values
     return trimmed(values, missing=missing)
 

@@ -5,7 +5,7 @@ import numpy as np
 # float32 holds every whole number up to the first, float64 up to the second.
 _WHOLE_IN_FLOAT32, _WHOLE_IN_FLOAT64 = 2.0**24, 2.0**53
 # Changes are judged by so many rows of a block, in series of which it has this many changes at least.
-_JUDGED_ROWS, _LEAST_CHANGES = 1 << 16, 8
+_JUDGED_ROWS, _LEAST_CHANGES = 1 << 12, 8
 # Rounding of more than this share of the usual change from row to row is a loss.
 _LOSS = 0.01
 # Changes below this share of a value are the rounding of float64 itself.
@@ -25,7 +25,7 @@ def lost_in_float32(numbers: np.ndarray, series: np.ndarray) -> tuple[int, int] 
     Returns:
         Its row and column, or None.
     """
-    if np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) > _WHOLE_IN_FLOAT32:
+    if _largest(numbers) > _WHOLE_IN_FLOAT32:
         with np.errstate(over="ignore", invalid="ignore"):
             lost = np.isfinite(numbers) & (numbers.astype(np.float32) != numbers)
             lost &= (np.abs(numbers) < _WHOLE_IN_FLOAT64) & (np.rint(numbers) == numbers)
@@ -61,7 +61,7 @@ def lost_in_float64(numbers: np.ndarray) -> int | None:
     Returns:
         The column, or None.
     """
-    if np.fmax.reduce(np.abs(numbers), axis=None, initial=0.0) <= _WHOLE_IN_FLOAT64:
+    if _largest(numbers) <= _WHOLE_IN_FLOAT64:
         return None
     for column, values in enumerate(numbers.T):
         known = values[np.isfinite(values)]
@@ -69,6 +69,12 @@ def lost_in_float64(numbers: np.ndarray) -> int | None:
         if large and np.abs(np.diff(known)).max() <= _NOISE * np.abs(known).max():
             return column
     return None
+
+
+def _largest(numbers: np.ndarray) -> float:
+    """The largest magnitude of what is not missing; 0 without any."""
+    both = np.fmax.reduce(numbers, axis=None, initial=0.0), np.fmin.reduce(numbers, axis=None, initial=0.0)
+    return float(max(both[0], -both[1]))
 
 
 def _roundings_and_changes(
