@@ -1,6 +1,7 @@
 """What each task is to the optimizer: judged alike in Keras and packed, and as the task itself judges it."""
 
 import copy
+import dataclasses
 import shutil
 
 import keras
@@ -15,9 +16,11 @@ from cellerate.models.text import build_text_model
 from cellerate.optimization import clocks
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
+from cellerate.runtime.packed import load
 from cellerate.runtime.stepper import Stepper
 from cellerate.tasks.embed import evaluate_lines, load_line_model, split_lines
-from cellerate.tasks.packing import packed
+from cellerate.tasks.intervals import calibrate
+from cellerate.tasks.packing import pack, packed
 from cellerate.tasks.series import load_series_model
 from cellerate.tasks.series_evaluation import evaluate_forecaster
 from cellerate.tasks.settings import TextOptions
@@ -448,3 +451,38 @@ def test_too_few_lines_to_hold_one_out_raise_data_error(made, tmp_path):
         DataError, match="1 are held out to judge the model on; it takes two: give more lines"
     ):
         open_workload(made / "embed.keras", [tmp_path / "l.txt"], seed=0)
+
+
+def test_intervals_of_the_chosen_forecaster_are_calibrated_again(made, tmp_path):
+    known = load_series_model(made / "series.keras")
+    data = known.forecaster.settings.open([made / "s.csv"])
+    split = known.options.split(data)
+    before = calibrate(known.forecaster, split)[0].to_config()
+    record = TaskRecord("series", {**known.record, "calibration": before})
+    save_model(known.model, tmp_path / "m.keras", record)
+    one = open_workload(tmp_path / "m.keras", [made / "s.csv"], seed=0)
+    other = filled(keras.models.clone_model(known.model), seed=5)
+    save_model(other, tmp_path / "chosen.keras", record)
+    pack(tmp_path / "chosen.keras", tmp_path / "chosen.cell", precision="int8")
+    assert one.finish(tmp_path / "chosen.keras", tmp_path / "chosen.cell")
+    model, cell = load_series_model(tmp_path / "chosen.keras"), load(tmp_path / "chosen.cell")
+    assert cell.precision == "int8"
+    for found, predict in (
+        (model.record["calibration"], model.model.predict_on_batch),
+        (cell.cell.header["payload"]["calibration"], cell.predict),
+    ):
+        right = calibrate(dataclasses.replace(known.forecaster, predict=predict), split)[0].to_config()
+        assert found == right != before
+    np.testing.assert_array_equal(
+        pack_and_load(tmp_path).predict(np.zeros((1, WINDOW, 2), np.float32)),
+        cell.predict(np.zeros((1, WINDOW, 2), np.float32)),
+    )
+    without = {name: value for name, value in known.record.items() if name != "calibration"}
+    save_model(other, tmp_path / "plain.keras", TaskRecord("series", without))
+    plain = open_workload(tmp_path / "plain.keras", [made / "s.csv"], seed=0)
+    assert not plain.finish(tmp_path / "plain.keras", None)
+
+
+def pack_and_load(folder):
+    pack(folder / "chosen.keras", folder / "again.cell", precision="int8")
+    return load(folder / "again.cell")

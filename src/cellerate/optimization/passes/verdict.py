@@ -164,6 +164,9 @@ def _copy(context: Context, chosen: Candidate) -> tuple[tuple[str, str], ...]:
         with atomic_write(target) as beside:
             shutil.copyfile(taken, beside)
         files.append((label, target.name))
+    if chosen.file is not None:
+        packed = context.folder / f"{_NAME}.cell" if len(names) > 1 else None
+        context.workload.finish(context.folder / f"{_NAME}.keras", packed)
     if len(names) == 1:
         # A file of an earlier run would be taken for the model chosen now.
         (context.folder / f"{_NAME}.cell").unlink(missing_ok=True)

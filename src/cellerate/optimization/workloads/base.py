@@ -5,6 +5,7 @@ Passes know nothing of texts, series or lines; they know only this class, and ea
 
 import abc
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import keras
@@ -131,6 +132,19 @@ class Workload(abc.ABC):
             part: The part; only the verdict asks for "test".
             brief: Whether to judge on the first batch of the part alone, to compare two ways to compute one model.
         """
+
+    def finish(self, model: Path, packed: Path | None) -> bool:
+        """Brings up to date what the files of the chosen model say of its results.
+
+        Args:
+            model: The `.keras` file.
+            packed: The packed file; None without one.
+
+        Returns:
+            Whether they were changed: for most tasks they say nothing.
+        """
+        del model, packed
+        return False
 
     @abc.abstractmethod
     def keras_uses(self, model: keras.Model) -> tuple[Use, ...]:

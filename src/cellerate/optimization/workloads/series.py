@@ -13,13 +13,15 @@ from cellerate.data.covariates import Inputs
 from cellerate.data.sampled import spread
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.errors import DataError, ModelError
-from cellerate.models.storage import TaskRecord
+from cellerate.models.storage import TaskRecord, load_model, save_model
 from cellerate.optimization.clocks import Use, predict_uses
 from cellerate.optimization.judging import Judged, judged
 from cellerate.optimization.workloads.base import SEEN_BY_TRAINING, Part, Predictor, Workload
 from cellerate.report.quality import Metric
 from cellerate.report.record import ForecastSample, Sample
-from cellerate.runtime.packed import PackedModel
+from cellerate.runtime.cell import read_cell, write_cell
+from cellerate.runtime.packed import PackedModel, load
+from cellerate.tasks.intervals import calibrate
 from cellerate.tasks.series import series_loss, series_model_of
 from cellerate.tasks.series_batches import check_series_model, count_windows, series_sources
 from cellerate.tasks.series_errors import raw_windows
@@ -124,6 +126,30 @@ class SeriesWorkload(Workload):
             error = np.abs(point - future[..., targets]) / scale
             found.append(error.mean(axis=(1, 2))[weight > 0])
         return judged(np.concatenate(found))
+
+    def finish(self, model: Path, packed: Path | None) -> bool:
+        """Calibrates the intervals of the chosen model again: those of the original hold for its own errors only."""
+        if "calibration" not in self.record.payload:
+            return False
+        chosen, _ = load_model(model)
+        record = self._calibrated(chosen.predict_on_batch)
+        if record is None:
+            return False
+        save_model(chosen, model, record)
+        if packed is not None and (record := self._calibrated(load(packed).predict)) is not None:
+            cell = read_cell(packed)
+            header = {**cell.header, "payload": record.payload}
+            write_cell(packed, cell.program, precision=cell.precision, header=header)
+        return True
+
+    def _calibrated(self, predict: Callable[[Inputs], Any]) -> TaskRecord | None:
+        """The record with the calibration of a model; None if the validation part is too short for one."""
+        made = calibrate(dataclasses.replace(self._forecaster, predict=predict), self._split)
+        if made is None:
+            return None
+        return dataclasses.replace(
+            self.record, payload={**self.record.payload, "calibration": made[0].to_config()}
+        )
 
     def _middle(self) -> int:
         return int(np.argmin(np.abs(np.array(self._quantiles) - 0.5)))
