@@ -52,6 +52,8 @@ def with_clock(date: str, others: Sequence[str], texts: Callable[[str], list[str
         The name of both together; that of the dates if they have a time of day themselves, or if no column holds it.
     """
     known = [name for name in others if name.lower() in _CLOCK_NAMES]
+    if not known and date.lower() not in _CLOCK_NAMES:
+        return date
     clocks = [name for name in known if _all(texts(name), _CLOCK) or _all_hours(texts(name))]
     days = texts(date)
     if date.lower() in _CLOCK_NAMES and _all(days, _CLOCK):

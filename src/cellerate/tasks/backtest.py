@@ -9,6 +9,7 @@ Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,21 +40,29 @@ if TYPE_CHECKING:
 _AT_ONCE = 4096
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Fold:
-    """One origin, and what was forecast from it.
+    """One origin, and what was forecast from it, which is made when it is asked for: there may be thousands.
 
     Attributes:
         number: From 1, in the order of time.
         origin_time: The time (or the number) of the first row that is forecast, of the first series.
-        examples: One a series, with the truth.
-        figures: Those of `Backtest.figures`, of this fold alone.
     """
 
     number: int
     origin_time: Any
-    examples: tuple[Example, ...]
-    figures: Mapping[str, Any]
+    _forecasts: Callable[[], tuple[Example, ...]] = dataclasses.field(repr=False)
+    _judged: Callable[[], Mapping[str, Any]] = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """One a series, with the truth."""
+        return self._forecasts()
+
+    @functools.cached_property
+    def figures(self) -> Mapping[str, Any]:
+        """Those of `Backtest.figures`, of this fold alone."""
+        return {**self._judged(), **_held(self.examples)}
 
     @property
     def origin(self) -> Any:
@@ -264,10 +273,9 @@ def _folds(
     window, horizon = forecaster.settings.window, forecaster.settings.horizon
     past = rows_around(data, windows.origins, -window, 0)
     truth = rows_around(data, windows.origins, 0, horizon)
-    found = []
-    for number in range(int(windows.folds[-1]) + 1):
-        chosen = np.flatnonzero(windows.folds == number)
-        examples = tuple(
+
+    def examples(chosen: np.ndarray, intervals: Intervals | None) -> tuple[Example, ...]:
+        found = tuple(
             Example(
                 targets=data.target_names,
                 past_times=row_times(data, origin - window, origin),
@@ -281,10 +289,24 @@ def _folds(
             )
             for place, origin in zip(chosen.tolist(), windows.origins[chosen].tolist(), strict=True)
         )
-        intervals = around[number]
-        examples = examples if intervals is None else intervals.around(examples)
-        figures = errors.only(chosen).report(about) | _held(examples)
-        found.append(Fold(number + 1, examples[0].times[0], examples, figures))
+        return found if intervals is None else intervals.around(found)
+
+    def judged(chosen: np.ndarray) -> dict[str, Any]:
+        return errors.only(chosen).report(about)
+
+    edges = np.searchsorted(windows.folds, np.arange(int(windows.folds[-1]) + 2))
+    found = []
+    for number, (first, stop) in enumerate(itertools.pairwise(edges.tolist())):
+        chosen = np.arange(first, stop)
+        begin = int(windows.origins[first])
+        found.append(
+            Fold(
+                number + 1,
+                row_times(data, begin, begin + 1)[0],
+                functools.partial(examples, chosen, around[number]),
+                functools.partial(judged, chosen),
+            )
+        )
     return tuple(found)
 
 
