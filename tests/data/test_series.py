@@ -342,7 +342,7 @@ def test_target_that_is_no_feature_is_kept_apart(write):
         ("a,b\n1,2\n1,x\n", {"targets": ["b"]}, "column 'b' holds 'x' in data row 2"),
         ("a,b\nred,2\n", {}, "column 'a' holds 'red' in data row 1"),
         ('a,b\n"1,5,2",2\n', {}, "column 'a' holds '1,5,2' in data row 1"),
-        ("a,b\n1,\n2,NaN\n", {"missing": "drop"}, "'b' has no value in any of the 2 rows"),
+        ("a,b\n1,\n2,NaN\n", {"missing": "drop", "features": ["b"]}, "'b' has no value in any of the 2 rows"),
         ("a,b\n1,\n,2\n", {"missing": "drop"}, "every row misses a value"),
         ("a,b\n1,2\n3\n", {}, "cannot be read as CSV.*Expected 2 columns, got 1"),
         ("a,b\n1,70000\n", {"dtype": "float16"}, "data row 1: column 'b' holds 70000, too large for float16"),

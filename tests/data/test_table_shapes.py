@@ -11,6 +11,7 @@ from cellerate.data.csv_header import names_of
 from cellerate.data.joined_times import columns_of_time
 from cellerate.data.month_names import month_number
 from cellerate.data.series import SeriesData, open_series
+from cellerate.data.series_packing import pack_series
 from cellerate.data.table_options import TableOptions
 from cellerate.errors import DataError
 
@@ -100,6 +101,30 @@ def test_name_of_joined_columns_is_taken_apart() -> None:
     assert columns_of_time("Local Time", names) == ["Local Time"]
     assert columns_of_time("Date Date", names) == []
     assert columns_of_time("Date Zeit", names) == []
+
+
+def test_columns_without_any_value_are_left_out_and_said(tmp_path: Path) -> None:
+    rows = "".join(f"2024-01-{day},{day},,n/a,\n" for day in range(10, 20))
+    path, said = tmp_path / "t.csv", "left out, because they have no value in any row: 'a', 'b'"
+    for _ in range(2):  # the second time from the cache
+        data = opened(tmp_path, f"date,y,a,b,\n{rows}")
+        assert data.columns == ("y",)
+        assert said in data.notes
+        packed = pack_series(path, tmp_path / "t.series")
+        assert packed.columns == ("y",)
+        assert said in packed.notes
+    with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
+        opened(tmp_path, f"date,y,a,b,\n{rows}", features=["a"])
+    with pytest.raises(DataError, match="column 'a' has no value in any of the 10 rows"):
+        pack_series(path, tmp_path / "u.series", columns=["y", "a"])
+
+
+def test_column_of_times_of_day_beside_dates_is_known_without_names(tmp_path: Path) -> None:
+    text = "".join(f"13-Jan-2024 {hour:02}:00:00   {hour}   -999.25\n" for hour in range(20))
+    (tmp_path / "t.las").write_text(text)
+    data = open_series([tmp_path / "t.las"], targets=["2"], table=TableOptions(missing_values=["-999.25"]))
+    assert times(data) == HOURS
+    assert data.columns == ("2",)
 
 
 @pytest.mark.parametrize("empty", [";;;;\n" * 3, ";;;;\n" * 400])
@@ -234,7 +259,5 @@ def test_table_without_numbers_says_what_its_columns_hold(tmp_path: Path) -> Non
     (tmp_path / "t.csv").write_text("name;city;when\na;b;2024-01-13\nc;d;2024-01-14\n")
     with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
         open_series([tmp_path / "t.csv"], wide=True)
-    from cellerate.data.series_packing import pack_series
-
     with pytest.raises(DataError, match=r"no column of numbers.*'name' \('a' in data row 1\), 'city'"):
         pack_series(tmp_path / "t.csv", tmp_path / "t.series")

@@ -40,18 +40,21 @@ def columns_of_time(name: str, columns: Sequence[str]) -> list[str]:
     return []
 
 
-def with_clock(date: str, others: Sequence[str], texts: Callable[[str], list[str]]) -> str:
+def with_clock(
+    date: str, others: Sequence[str], texts: Callable[[str], list[str]], beside: str | None = None
+) -> str:
     """Find the column that holds the time of day of a column of dates.
 
     Args:
         date: The column of dates.
         others: Columns that may hold it.
         texts: Gives the first values of a column as texts.
+        beside: The column after the dates, if it does not hold numbers: it may hold times of day by any name.
 
     Returns:
         The name of both together; that of the dates if they have a time of day themselves, or if no column holds it.
     """
-    known = [name for name in others if name.lower() in _CLOCK_NAMES]
+    known = [name for name in others if name.lower() in _CLOCK_NAMES or name == beside]
     if not known and date.lower() not in _CLOCK_NAMES:
         return date
     clocks = [name for name in known if _all(texts(name), _CLOCK) or _all_hours(texts(name))]

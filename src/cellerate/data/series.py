@@ -23,12 +23,12 @@ from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import FirstBlock, Progress
-from cellerate.data.series_reading import Columns
+from cellerate.data.series_reading import Columns, EmptyColumnsError, without_value
 from cellerate.data.table_options import TableOptions, with_missing
 from cellerate.data.tables import NpyTable, find_tables, open_tables
 from cellerate.data.wide_table import SERIES, VALUE, WideTable
 from cellerate.errors import ConfigError, DataError
-from cellerate.files import cache_dir
+from cellerate.files import atomic_write, cache_dir
 
 __all__ = ["SeriesData", "SeriesPart", "SeriesSplit", "open_series"]
 
@@ -125,26 +125,42 @@ def open_series(
         )
         tables = [WideTable(one, found.time) for one in tables]
         first, series_column, time_column = tables[0], SERIES, found.time or ""
-    columns = choose_columns(
-        first.path,
-        first.columns,
-        first.kinds,
-        list(targets),
-        features,
-        time_column,
-        series_column,
-        FirstBlock(first),
-    )
-    read = Columns(columns.values, columns.time, columns.series, table.missing_values)
-    key = packing_key(tables, read, **reading)
-    folder = cache_dir() / "series" / key
-    with contextlib.suppress(DataError):
-        if is_packed_series(folder):
-            in_place = first.values if isinstance(first, NpyTable) else None
-            return _series_data(open_packed(folder, in_place), columns.features, targets)
-    notes = [columns.note, *first.left_out(columns.left_out)]
-    made = build_series(folder, key, tables, read, **reading, notes=notes, progress=progress)
-    return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
+
+    def opened(empty: Sequence[str]) -> SeriesData:
+        columns = choose_columns(
+            first.path,
+            first.columns,
+            first.kinds,
+            list(targets),
+            features,
+            time_column,
+            series_column,
+            FirstBlock(first),
+            empty,
+        )
+        read = Columns(columns.values, columns.time, columns.series, table.missing_values)
+        key = packing_key(tables, read, **reading)
+        folder = cache_dir() / "series" / key
+        with contextlib.suppress(DataError):
+            if is_packed_series(folder):
+                in_place = first.values if isinstance(first, NpyTable) else None
+                return _series_data(open_packed(folder, in_place), columns.features, targets)
+        known = folder.with_suffix(".empty")
+        if features is None and not empty and known.is_file():
+            return opened(json.loads(known.read_text()))
+        notes = [columns.note, *without_value(empty), *first.left_out(columns.left_out)]
+        try:
+            made = build_series(folder, key, tables, read, **reading, notes=notes, progress=progress)
+        except EmptyColumnsError as error:
+            if features is not None or set(error.columns) & set(targets):
+                raise
+            # Known by the next call without reading all rows.
+            with atomic_write(known) as beside:
+                beside.write_text(json.dumps(error.columns))
+            return opened(error.columns)
+        return dataclasses.replace(_series_data(made, columns.features, targets), cached=False)
+
+    return opened(())
 
 
 def _wide_targets(

@@ -62,6 +62,7 @@ def choose_columns(
     time_column: str | None,
     series_column: Sequence[str] | str | None,
     look: FirstRows | None = None,
+    empty: Sequence[str] = (),
 ) -> ChosenColumns:
     """Which columns of a table are read, and as what.
 
@@ -74,6 +75,7 @@ def choose_columns(
         time_column: The column of times, "" for none, None to find it.
         series_column: The columns that tell series apart.
         look: The first rows, asked where neither name nor type say what a column holds.
+        empty: Columns without any value, which are no features unless they are named.
 
     Raises:
         ConfigError: Columns contradict each other.
@@ -99,9 +101,9 @@ def choose_columns(
     of_time = columns_of_time(time_column, names) if time_column is not None else []
     if features is None:
         # A column without a name is an index that some program added.
-        others = {*of_time, *series, ""}
+        others = {*of_time, *series, "", *empty}
         features = [name for name in names if kinds[name] == "number" and name not in others]
-        left_out = [name for name in names if name not in (*features, *targets, *of_time, *series)]
+        left_out = [name for name in names if name not in (*features, *targets, *of_time, *series, *empty)]
         # Reading a target then names its first value that is no number.
         features = features or list(targets)
         if not features:
@@ -132,7 +134,9 @@ def _time_column(
         if whole is None:
             return None, note
     else:
-        whole = with_clock(found, [name for name in free if name != found], look.texts)
+        place = names.index(found) + 1
+        after = names[place] if place < len(names) and kinds[names[place]] != "number" else None
+        whole = with_clock(found, [name for name in free if name != found], look.texts, after)
     several = columns_of_time(whole, names)
     if len(several) > 1:
         return whole, f"times from the columns {', '.join(map(repr, several[:-1]))} and {several[-1]!r}"

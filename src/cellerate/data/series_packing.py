@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from cellerate.data.series_build import Storage, build_series, check_packing, packing_key
-from cellerate.data.series_columns import choose_columns
+from cellerate.data.series_columns import ChosenColumns, choose_columns
 from cellerate.data.series_layout import Gaps, Missing
 from cellerate.data.series_order import Duplicates
 from cellerate.data.series_pack import SUFFIX, PackedSeries, is_packed_series, open_packed
 from cellerate.data.series_read import FirstBlock, Progress
-from cellerate.data.series_reading import Columns
+from cellerate.data.series_reading import Columns, EmptyColumnsError, without_value
 from cellerate.data.table_options import TableOptions
 from cellerate.data.tables import find_tables, open_tables
 from cellerate.errors import ConfigError, DataError
@@ -62,23 +62,47 @@ def pack_series(
     reading: dict[str, Any] = {"missing": missing, "gaps": gaps, "dtype": dtype, "duplicates": duplicates}
     reading |= {"time_zone": time_zone, "frequency": frequency}
     check_packing(**reading)
-    table = table or TableOptions()
-    tables = open_tables(find_tables(paths), names, table)
+    tables_options = table or TableOptions()
+    tables = open_tables(find_tables(paths), names, tables_options)
     first = tables[0]
-    chosen = choose_columns(
-        first.path, first.columns, first.kinds, [], columns, time_column, series_column, FirstBlock(first)
-    )
-    read = Columns(chosen.values, chosen.time, chosen.series, table.missing_values)
-    key = packing_key(tables, read, **reading)
+
+    def choose(empty: Sequence[str]) -> tuple[ChosenColumns, Columns, str]:
+        chosen = choose_columns(
+            first.path,
+            first.columns,
+            first.kinds,
+            [],
+            columns,
+            time_column,
+            series_column,
+            FirstBlock(first),
+            empty,
+        )
+        read = Columns(chosen.values, chosen.time, chosen.series, tables_options.missing_values)
+        return chosen, read, packing_key(tables, read, **reading)
+
+    def build(empty: Sequence[str]) -> PackedSeries:
+        chosen, read, key = choose(empty)
+        notes = [chosen.note, *without_value(empty), *first.left_out(chosen.left_out)]
+        return build_series(output, key, tables, read, **reading, notes=notes, cache=False, progress=progress)
+
     if output.exists():
+        chosen, _, key = choose(())
         try:
             found = open_packed(output) if is_packed_series(output) else None
         except DataError:
             found = None
+        if found is not None and columns is None and found.fingerprint != key:
+            # Columns without any value were left out.
+            key = choose([name for name in chosen.values if name not in found.columns])[2]
         if found is None or found.fingerprint != key:
             raise ConfigError(
                 f"{output} exists and is not what would be packed. Remove it, or choose another name."
             )
         return found
-    notes = [chosen.note, *first.left_out(chosen.left_out)]
-    return build_series(output, key, tables, read, **reading, notes=notes, cache=False, progress=progress)
+    try:
+        return build(())
+    except EmptyColumnsError as error:
+        if columns is not None:
+            raise
+        return build(error.columns)

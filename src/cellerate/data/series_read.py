@@ -19,7 +19,7 @@ import numpy as np
 
 from cellerate.data.date_order import swap_day_and_month
 from cellerate.data.digits import lost_in_float32, lost_in_float64
-from cellerate.data.series_reading import Columns, Reading
+from cellerate.data.series_reading import Columns, EmptyColumnsError, Reading
 from cellerate.data.tables import Block, NpyTable, Table
 from cellerate.data.time_form import TimeForm
 from cellerate.errors import DataError
@@ -269,12 +269,9 @@ class Reader:
         done = self.done
         if not done.rows:
             raise DataError(f"{self._tables[0].path} has a header but no rows.")
-        for name, holes in zip(self._columns.values, done.holes, strict=True):
-            if holes == done.rows:
-                raise DataError(
-                    f"column {name!r} has no value in any of the {done.rows} rows; leave it out of targets "
-                    f"and features."
-                )
+        holes = zip(self._columns.values, done.holes, strict=True)
+        if empty := [name for name, count in holes if count == done.rows]:
+            raise EmptyColumnsError(empty, done.rows)
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[list[BinaryIO]]:

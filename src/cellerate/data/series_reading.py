@@ -5,6 +5,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from cellerate.errors import DataError
+
+_NAMED = 5
+
+
+class EmptyColumnsError(DataError):
+    """Columns have no value in any row.
+
+    Attributes:
+        columns: Their names.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: int) -> None:
+        self.columns = tuple(columns)
+        super().__init__(
+            f"column {columns[0]!r} has no value in any of the {rows} rows; leave it out of targets and features."
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -84,3 +102,11 @@ class Reading:
             "same; subtract a constant before"
         )
         return [self.widened] * bool(self.widened) + [large] * bool(self.too_large)
+
+
+def without_value(columns: Sequence[str]) -> list[str]:
+    """Say which columns are left out because they are empty; an empty list without any."""
+    if not columns:
+        return []
+    more = f" and {len(columns) - _NAMED} more" if len(columns) > _NAMED else ""
+    return [f"left out, because they have no value in any row: {', '.join(map(repr, columns[:_NAMED]))}{more}"]
